@@ -1,0 +1,65 @@
+"""Settings of the engine, one frozen object per owner. "auto" values are settled once, by the owner that can know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..proposers.config import SpeculativeConfig
+from .errors import ConfigError
+
+DEMO_MODEL = "foretoken-demo"
+"""Name of the embedded model; as a model path it means the folder inside the package."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network to serve and how."""
+
+    model: str = DEMO_MODEL  # a folder, a hub id, or foretoken-demo
+    served_model_name: str | None = None  # None = the model's own name
+    dtype: str = "auto"  # auto, float32, bfloat16
+    max_model_len: int | None = None  # None = what the model was made for
+    revision: str | None = None
+    executor: str = "auto"  # auto = a program where the family is lowered, else transformers; program; transformers
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    kv_cache_gb: float | None = None  # None = memory_share of free memory
+    memory_share: float = 0.3  # of memory free after the weights are loaded
+    max_kv_cache_gb: float = 4.0  # ceiling of the share: memory taken that nobody uses is taken from others
+    num_blocks: int | None = None  # exact size, for tests
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How much one step may do."""
+
+    max_num_batched_tokens: int = 2048  # the token budget
+    max_num_seqs: int = 128
+    max_draft_tokens_per_step: int = 512
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ConfigError("max_num_seqs must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
+                "every running request needs one token a step; raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything the engine needs to know."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig | None = None  # None = the default: n-gram; the embedded model's own drafter if no model is named
+    max_queued_requests: int = 1024

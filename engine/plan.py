@@ -1,0 +1,140 @@
+"""The hand-overs of one step: who runs (Grants), what runs (StepPlan), what the target said (Verdict)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..kernels.layout import ForwardOutput
+from ..proposers.base import DraftContext, Draw, DraftRow, Feedback
+from .request import Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowGrant:
+    """One row of a step: it computes known tokens num_computed : num_computed + num_scheduled and may guess `ceiling` more.
+
+    Prefill is a row with many scheduled tokens, decode a row with one.
+    """
+
+    request: Request
+    num_computed: int
+    num_scheduled: int
+    ceiling: int
+    assigned: int
+    block_table: Sequence[int]
+    num_filled: tuple[int, ...]
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row reaches its last known token and so gets a new one."""
+        return self.num_computed + self.num_scheduled == len(self.request.token_ids)
+
+
+@dataclass(frozen=True)
+class Grants:
+    """What the scheduler allows in a step. Slots for every scheduled token and every ceiling are reserved."""
+
+    rows: list[RowGrant]
+    max_ingest_tokens: int
+    block_size: int
+    speculation_off: str | None = None  # why no row may guess in this step
+
+    def draft_context(self) -> DraftContext:
+        rows = [
+            DraftRow(
+                request_id=g.request.request_id,
+                token_ids=g.request.token_ids,
+                num_prompt_tokens=g.request.num_prompt_tokens,
+                computed_after=g.num_computed + g.num_scheduled,
+                ceiling=g.ceiling,
+                assigned=g.assigned,
+                block_table=g.block_table,
+                num_filled=g.num_filled,
+                draw=Draw(g.request.params.temperature, g.request.seed, g.request.choice),
+                prediction=g.request.prediction,
+                corpus_id=g.request.cache_salt,
+            )
+            for g in self.rows
+        ]
+        return DraftContext(rows, self.max_ingest_tokens, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One row as it runs: its scheduled known tokens, then its draft. A row that does not sample has no draft.
+
+    Node numbering, used by logits and verification: node 0 is the last known token, node i + 1 is draft token i.
+    """
+
+    request: Request
+    num_computed: int
+    num_scheduled: int
+    draft_token_ids: list[int]
+    parents: list[int]  # within the draft, -1 = the last known token
+    source: list[int]
+    block_table: Sequence[int]
+    samples: bool
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_scheduled + len(self.draft_token_ids)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All rows of a step. Flat layout: row by row, scheduled tokens then draft tokens. logits nodes likewise:
+
+    row by row over the rows that sample, 1 + len(draft) nodes each.
+    """
+
+    rows: list[PlanRow]
+    block_size: int
+    draft_probs: Tensor | None = None  # [sum of draft lengths, V], p/q rules only
+    filled: Mapping[tuple[int, str], int] = field(default_factory=dict)  # as in Draft
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True)
+class RowVerdict:
+    """What the target said about one row. Rows that do not sample have no tokens."""
+
+    accepted: list[int]  # the accepted path: indices into the row's draft, root to leaf
+    token_ids: list[int]  # the accepted tokens, then one more of the target's own
+    logprobs: list[TokenLogprobs] | None = None  # one per token, if asked for
+    error: str | None = None  # the row's logits were not finite, or its parameters broke
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One verdict per row of the plan, in order."""
+
+    rows: list[RowVerdict]
+
+    def feedback(self, plan: StepPlan, target: ForwardOutput) -> Feedback:
+        """Call after the commit: it reads what the rows have become."""
+        starts = [0]
+        for row in plan.rows:
+            starts.append(starts[-1] + row.num_tokens)
+        return Feedback(
+            request_ids=[row.request.request_id for row in plan.rows],
+            num_committed=[row.request.num_computed_tokens for row in plan.rows],
+            num_drafted=[len(row.draft_token_ids) for row in plan.rows],
+            accepted=[verdict.accepted for verdict in self.rows],
+            emitted=[verdict.token_ids for verdict in self.rows],
+            finished=[row.request.finish_reason is not None for row in plan.rows],
+            hidden=target.hidden,
+            query_start_loc=starts,
+            num_scheduled=[row.num_scheduled for row in plan.rows],
+        )

@@ -1,0 +1,222 @@
+"""A request's life inside the engine: what was asked (SamplingParams), what it has become (Request), what it gives (TokenDelta)."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import InvalidRequest
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_BIASED_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The request field `speculation`. method is "auto", "off" or the name of a configured proposer."""
+
+    method: str = "auto"
+    num_speculative_tokens: int | None = None
+
+    @classmethod
+    def parse(cls, value: Speculation | Mapping[str, Any] | None) -> Speculation:
+        """Raises InvalidRequest for unknown keys and wrong types."""
+        if value is None:
+            return cls()
+        if isinstance(value, Speculation):
+            return value
+        if unknown := sorted(set(value) - {"method", "num_speculative_tokens"}):
+            raise InvalidRequest(
+                f"speculation has no key {unknown[0]!r}; it takes 'method' and 'num_speculative_tokens'",
+                f"speculation.{unknown[0]}",
+            )
+        method, num = value.get("method", "auto"), value.get("num_speculative_tokens")
+        if not isinstance(method, str):
+            raise InvalidRequest("speculation.method must be a string", "speculation.method")
+        if num is not None and (isinstance(num, bool) or not isinstance(num, int) or not 0 <= num <= 64):
+            raise InvalidRequest(
+                "speculation.num_speculative_tokens must be an integer from 0 to 64", "speculation.num_speculative_tokens"
+            )
+        return cls(method, num)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Names and defaults are vLLM's; temperature 0 is greedy.
+
+    Raises InvalidRequest, with the field's name, for values out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    max_tokens: int | None = 16  # None = up to the context's end
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    seed: int | None = None
+    logprobs: int | None = None  # None = none, 0 = the chosen token's only, k = and the k best
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    prediction: str | Sequence[int] | None = None  # Predicted Output, as text or token ids
+    speculation: Speculation | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
+        object.__setattr__(self, "stop", tuple(stops))
+        object.__setattr__(self, "speculation", Speculation.parse(self.speculation))
+        _in_range("n", self.n, 1, MAX_CHOICES)
+        _in_range("temperature", self.temperature, 0, 100)
+        _in_range("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding use temperature 0", "top_p")
+        _in_range("top_k", self.top_k, -1, 2**31 - 1)
+        _in_range("min_p", self.min_p, 0, 1)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _in_range("presence_penalty", self.presence_penalty, -2, 2)
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _in_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if len(stops) > MAX_STOPS or any(not s or len(s) > MAX_STOP_CHARS for s in stops):
+            raise InvalidRequest(
+                f"stop takes at most {MAX_STOPS} non-empty strings of at most {MAX_STOP_CHARS} characters", "stop"
+            )
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidRequest(f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
+        if any(not math.isfinite(b) or abs(b) > 100 for b in self.logit_bias.values()):
+            raise InvalidRequest("logit_bias values must be from -100 to 100", "logit_bias")
+        if len(self.bad_words) > MAX_BIASED_TOKENS:
+            raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must name at least one token", "allowed_token_ids")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def speculation_settings(self) -> Speculation:
+        """`speculation`, parsed (it is replaced on construction; this says so to the type checker)."""
+        assert isinstance(self.speculation, Speculation)
+        return self.speculation
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}", name)
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass
+class SpeculationStats:
+    """What speculation did for one request. A step is one target pass with at least one draft token for the row."""
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    histogram: list[int] = field(default_factory=list)  # histogram[j]: steps in which j drafts were accepted
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed per speculative target pass, the extra one included; 1.0 if there was none."""
+        return 1.0 + (self.num_accepted_tokens / self.num_steps if self.num_steps else 0.0)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One choice of one API request. Token ids and status are written by the committer, queue membership by the scheduler."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    arrival_time: float  # seconds, the engine's clock
+    max_tokens: int  # resolved: params.max_tokens, or what the context leaves
+    seed: int  # resolved: params.seed, or a random one
+    eos_token_ids: frozenset[int] = frozenset()
+    choice: int = 0  # index among n; part of the noise key
+    priority: int = 0  # lower goes first
+    cache_salt: str = ""
+    prediction: Sequence[int] = ()  # params.prediction as token ids
+    bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids
+    token_ids: list[int] = field(default_factory=list)  # prompt, then output
+    num_computed_tokens: int = 0  # leading tokens with committed target KV
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_preemptions: int = 0
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The target's logprob of one emitted token and of the best alternatives (raw logits, before any penalty)."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What one step added to one request. The last delta of a request carries its finish_reason."""
+
+    request_id: str
+    token_ids: list[int]
+    text: str  # "" if not detokenized or held back
+    sources: list[int]  # [len(token_ids)] index of the proposer that guessed each token, -1 = the target's own
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    error: str | None = None  # with finish_reason "error": what to tell the client
+    error_code: str | None = None
+    stats: SpeculationStats | None = None  # with a finish_reason only
+    num_cached_tokens: int = 0

@@ -1,0 +1,104 @@
+"""What crosses the border to a network: the ragged batch in, scores out, and the opaque cache beside them.
+
+Knows nothing of requests, drafts or sampling. Everything that runs a network (an executor) speaks these types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+FINAL = -1
+"""Boundary id of the hidden state after the target's final norm. Boundary id k >= 0 is the input of layer k."""
+
+MAX_TREE_TOKENS = 64
+"""Most tree tokens of one row: a row of the ancestor mask is one int64."""
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """R rows, T tokens in one flat run, padded to nothing.
+
+    Row r owns the flat tokens query_start_loc[r]:query_start_loc[r + 1]: first num_causal[r] causal tokens, then at most 64
+    tree tokens. A row's tokens occupy the last of its seq_lens[r] cache places, in order; place i of row r is slot
+    block_tables[r, i // block_size] * block_size + i % block_size. Causal tokens see every earlier place of the row and
+    themselves. Tree token i sees every committed and causal place and the tree tokens whose bits stand in tree_mask[i]
+    (its own bit included; bits may point ahead). Padding: tokens with slot -1 are computed and written nowhere, rows
+    may be empty.
+
+    Windows compare positions, never places: a token sees another only if their positions differ by less than the window.
+    Every place before the tree holds the token of that position (place == position there).
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64; of a tree token: position of the row's root + its depth
+    slot_mapping: Tensor  # [T] int64, -1 = written nowhere
+    query_start_loc: Tensor  # [R + 1] int32
+    seq_lens: Tensor  # [R] int32, places in use with this step's tokens
+    block_tables: Tensor  # [R, B] int32, unused entries are 0
+    num_causal: Tensor  # [R] int32
+    tree_mask: Tensor  # [T] int64, 0 for causal tokens
+    logits_indices: Tensor  # [N] int64, flat positions that need scores
+    full_logits: Tensor  # [M] int64, ascending indices into logits_indices whose whole logits row is wanted
+    block_size: int
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What one pass gives back."""
+
+    argmax: Tensor  # [N] int64, the best token at each of logits_indices (lowest id among equals)
+    top: Tensor  # [N] float32, its logit; NaN or infinite if the row is not finite
+    logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
+
+
+@dataclass(frozen=True)
+class KVLayerSpec:
+    """One attention layer's share of the cache."""
+
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None = None  # positions a token sees, itself included; None = all
+
+
+class KVTensors(Protocol):
+    """The cache of one network. Its memory layout belongs to its executor: only block ids and slots are shared."""
+
+    num_blocks: int
+    block_size: int
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
+        ...
+
+    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
+        ...
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
+        ...
+
+
+class Executor(Protocol):
+    """A network that runs. `KVTensors` passed to `run` must come from this executor's own `allocate`."""
+
+    kv_layers: tuple[KVLayerSpec, ...]
+    vocab_size: int  # width of the logits
+    max_model_len: int  # positions the network was made for
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVTensors: ...
+
+    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+        """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states."""
+        ...
+
+
+def kv_bytes_per_block(layers: tuple[KVLayerSpec, ...], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of block_size slots takes over all layers."""
+    return sum(s.num_kv_heads * (s.k_dim + s.v_dim) for s in layers) * block_size * dtype.itemsize

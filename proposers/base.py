@@ -1,0 +1,142 @@
+"""What a proposer is given and what it returns. Types that the engine and the proposers share live here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.layout import KVLayerSpec
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a proposer wants from the engine, declared once and never discovered."""
+
+    hidden: tuple[int, ...] = ()  # boundary ids of target hidden states (kernels/layout.py), FINAL included
+    kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
+    kv_dtype: torch.dtype = torch.float32
+    scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
+
+    @property
+    def ingests(self) -> bool:
+        """Whether this proposer reads every context token itself: those tokens count against the token budget."""
+        return bool(self.kv_layers)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a row's target samples, for drafters that sample too. temperature 0 is greedy."""
+
+    temperature: float
+    seed: int
+    choice: int  # index among the n choices of one request; part of the noise key
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One running request as a proposer sees it. Known tokens are prompt and output so far.
+
+    The next guess goes to position len(token_ids). `computed_after` known tokens have target KV once this step has run: a
+    drafter with a cache of its own may ingest token_ids[:computed_after], no more; only if computed_after == len(token_ids)
+    can it guess. Slots for len(token_ids) + ceiling places (+ scratch) are behind block_table; places past the known tokens
+    are uncommitted. The sequences are live views of the engine's own: read them during the call only.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    computed_after: int
+    ceiling: int  # most draft tokens (tree nodes) wanted; 0 = only ingest
+    assigned: int  # index in the set of the proposer to ask first; -1 = none
+    block_table: Sequence[int]
+    num_filled: tuple[int, ...]  # per proposer of the set: leading tokens whose cached blocks it had filled on admission
+    draw: Draw
+    prediction: Sequence[int] = ()  # token ids of the request's Predicted Output
+    forced: Sequence[int] = ()  # tokens that a grammar leaves no choice about
+    corpus_id: str = ""  # whose shared corpora this row may see
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """The rows of a step, and how many context tokens drafters may ingest over all of them."""
+
+    rows: Sequence[DraftRow]
+    max_ingest_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guessed tokens of R rows, T in total. Row r owns token_ids[start_loc[r]:start_loc[r + 1]].
+
+    Plain lists, not tensors: T is small and the host walks it token by token.
+    """
+
+    token_ids: list[int]  # [T]
+    start_loc: list[int]  # [R + 1]
+    parents: list[int]  # [T], parent within the row, before its child; -1 = the last known token
+    source: list[int]  # [T], index of the proposer in the set
+    confidence: list[float] | None = None  # [T] in [0, 1], the drafter's own estimate
+    probs: Tensor | None = None  # [T, V] float32 the distribution each token was drawn from (p/q rules only)
+    filled: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    """(proposer index, request_id) -> leading known tokens in that drafter's own cache. A proposer calls itself 0, in
+    `source` too; the set puts in its real index."""
+
+    @classmethod
+    def empty(cls, num_rows: int) -> Draft:
+        return cls([], [0] * (num_rows + 1), [], [])
+
+    @classmethod
+    def chains(cls, guesses: Sequence[Sequence[int]], source: int = 0) -> Draft:
+        """One chain a row: [[7, 8], [], [9]] -> token_ids [7, 8, 9], start_loc [0, 2, 2, 3], parents [-1, 0, -1]."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        start_loc = [0]
+        for guess in guesses:
+            token_ids.extend(guess)
+            parents.extend(range(-1, len(guess) - 1))
+            start_loc.append(len(token_ids))
+        return cls(token_ids, start_loc, parents, [source] * len(token_ids))
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a step did to its rows, after the commit. Plain data, so that proposers know no engine."""
+
+    request_ids: Sequence[str]  # [R]
+    num_committed: Sequence[int]  # [R] tokens with committed target KV
+    num_drafted: Sequence[int]  # [R]
+    accepted: Sequence[Sequence[int]]  # [R] accepted path: indices into the row's draft
+    emitted: Sequence[Sequence[int]]  # [R] tokens appended to the row, the extra one included
+    finished: Sequence[bool]  # [R]
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H] of the whole step
+    query_start_loc: Sequence[int] = ()  # [R + 1] rows of `hidden`
+    num_scheduled: Sequence[int] = ()  # [R] known tokens among the row's hidden states; its draft tokens follow
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of each row. A bad guess costs time, never correctness."""
+
+    name: str
+    needs: Needs
+    max_tokens: int  # most draft tokens it makes for one row
+
+    def propose(self, context: DraftContext) -> Draft:
+        """At most `ceiling` tokens a row; rows it has nothing for get none."""
+        ...
+
+    def observe(self, feedback: Feedback) -> None:
+        """After each commit; most proposers ignore it."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Finished, aborted or preempted. Unknown ids are fine."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if its own state is inconsistent."""
+        ...
