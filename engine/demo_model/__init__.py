@@ -1,0 +1,1 @@
+"""The embedded model: weights, tokenizer and card, as package data."""
