@@ -163,7 +163,7 @@ class SpeculationStats:
 class Request:
     """One choice of one API request. Token ids and status are written by the committer, queue membership by the scheduler."""
 
-    request_id: str
+    request_id: str  # one per choice
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     arrival_time: float  # seconds, the engine's clock
@@ -210,6 +210,7 @@ class TokenDelta:
     """What one step added to one request. The last delta of a request carries its finish_reason."""
 
     request_id: str
+    choice: int  # index among n
     token_ids: list[int]
     text: str  # "" if not detokenized or held back
     sources: list[int]  # [len(token_ids)] index of the proposer that guessed each token, -1 = the target's own

@@ -5,6 +5,7 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +86,19 @@ class KVTensors(Protocol):
         ...
 
 
+Chooser = Callable[[Tensor, int], Tensor]
+"""choose(logits [N, V] float32, step) -> token ids [N] int64: how a chain picks its next tokens."""
+
+
+@dataclass(frozen=True)
+class ChainOutput:
+    """N chains of at most k tokens. Entries past a chain's own count are meaningless."""
+
+    token_ids: Tensor  # [N, k] int64
+    confidence: Tensor  # [N, k] float32, softmax probability (temperature 1) of each chosen token
+    logits: Tensor | None  # [N, k, V] float32, only with a chooser
+
+
 class Executor(Protocol):
     """A network that runs. `KVTensors` passed to `run` must come from this executor's own `allocate`."""
 
@@ -96,6 +110,15 @@ class Executor(Protocol):
 
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
         """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states."""
+        ...
+
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+        """Run the batch, then feed each chain its own last token back until it has counts[n] tokens (counts [N] >= 1).
+
+        Chain n starts from logits_indices[n], which must be the last token of its row; rows without one only ingest.
+        Token j of a chain (j >= 1) is computed at the place and position behind token j - 1, in the row's own blocks;
+        the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. choose None = argmax.
+        """
         ...
 
 

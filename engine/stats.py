@@ -1,0 +1,49 @@
+"""What the engine counts, as one snapshot. The server renders it for Prometheus and the log line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ProposerStats:
+    """Totals of one proposer since the start."""
+
+    name: str
+    num_drafts: int = 0  # drafts verified (row and step)
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_failures: int = 0
+    draft_seconds: float = 0.0
+    off_reason: str | None = None  # why it was switched off for good
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Totals since the start, and gauges of the moment. Immutable: safe to hand to another thread."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # of them, found
+    # speculation, all proposers together
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    recent_draft_tokens: int = 0  # last 60 s
+    recent_accepted_tokens: int = 0
+    recent_drafts: int = 0
+    num_speculative_tokens: int = 0  # k of the latest step
+    speculation_off: str | None = None  # why the latest step did not speculate; None = it could
+    steps_with_speculation_off: dict[str, int] = field(default_factory=dict)  # reason -> steps
+    proposers: tuple[ProposerStats, ...] = ()
+    step_seconds: float = 0.0
+    target_seconds: float = 0.0  # in forward passes of the target
