@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
-from ..proposers.base import DraftContext, Draw, DraftRow, Feedback
+from ..proposers.base import DraftContext, DraftRow, Draw, Feedback
 from .request import Request, TokenLogprobs
 
 if TYPE_CHECKING:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from dataclasses import dataclass
+from typing import Literal
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
 DEFAULT_DISABLE_BY_BATCH_SIZE = 16
