@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,15 @@ class ProposerStats:
     num_failures: int = 0
     draft_seconds: float = 0.0
     off_reason: str | None = None  # why it was switched off for good
+
+
+class ProposerHealth(Protocol):
+    """What the proposer set measures of each proposer."""
+
+    name: str
+    num_failures: int
+    draft_seconds: float
+    off_reason: str | None
 
 
 @dataclass(frozen=True)
@@ -47,3 +58,18 @@ class EngineStats:
     proposers: tuple[ProposerStats, ...] = ()
     step_seconds: float = 0.0
     target_seconds: float = 0.0  # in forward passes of the target
+
+    def with_health(self, health: Mapping[str, ProposerHealth]) -> EngineStats:
+        """The same snapshot with each proposer's failures and time."""
+        return replace(
+            self,
+            proposers=tuple(
+                replace(
+                    p,
+                    num_failures=health[p.name].num_failures,
+                    draft_seconds=health[p.name].draft_seconds,
+                    off_reason=health[p.name].off_reason,
+                )
+                for p in self.proposers
+            ),
+        )

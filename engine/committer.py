@@ -1,0 +1,168 @@
+"""The only place where requests grow: accepted tokens in, stop rules applied, cache committed, deltas out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from .kv_cache import KVCache
+from .plan import PlanRow, RowVerdict, StepPlan, Verdict
+from .request import FinishReason, Request, TokenDelta
+from .scheduler import Scheduler
+
+
+class Pushed(Protocol):
+    text: str
+    num_kept: int | None
+    stop_reason: str | None
+
+
+class TextStream(Protocol):
+    """A request's text as it grows (engine/detokenizer.py)."""
+
+    def push(self, token_ids: list[int]) -> Pushed: ...
+
+    def finish(self) -> str: ...
+
+
+class Committer:
+    """Owner of every request's text stream; writer of token ids, statistics and finish reasons."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        scheduler: Scheduler,
+        move_slots: Callable[[list[int], list[int]], None],
+        open_text: Callable[[Request], TextStream | None],
+        prediction_index: int = -1,
+    ) -> None:
+        self._kv = kv
+        self._scheduler = scheduler
+        self._move_slots = move_slots
+        self._open_text = open_text
+        self._prediction_index = prediction_index
+        self._texts: dict[str, TextStream | None] = {}
+        self.generation_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+
+    def commit(self, plan: StepPlan, verdict: Verdict) -> list[TokenDelta]:
+        """Apply the verdict to every row. Accepted tree paths become contiguous; rejected places are given back."""
+        self._compact_trees(plan, verdict)
+        deltas: list[TokenDelta] = []
+        for row, said in zip(plan.rows, verdict.rows, strict=True):
+            if said.error is not None:
+                deltas.append(self.fail(row.request, said.error, "numerical_error"))
+            elif not row.samples:
+                self._advance(row.request, row.num_computed + row.num_scheduled)
+            else:
+                deltas.append(self._grow(row, said))
+        for (proposer, request_id), num_tokens in plan.filled.items():
+            if request_id in self._kv.tables:
+                self._kv.mark_filled(request_id, proposer, num_tokens)
+        return deltas
+
+    def fail(self, request: Request, message: str, code: str) -> TokenDelta:
+        """End a request with an error of ours."""
+        self._close(request, "error")
+        return TokenDelta(
+            request.request_id, request.choice, [], "", [], finish_reason="error", error=message, error_code=code, stats=request.stats
+        )
+
+    def abort(self, request: Request) -> TokenDelta:
+        """End a request because its client wants no more."""
+        self._close(request, "abort")
+        return TokenDelta(
+            request.request_id, request.choice, [], "", [], finish_reason="abort", stats=request.stats,
+            num_cached_tokens=request.num_cached_tokens,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise if a text stream outlived its request."""
+        assert set(self._texts) <= set(self._scheduler.requests), "a finished request still has a text stream"
+
+    def _compact_trees(self, plan: StepPlan, verdict: Verdict) -> None:
+        """Move each accepted path to the places right behind the row's known tokens, for all rows in one call."""
+        size, src, dst = plan.block_size, [], []
+        for row, said in zip(plan.rows, verdict.rows, strict=True):
+            if said.error is not None:
+                continue
+            first = row.num_computed + row.num_scheduled
+            for depth, node in enumerate(said.accepted):
+                if node != depth:
+                    for places, place in ((src, first + node), (dst, first + depth)):
+                        places.append(row.block_table[place // size] * size + place % size)
+        if src:
+            self._move_slots(src, dst)
+
+    def _grow(self, row: PlanRow, said: RowVerdict) -> TokenDelta:
+        request, first_token = row.request, row.request.num_output_tokens == 0
+        if first_token:
+            self.prompt_tokens += request.num_prompt_tokens
+            self.cached_prompt_tokens += request.num_cached_tokens
+        tokens, reason, stop_reason = self._cut(request, said.token_ids)
+        text, tokens, reason, stop_reason = self._write(request, tokens, reason, stop_reason)
+        request.token_ids.extend(tokens)
+        self.generation_tokens += len(tokens)
+        num_accepted = min(len(said.accepted), len(tokens))
+        self._advance(request, row.num_computed + row.num_scheduled + num_accepted)
+        if row.draft_token_ids:
+            self._count(row, said)
+        sources = [row.source[node] for node in said.accepted[:num_accepted]]
+        sources.extend([-1] * (len(tokens) - num_accepted))
+        logprobs = said.logprobs[: len(tokens)] if said.logprobs is not None else None
+        if reason is None:
+            return TokenDelta(request.request_id, request.choice, tokens, text, sources, logprobs)
+        self._close(request, reason)
+        return TokenDelta(
+            request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
+            stats=request.stats, num_cached_tokens=request.num_cached_tokens,
+        )  # fmt: skip
+
+    def _cut(self, request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
+        """Tokens up to the first that ends the request, that one included."""
+        params, room = request.params, request.max_tokens - request.num_output_tokens
+        eos = frozenset() if params.ignore_eos else request.eos_token_ids
+        for index, token in enumerate(token_ids):
+            if token in eos:
+                return token_ids[: index + 1], "stop", None
+            if token in params.stop_token_ids:
+                return token_ids[: index + 1], "stop", token
+            if index + 1 >= room:
+                return token_ids[: index + 1], "length", None
+        return token_ids, None, None
+
+    def _write(
+        self, request: Request, tokens: list[int], reason: FinishReason | None, stop_reason: int | str | None
+    ) -> tuple[str, list[int], FinishReason | None, int | str | None]:
+        """Turn tokens into text; a stop string inside them cuts further."""
+        if request.request_id not in self._texts:
+            self._texts[request.request_id] = self._open_text(request)
+        stream = self._texts[request.request_id]
+        if stream is None:
+            return "", tokens, reason, stop_reason
+        hidden = 1 if reason == "stop" and not request.params.include_stop_str_in_output else 0  # the stop token has no text
+        pushed = stream.push(tokens[: len(tokens) - hidden])
+        if pushed.num_kept is not None:
+            return pushed.text, tokens[: pushed.num_kept], "stop", pushed.stop_reason
+        return pushed.text + (stream.finish() if reason else ""), tokens, reason, stop_reason
+
+    def _advance(self, request: Request, num_tokens: int) -> None:
+        request.num_computed_tokens = num_tokens
+        self._kv.commit(request.request_id, request.token_ids, num_tokens)
+
+    def _count(self, row: PlanRow, said: RowVerdict) -> None:
+        stats, drafted, accepted = row.request.stats, len(row.draft_token_ids), len(said.accepted)
+        stats.num_steps += 1
+        stats.num_draft_tokens += drafted
+        stats.num_accepted_tokens += accepted
+        stats.histogram.extend([0] * (accepted + 1 - len(stats.histogram)))
+        stats.histogram[accepted] += 1
+        if row.source[0] == self._prediction_index:
+            stats.accepted_prediction_tokens += accepted
+            stats.rejected_prediction_tokens += drafted - accepted
+
+    def _close(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        self._texts.pop(request.request_id, None)
+        self._scheduler.finish(request)

@@ -1,0 +1,148 @@
+"""The engine as a state machine: requests in, one step at a time, token deltas out. No asyncio, no clock, no globals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..kernels.layout import ForwardOutput
+from ..proposers.base import Draft
+from ..proposers.proposer_set import ProposerSet
+from .committer import Committer
+from .controller import Controller
+from .plan import Grants, StepPlan, Verdict
+from .request import Request, TokenDelta
+from .runner import Runner
+from .sampler import Sampler
+from .scheduler import Scheduler
+from .stats import EngineStats
+from .verifier import Verifier
+
+
+class EngineCore:
+    """One step is schedule -> propose -> settle -> forward -> verify -> commit -> observe."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        proposers: ProposerSet,
+        runner: Runner,
+        verifier: Verifier,
+        sampler: Sampler,
+        committer: Committer,
+        controller: Controller,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.scheduler = scheduler
+        self.proposers = proposers
+        self.runner = runner
+        self.verifier = verifier
+        self.sampler = sampler
+        self.committer = committer
+        self.controller = controller
+        self.num_steps = 0
+        self.step_seconds = 0.0
+        self.target_seconds = 0.0
+        self._stopwatch = stopwatch  # measures durations for the statistics; no decision depends on it
+        self._now = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request now; None if it is unknown or has ended already."""
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return None
+        delta = self.committer.abort(request)
+        self._forget(request_id)
+        return delta
+
+    def step(self, now: float) -> list[TokenDelta]:
+        """Advance every scheduled row. now: seconds, any monotonic clock. Never raises for one request's fault."""
+        started = self._stopwatch()
+        self._now = now
+        grants = self.scheduler.schedule(now)
+        deltas: list[TokenDelta] = []
+        if grants.rows:
+            draft = self.proposers.propose(grants.draft_context())
+            deltas = self._run(grants, draft)
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self._forget(delta.request_id)
+        self.num_steps += 1
+        self.step_seconds += self._stopwatch() - started
+        return deltas
+
+    def stats(self) -> EngineStats:
+        kv, committer = self.scheduler.kv, self.committer
+        health = {p.name: p for p in self.proposers.stats()}
+        stats = self.controller.fill(
+            EngineStats(
+                num_running=len(self.scheduler.running),
+                num_waiting=self.scheduler.num_waiting,
+                kv_blocks_total=kv.pool.num_blocks,
+                kv_blocks_used=kv.pool.num_blocks - kv.pool.num_free,
+                num_steps=self.num_steps,
+                num_preemptions=self.scheduler.num_preemptions,
+                prompt_tokens=committer.prompt_tokens,
+                cached_prompt_tokens=committer.cached_prompt_tokens,
+                generation_tokens=committer.generation_tokens,
+                prefix_cache_queries=kv.num_queried_tokens,
+                prefix_cache_hits=kv.num_hit_tokens,
+                step_seconds=self.step_seconds,
+                target_seconds=self.target_seconds,
+            ),
+            self._now,
+        )
+        return stats.with_health(health)
+
+    def check(self) -> None:
+        """Raise AssertionError if any owner's state is inconsistent."""
+        self.scheduler.kv.check()
+        self.scheduler.check()
+        self.committer.check()
+        self.controller.check()
+        self.proposers.check()
+        if not self.has_work:
+            assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks, "blocks are held while nothing runs"
+
+    def _run(self, grants: Grants, draft: Draft) -> list[TokenDelta]:
+        """The rest of the step. If the target or the verifier raises, the rows are tried again in halves, without a draft.
+
+        Nothing but the cache's uncommitted places was written before the commit, so a second try is safe; in the end only
+        the row that breaks the step is failed.
+        """
+        plan = self.scheduler.settle(grants, draft)
+        try:
+            started = self._stopwatch()
+            target = self.runner.forward(plan)
+            self.target_seconds += self._stopwatch() - started
+            verdict = self.verifier.verify(plan, target)
+        except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+            return self._bisect(grants, error)
+        return self._commit(plan, verdict, target)
+
+    def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
+        deltas = self.committer.commit(plan, verdict)
+        self.controller.observe(plan, verdict, self._now)
+        self.proposers.observe(verdict.feedback(plan, target))
+        return deltas
+
+    def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:
+        rows = grants.rows
+        if len(rows) == 1:
+            return [self.committer.fail(rows[0].request, f"the engine could not compute this request ({type(error).__name__})", "engine_error")]
+        deltas: list[TokenDelta] = []
+        for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+            part = Grants(half, 0, grants.block_size, grants.speculation_off)
+            deltas.extend(self._run(part, Draft.empty(len(half))))
+        return deltas
+
+    def _forget(self, request_id: str) -> None:
+        self.proposers.forget(request_id)
+        self.sampler.forget(request_id)

@@ -1,0 +1,213 @@
+"""The paged cache's bookkeeping: blocks, who holds them, which hold a known prefix. No tensor is touched here.
+
+A request's table maps places to blocks. Places up to `num_committed` are part of the sequence; those behind are
+*uncommitted*: written by forward passes, worthless after a rejection, never hashed and never shared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """What a cached block holds: its tokens are compared on a hit, so a digest alone proves nothing."""
+
+    digest: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    filled: int = 0  # bit i: drafter i has filled its own layers of this block
+
+
+class BlockPool:
+    """Blocks, their reference counts, and the prefixes that free and used ones still hold."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        # Free blocks in the order they are taken: those without a prefix first, then the least recently used.
+        self.free_blocks: OrderedDict[int, None] = OrderedDict((b, None) for b in range(num_blocks))
+        self.prefixes: dict[int, _Prefix] = {}
+        self.by_digest: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_blocks)
+
+    def take(self) -> int:
+        """A free block, its old prefix evicted. The caller has checked num_free."""
+        block, _ = self.free_blocks.popitem(last=False)
+        if (old := self.prefixes.pop(block, None)) is not None:
+            del self.by_digest[old.digest]
+        self.ref_counts[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        if self.ref_counts[block] == 0:
+            del self.free_blocks[block]
+        self.ref_counts[block] += 1
+
+    def release(self, block: int) -> None:
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self.free_blocks[block] = None
+            if block not in self.prefixes:
+                self.free_blocks.move_to_end(block, last=False)
+
+    def find(self, digest: bytes, parent: bytes, tokens: tuple[int, ...]) -> int | None:
+        """The block that holds exactly this prefix."""
+        block = self.by_digest.get(digest)
+        if block is None:
+            return None
+        known = self.prefixes[block]
+        return block if known.parent == parent and known.tokens == tokens else None
+
+    def remember(self, block: int, prefix: _Prefix) -> None:
+        """Register a full committed block; if the same prefix is known already, this copy stays anonymous."""
+        if prefix.digest not in self.by_digest:
+            self.by_digest[prefix.digest] = block
+            self.prefixes[block] = prefix
+
+
+@dataclass(slots=True)
+class _Table:
+    root: bytes  # digest that stands for "no tokens yet": model and salt
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    digests: list[bytes] = field(default_factory=list)  # of the full committed blocks
+    num_committed: int = 0
+
+
+class KVCache:
+    """Block tables of all requests. `reserve`, `commit`, `roll_back` and `free` are the only ways to change one."""
+
+    def __init__(self, num_blocks: int, block_size: int, model: str = "", prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.tables: dict[str, _Table] = {}
+        self.prefix_caching = prefix_caching
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._model = model.encode()
+
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
+        """Open a table on the longest cached prefix; how many tokens it covers (at most len - 1: one must be computed)."""
+        assert request_id not in self.tables, f"{request_id} has a table already"
+        root = hashlib.sha256(b"%d:%s:%s" % (len(self._model), self._model, salt.encode())).digest()
+        table = self.tables[request_id] = _Table(root)
+        if not self.prefix_caching:
+            return 0
+        size, parent = self.block_size, root
+        for start in range(0, (len(token_ids) - 1) // size * size, size):
+            tokens = tuple(token_ids[start : start + size])
+            digest = _digest(parent, tokens)
+            block = self.pool.find(digest, parent, tokens)
+            if block is None:
+                break
+            self.pool.share(block)
+            table.blocks.append(block)
+            table.digests.append(digest)
+            parent = digest
+        table.num_committed = len(table.blocks) * size
+        self.num_queried_tokens += len(token_ids)
+        self.num_hit_tokens += table.num_committed
+        return table.num_committed
+
+    def num_filled(self, request_id: str, drafter: int) -> int:
+        """Leading tokens whose cached blocks this drafter has filled too."""
+        table = self.tables[request_id]
+        count = 0
+        for block in table.blocks[: len(table.digests)]:
+            prefix = self.pool.prefixes.get(block)
+            if prefix is None or not prefix.filled >> drafter & 1:
+                break
+            count += 1
+        return count * self.block_size
+
+    def mark_filled(self, request_id: str, drafter: int, num_tokens: int) -> None:
+        """Drafter's own layers hold the first num_tokens committed tokens."""
+        table = self.tables[request_id]
+        # Backwards, and no further than the first block already marked: constant cost a step.
+        for index in range(min(num_tokens // self.block_size, len(table.digests)) - 1, -1, -1):
+            prefix = self.pool.prefixes.get(table.blocks[index])
+            if prefix is None:
+                continue
+            if prefix.filled >> drafter & 1:
+                break
+            prefix.filled |= 1 << drafter
+
+    def block_table(self, request_id: str) -> array[int]:
+        """Live view: block of each run of block_size places."""
+        return self.tables[request_id].blocks
+
+    def blocks_for(self, num_places: int) -> int:
+        return -(-num_places // self.block_size)
+
+    def reserve(self, request_id: str, num_places: int) -> bool:
+        """Make the table hold num_places, from free blocks only. False, and nothing changed, if there are too few."""
+        blocks = self.tables[request_id].blocks
+        missing = -(-num_places // self.block_size) - len(blocks)
+        if missing > len(self.pool.free_blocks):
+            return False
+        for _ in range(missing):
+            blocks.append(self.pool.take())
+        return True
+
+    def reserve_up_to(self, request_id: str, num_places: int) -> int:
+        """As many of num_places as the free blocks allow; how many places the table holds now, num_places at most."""
+        blocks = self.tables[request_id].blocks
+        missing = -(-num_places // self.block_size) - len(blocks)
+        for _ in range(min(missing, len(self.pool.free_blocks))):
+            blocks.append(self.pool.take())
+        return min(len(blocks) * self.block_size, num_places)
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
+        """The first num_tokens of the sequence are computed and final; everything behind is rolled back."""
+        table = self.tables[request_id]
+        assert table.num_committed <= num_tokens <= len(table.blocks) * self.block_size, "commit outside reserved places"
+        table.num_committed = num_tokens
+        if self.prefix_caching:
+            size = self.block_size
+            for index in range(len(table.digests), num_tokens // size):
+                parent = table.digests[-1] if table.digests else table.root
+                tokens = tuple(token_ids[index * size : (index + 1) * size])
+                digest = _digest(parent, tokens)
+                table.digests.append(digest)
+                self.pool.remember(table.blocks[index], _Prefix(digest, parent, tokens))
+        self.roll_back(request_id)
+
+    def roll_back(self, request_id: str, keep: int = 0) -> None:
+        """Give back every block behind the committed places (and behind `keep` places, if that is more)."""
+        table = self.tables[request_id]
+        needed = -(-max(table.num_committed, keep) // self.block_size)
+        while len(table.blocks) > needed:
+            self.pool.release(table.blocks.pop())
+
+    def free(self, request_id: str) -> None:
+        """Close the table. Blocks with a prefix stay findable until they are taken; the tail goes first."""
+        for block in reversed(self.tables.pop(request_id).blocks):
+            self.pool.release(block)
+
+    def check(self) -> None:
+        """Raise if a block is lost, shared by mistake, both free and in use, or remembered under a wrong name."""
+        pool = self.pool
+        used = Counter(b for table in self.tables.values() for b in table.blocks)
+        assert used == Counter({b: n for b, n in enumerate(pool.ref_counts) if n}), "reference counts drifted from block tables"
+        assert set(used).isdisjoint(pool.free_blocks), "a block is both free and in use"
+        assert len(used) + len(pool.free_blocks) == pool.num_blocks, "a block is lost"
+        assert {p.digest: b for b, p in pool.prefixes.items()} == pool.by_digest, "prefix index drifted"
+        for prefix in pool.prefixes.values():
+            assert prefix.digest == _digest(prefix.parent, prefix.tokens), "a prefix stands under a wrong digest"
+        for request_id, table in self.tables.items():
+            full = table.num_committed // self.block_size
+            assert len(table.blocks) * self.block_size >= table.num_committed, f"{request_id}: committed places without a block"
+            assert not self.prefix_caching or len(table.digests) == full, f"{request_id}: hashes differ from committed blocks"
+            for block in table.blocks[full:]:
+                assert pool.ref_counts[block] == 1 and block not in pool.prefixes, f"{request_id}: an uncommitted block is shared"
+
+
+def _digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+    return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()

@@ -1,0 +1,277 @@
+"""Who runs in a step, with how many tokens and how many guesses. Owns the queues; asks the cache for places.
+
+First come, first served inside a priority. The token budget is spent in this order: one token for every decoding row, then
+the share kept for drafts, then prompt chunks. Guesses take free blocks only and never push anyone out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from ..proposers.base import Draft
+from .config import SchedulerConfig
+from .controller import Controller
+from .kv_cache import KVCache
+from .plan import Grants, PlanRow, RowGrant, StepPlan
+from .request import Request, Status
+
+MAX_TREE_TOKENS = 64
+
+
+class Scheduler:
+    """Continuous batching under a token budget. `schedule` grants, `settle` fixes what runs."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCache,
+        controller: Controller,
+        vocab_size: int,
+        max_model_len: int,
+        num_ingesting: int = 0,
+        scratch_slots: int = 0,
+        on_preempt: Callable[[str], None] = lambda request_id: None,
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.controller = controller
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.num_ingesting = num_ingesting  # drafters that read every context token themselves
+        self.scratch_slots = scratch_slots
+        self.running: list[Request] = []  # oldest first
+        self.requests: dict[str, Request] = {}
+        self.num_preemptions = 0
+        self._waiting: list[tuple[int, float, int, Request]] = []  # heap by (priority, arrival, order of adding)
+        self._order: dict[str, int] = {}
+        self._counter = count()
+        self._on_preempt = on_preempt
+        self._num_filled: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Next first."""
+        return [entry[3] for entry in sorted(self._waiting, key=lambda e: e[:3])]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._waiting)
+
+    def add(self, request: Request) -> None:
+        assert request.request_id not in self.requests, f"{request.request_id} is known already"
+        self.requests[request.request_id] = request
+        self._order[request.request_id] = next(self._counter)
+        self._enqueue(request)
+
+    def finish(self, request: Request) -> None:
+        """Finished or aborted: gone from the queues, its blocks free."""
+        del self.requests[request.request_id]
+        del self._order[request.request_id]
+        self._num_filled.pop(request.request_id, None)
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self.kv.free(request.request_id)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[3] is not request]
+            heapq.heapify(self._waiting)
+        request.status = Status.FINISHED
+
+    def schedule(self, now: float) -> Grants:
+        """Rows of the next step. Every granted token and every ceiling has its place in the cache."""
+        config, controller = self.config, self.controller
+        # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
+        room = config.max_num_seqs - len(self.running)
+        limits = controller.limits(len(self.running) + min(len(self._waiting), room))
+
+        # 2. Split the budget: decoding rows, drafts, prompts. A prompt token costs one more for each drafter that reads it.
+        num_decoding = sum(len(r.token_ids) - r.num_computed_tokens == 1 for r in self.running)
+        prompt_cost = 1 if limits.off else 1 + self.num_ingesting
+        left = config.max_num_batched_tokens - num_decoding
+        draft_share = 0 if limits.off else min(config.max_draft_tokens_per_step, num_decoding * limits.max_tokens, left // 2)
+        prompt_budget = (left - draft_share) // prompt_cost
+
+        # 3. Running rows, oldest first; whoever finds no block pushes out the newest.
+        scheduled: dict[str, int] = {}
+        num_running = len(self.running)
+        for request in list(self.running):
+            if request.status is not Status.RUNNING:
+                continue  # pushed out a moment ago
+            remaining = len(request.token_ids) - request.num_computed_tokens
+            num_new = 1 if remaining == 1 else min(remaining, prompt_budget)
+            if num_new and self._reserve(request, request.num_computed_tokens + num_new):
+                scheduled[request.request_id] = num_new
+                prompt_budget -= num_new if remaining > 1 else 0
+
+        # 4. Newcomers, while there is budget and their whole known text would fit; none into a cache that just overflowed.
+        overflowed = len(self.running) < num_running
+        while not overflowed and self._waiting and len(self.running) < config.max_num_seqs and prompt_budget > 0:
+            request = self._waiting[0][3]
+            if not self._admit(request):
+                break
+            heapq.heappop(self._waiting)
+            num_new = min(len(request.token_ids) - request.num_computed_tokens, prompt_budget)
+            reserved = self.kv.reserve(request.request_id, request.num_computed_tokens + num_new)
+            assert reserved, "admission promised places that are not there"
+            scheduled[request.request_id] = num_new
+            prompt_budget -= num_new
+
+        # 5. Ceilings, from what is left.
+        limits = controller.limits(len(self.running))
+        controller.decide(limits)
+        num_scheduled = sum(scheduled.values())
+        draft_left = 0
+        if limits.off is None:
+            draft_left = min(config.max_draft_tokens_per_step, config.max_num_batched_tokens - num_scheduled)
+        rows = self._grant(scheduled, limits.max_tokens, draft_left)
+        num_drafts = sum(row.ceiling for row in rows)
+        ingest = 0
+        if limits.off is None and self.num_ingesting:
+            ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
+        return Grants(rows, ingest, self.kv.block_size, limits.off)
+
+    def settle(self, grants: Grants, draft: Draft) -> StepPlan:
+        """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
+        rows: list[PlanRow] = []
+        kept: list[int] = []  # flat draft indices that stay, for draft.probs
+        start_loc = draft.start_loc
+        for index, grant in enumerate(grants.rows):
+            start = start_loc[index]
+            size = min(start_loc[index + 1] - start, grant.ceiling, MAX_TREE_TOKENS)
+            if size > 0:
+                size = self._valid(draft, start, size)
+            end = start + max(size, 0)
+            request = grant.request
+            rows.append(
+                PlanRow(
+                    request,
+                    grant.num_computed,
+                    grant.num_scheduled,
+                    draft.token_ids[start:end],
+                    draft.parents[start:end],
+                    draft.source[start:end],
+                    grant.block_table,
+                    grant.samples,
+                )
+            )
+            if draft.probs is not None:
+                kept.extend(range(start, end))
+            if grant.ceiling > size:
+                self.kv.roll_back(request.request_id, keep=grant.num_computed + grant.num_scheduled + end - start)
+        return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled)
+
+    def check(self) -> None:
+        """Raise if a request stands in two queues or in none, or a table belongs to nobody."""
+        waiting = [entry[3] for entry in self._waiting]
+        for request in self.running:
+            assert request.status is Status.RUNNING, f"{request.request_id} runs but is {request.status}"
+        for request in waiting:
+            assert request.status is Status.WAITING, f"{request.request_id} waits but is {request.status}"
+            assert request.num_computed_tokens == 0, f"{request.request_id} waits with computed tokens"
+        ids = sorted(r.request_id for r in [*self.running, *waiting])
+        assert ids == sorted(self.requests), "a request is lost or queued twice"
+        assert {r.request_id for r in self.running} == set(self.kv.tables), "tables and running requests differ"
+        assert len(self.running) <= self.config.max_num_seqs, "more rows than max_num_seqs"
+        keys = [self._key(r) for r in self.running]
+        assert keys == sorted(keys), "running rows are not oldest first"
+
+    def _key(self, request: Request) -> tuple[int, float, int]:
+        return request.priority, request.arrival_time, self._order[request.request_id]
+
+    def _enqueue(self, request: Request) -> None:
+        request.status = Status.WAITING
+        heapq.heappush(self._waiting, (*self._key(request), request))
+
+    def _admit(self, request: Request) -> bool:
+        """Open a table for the request if all its known tokens fit into free blocks now; else leave it waiting."""
+        kv, request_id = self.kv, request.request_id
+        if kv.blocks_for(len(request.token_ids)) > kv.pool.num_free and not kv.prefix_caching:
+            return False
+        queried, hit = kv.num_queried_tokens, kv.num_hit_tokens
+        cached = kv.admit(request_id, request.token_ids, request.cache_salt)
+        if kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) > kv.pool.num_free:
+            kv.free(request_id)
+            kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # asked again on the next try
+            return False
+        request.num_computed_tokens = cached
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = cached
+        self._num_filled[request_id] = tuple(kv.num_filled(request_id, i) for i in range(len(self.controller.proposers)))
+        request.status = Status.RUNNING
+        # A request of higher priority can be admitted behind newer ones: keep the list oldest first.
+        self.running.append(request)
+        if len(self.running) > 1 and self._key(self.running[-2]) > self._key(request):
+            self.running.sort(key=self._key)
+        return True
+
+    def _reserve(self, request: Request, num_places: int) -> bool:
+        """Places for the row, pushing out the newest rows if need be. False if the row itself was the newest."""
+        while not self.kv.reserve(request.request_id, num_places):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take back all its blocks; it computes everything anew when its turn comes, with the same result."""
+        self.running.remove(request)
+        self.kv.free(request.request_id)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._on_preempt(request.request_id)
+        self._enqueue(request)
+
+    def _grant(self, scheduled: dict[str, int], max_tokens: int, draft_left: int) -> list[RowGrant]:
+        kv = self.kv
+        rows: list[RowGrant] = []
+        rows_left = len(scheduled)
+        for request in self.running:
+            num_new = scheduled.get(request.request_id)
+            if num_new is None:
+                continue
+            known = len(request.token_ids)
+            assigned, ceiling = self.controller.assign(request)
+            if request.num_computed_tokens + num_new < known or ceiling == 0:
+                ceiling = 0
+            else:
+                # k guesses yield up to k + 1 tokens: no more than the request may still have. An even share of the budget.
+                ceiling = min(
+                    ceiling,
+                    max_tokens,
+                    request.max_tokens - request.num_output_tokens - 1,
+                    self.max_model_len - known - 1,
+                    -(-draft_left // rows_left),
+                )
+                if ceiling > 0:
+                    places = kv.reserve_up_to(request.request_id, known + ceiling + self.scratch_slots)
+                    ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
+                else:
+                    ceiling = 0
+            draft_left -= ceiling
+            rows_left -= 1
+            rows.append(
+                RowGrant(
+                    request,
+                    request.num_computed_tokens,
+                    num_new,
+                    ceiling,
+                    assigned,
+                    kv.block_table(request.request_id),
+                    self._num_filled[request.request_id],
+                )
+            )
+        return rows
+
+    def _valid(self, draft: Draft, start: int, size: int) -> int:
+        """How many leading nodes of a row's draft are real tokens with a parent before them."""
+        for i in range(size):
+            if not 0 <= draft.token_ids[start + i] < self.vocab_size or not -1 <= draft.parents[start + i] < i:
+                return i
+        return size
