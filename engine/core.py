@@ -136,7 +136,8 @@ class EngineCore:
     def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:
         rows = grants.rows
         if len(rows) == 1:
-            return [self.committer.fail(rows[0].request, f"the engine could not compute this request ({type(error).__name__})", "engine_error")]
+            message = f"the engine could not compute this request ({type(error).__name__})"
+            return [self.committer.fail(rows[0].request, message, "engine_error")]
         deltas: list[TokenDelta] = []
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
             part = Grants(half, 0, grants.block_size, grants.speculation_off)

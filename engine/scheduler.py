@@ -90,11 +90,13 @@ class Scheduler:
         limits = controller.limits(len(self.running) + min(len(self._waiting), room))
 
         # 2. Split the budget: decoding rows, drafts, prompts. A prompt token costs one more for each drafter that reads it.
-        num_decoding = sum(len(r.token_ids) - r.num_computed_tokens == 1 for r in self.running)
-        prompt_cost = 1 if limits.off else 1 + self.num_ingesting
-        left = config.max_num_batched_tokens - num_decoding
-        draft_share = 0 if limits.off else min(config.max_draft_tokens_per_step, num_decoding * limits.max_tokens, left // 2)
-        prompt_budget = (left - draft_share) // prompt_cost
+        decoding = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens == 1]
+        left = config.max_num_batched_tokens - len(decoding)
+        draft_share = 0
+        if limits.off is None:
+            wanted = sum(self._wish(r, limits.max_tokens)[1] for r in decoding)
+            draft_share = min(config.max_draft_tokens_per_step, wanted, left // 2)
+        prompt_budget = (left - draft_share) // (1 if limits.off else 1 + self.num_ingesting)
 
         # 3. Running rows, oldest first; whoever finds no block pushes out the newest.
         scheduled: dict[str, int] = {}
@@ -228,43 +230,41 @@ class Scheduler:
         self._on_preempt(request.request_id)
         self._enqueue(request)
 
+    def _wish(self, request: Request, max_tokens: int) -> tuple[int, int]:
+        """(proposer to ask first, draft tokens worth having): k guesses yield up to k + 1 tokens, no more than may still come."""
+        assigned, ceiling = self.controller.assign(request)
+        known = len(request.token_ids)
+        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - known) - 1
+        return assigned, max(0, min(ceiling, max_tokens, room))
+
     def _grant(self, scheduled: dict[str, int], max_tokens: int, draft_left: int) -> list[RowGrant]:
+        """Rows with their ceilings: an even share of the draft budget each, as far as free blocks go."""
         kv = self.kv
+        requests = [r for r in self.running if r.request_id in scheduled]
+        wishes = [
+            self._wish(r, max_tokens) if r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else (-1, 0)
+            for r in requests
+        ]
+        num_guessing = sum(ceiling > 0 for _, ceiling in wishes)
         rows: list[RowGrant] = []
-        rows_left = len(scheduled)
-        for request in self.running:
-            num_new = scheduled.get(request.request_id)
-            if num_new is None:
-                continue
-            known = len(request.token_ids)
-            assigned, ceiling = self.controller.assign(request)
-            if request.num_computed_tokens + num_new < known or ceiling == 0:
-                ceiling = 0
-            else:
-                # k guesses yield up to k + 1 tokens: no more than the request may still have. An even share of the budget.
-                ceiling = min(
-                    ceiling,
-                    max_tokens,
-                    request.max_tokens - request.num_output_tokens - 1,
-                    self.max_model_len - known - 1,
-                    -(-draft_left // rows_left),
-                )
-                if ceiling > 0:
-                    places = kv.reserve_up_to(request.request_id, known + ceiling + self.scratch_slots)
-                    ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
-                else:
-                    ceiling = 0
-            draft_left -= ceiling
-            rows_left -= 1
+        for request, (assigned, ceiling) in zip(requests, wishes, strict=True):
+            request_id = request.request_id
+            if ceiling > 0:
+                ceiling = min(ceiling, -(-draft_left // num_guessing))
+                num_guessing -= 1
+                known = len(request.token_ids)
+                places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots) if ceiling else known
+                ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
+                draft_left -= ceiling
             rows.append(
                 RowGrant(
                     request,
                     request.num_computed_tokens,
-                    num_new,
+                    scheduled[request_id],
                     ceiling,
                     assigned,
-                    kv.block_table(request.request_id),
-                    self._num_filled[request.request_id],
+                    kv.block_table(request_id),
+                    self._num_filled[request_id],
                 )
             )
         return rows

@@ -1,0 +1,1 @@
+"""Recipes that train the models Foretoken ships. Nothing that serves requests imports this package."""

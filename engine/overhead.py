@@ -1,0 +1,136 @@
+"""`foretoken bench overhead`: what a step costs besides the forward pass, measured with a network that answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from ..kernels.attention import TorchKV
+from ..kernels.chain import run_chain_by_steps
+from ..kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from ..proposers.config import NgramConfig, SpeculativeConfig
+from ..proposers.ngram import NgramProposer
+from ..proposers.proposer_set import ProposerSet
+from .committer import Committer
+from .config import SchedulerConfig
+from .controller import Controller, ProposerInfo
+from .core import EngineCore
+from .kv_cache import KVCache
+from .request import Request, SamplingParams
+from .runner import Runner
+from .sampler import Sampler
+from .scheduler import Scheduler
+from .verifier import Verifier
+
+PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right
+
+
+class InstantModel:
+    """An executor that computes nothing: the next token follows from the position. Its own time is not counted."""
+
+    kv_layers = (KVLayerSpec(1, 1, 1),)
+    max_model_len = 1 << 20
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.seconds = 0.0
+        self._logits = torch.randn(1024, vocab_size)
+
+    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+        return TorchKV(self.kv_layers, num_blocks, block_size, torch.float32)
+
+    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+        started = time.perf_counter()
+        argmax = (batch.positions[batch.logits_indices] + 1) % PERIOD
+        logits = None
+        if len(batch.full_logits):
+            logits = self._logits[: len(batch.full_logits)].clone()
+            logits[torch.arange(len(logits)), argmax[batch.full_logits]] = 30.0
+        output = ForwardOutput(argmax, torch.ones(len(argmax)), logits)
+        self.seconds += time.perf_counter() - started
+        return output
+
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: torch.Tensor, choose: Chooser | None = None) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, choose)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Milliseconds a step around the forward pass."""
+
+    case: str
+    rows: int
+    tokens_per_step: float  # committed, a row
+    median_ms: float
+    p95_ms: float
+
+
+def measure(case: str, num_rows: int, num_draft_tokens: int, params: SamplingParams, steps: int = 300, vocab_size: int = 8192) -> Overhead:
+    """Run num_rows endless requests and time the steps after the prompts."""
+    model = InstantModel(vocab_size)
+    proposers = [NgramProposer(NgramConfig(num_draft_tokens, 4, 2))] if num_draft_tokens else []
+    block_size = 16
+    length = 64 + (num_draft_tokens + 1) * (steps + 20)
+    kv = KVCache(num_rows * (length // block_size + 2), block_size)
+    proposer_set = ProposerSet(list(proposers))
+    controller = Controller(
+        SpeculativeConfig(disable_by_batch_size=num_rows, off=not proposers), tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
+    )
+    sampler = Sampler()
+    runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), sampler.full_logits_wanted)
+    scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, vocab_size, model.max_model_len)
+    committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
+    core = EngineCore(scheduler, proposer_set, runner, Verifier("match", sampler), sampler, committer, controller)
+    for i in range(num_rows):
+        core.add_request(Request(f"r{i}", [p % PERIOD for p in range(48)], params, 0.0, max_tokens=length, seed=i))
+    for _ in range(15):
+        core.step(0.0)
+    times: list[float] = []
+    tokens = core.committer.generation_tokens
+    for _ in range(steps):
+        model.seconds = 0.0
+        started = time.perf_counter()
+        core.step(0.0)
+        times.append(time.perf_counter() - started - model.seconds)
+    tokens = core.committer.generation_tokens - tokens
+    times.sort()
+    return Overhead(
+        case, num_rows, round(tokens / steps / num_rows, 2), round(times[steps // 2] * 1e3, 3), round(times[int(steps * 0.95)] * 1e3, 3)
+    )
+
+
+CASES: tuple[tuple[str, int, int, SamplingParams], ...] = (
+    ("greedy, no draft", 1, 0, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)),
+    ("greedy, n-gram k=5", 1, 5, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)),
+    ("sampled, n-gram k=5", 1, 5, SamplingParams(temperature=1, max_tokens=None, ignore_eos=True)),
+    ("sampled with penalties, n-gram k=5", 1, 5, SamplingParams(presence_penalty=0.5, max_tokens=None, ignore_eos=True)),
+    ("greedy, no draft", 128, 0, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)),
+    ("greedy, n-gram k=5", 128, 5, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)),
+    ("sampled, no draft", 128, 0, SamplingParams(temperature=1, max_tokens=None, ignore_eos=True)),
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="foretoken bench overhead",
+        description="Measure what the engine costs around the forward pass, with a network that answers at once.",
+        epilog="example: foretoken bench overhead --steps 500 --json overhead.json",
+    )
+    parser.add_argument("--steps", type=int, default=300, help="steps to time in each case (default 300)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    results: list[Overhead] = []
+    print(f"{'case':38} {'rows':>5} {'tokens/row':>11} {'median ms':>10} {'p95 ms':>8}")
+    for case, rows, k, params in CASES:
+        result = measure(case, rows, k, params, args.steps)
+        results.append(result)
+        print(f"{result.case:38} {result.rows:5} {result.tokens_per_step:11} {result.median_ms:10.3f} {result.p95_ms:8.3f}", flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump([asdict(r) for r in results], file, indent=1)

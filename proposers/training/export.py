@@ -1,0 +1,100 @@
+"""Write a trained target and draft as folders that transformers loads, with a model card measured on what is written."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from .evaluate import evaluate, spread
+from .mixture import PackedData
+from .model_card import TrainingFacts, model_card
+
+QUESTIONS = (
+    "Hello!",
+    "What is the capital of France?",
+    "How do I use tar?",
+    "Write a Python program for bubble sort.",
+    "Tom has 3 boxes with 4 apples each. He eats 2 apples. How many apples are left?",
+)
+
+
+def export(
+    models: tuple[LlamaForCausalLM, LlamaForCausalLM], data: PackedData, facts: TrainingFacts, work: Path, out: Path
+) -> None:
+    """Write target/, draft/, README.md and loss.png under `out`. The models are left as they are.
+
+    Everything is first written and measured under `work`; then each file replaces the old one in a single step, so
+    a server that starts meanwhile loads whole files.
+    """
+    staging = work / "export"
+    shutil.rmtree(staging, ignore_errors=True)
+    written = []
+    for model, name in zip(models, ("target", "draft"), strict=True):
+        write_model(model, data.tokenizer, staging / name)
+        written.append(LlamaForCausalLM.from_pretrained(staging / name, dtype=torch.float32))
+    target, draft = written
+    quality = evaluate(target, draft, data.held_out, spread(data.prompts, 32))
+    samples = list(answers(target, data.tokenizer, QUESTIONS))
+    (staging / "README.md").write_text(model_card(facts, quality, samples), encoding="utf-8")
+    plot_losses(work / "log.csv", staging / "loss.png")
+    for path in sorted(path for path in staging.rglob("*") if path.is_file()):
+        _replace(path, out / path.relative_to(staging))
+
+
+def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """A folder with bfloat16 weights, configuration, tokenizer and chat template."""
+    half = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    half.load_state_dict(model.state_dict())
+    half.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    half.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@torch.inference_mode()
+def answers(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], new_tokens: int = 64
+) -> Iterator[tuple[str, str]]:
+    """Greedy answers through the chat template."""
+    for question in questions:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+        prompt = torch.tensor([tokenizer(str(text), add_special_tokens=False)["input_ids"]])
+        output = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new_tokens)
+        assert isinstance(output, Tensor)
+        yield question, str(tokenizer.decode(output[0, prompt.shape[1]:], skip_special_tokens=True))
+
+
+def plot_losses(table: Path, image: Path) -> None:
+    """Training losses over tokens as a small PNG; nothing if matplotlib is not installed or nothing was logged."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    if not table.exists():
+        return
+    with table.open() as lines:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+    axes = (figure := Figure(figsize=(7, 3.5))).subplots()
+    for name in ("target_loss", "draft_loss"):
+        axes.plot([row["tokens"] / 1e6 for row in rows], [row[name] for row in rows], label=name.replace("_", " "), lw=0.8)
+    axes.set(xlabel="million tokens", ylabel="cross-entropy, nats per token")
+    axes.legend()
+    figure.savefig(image, dpi=90, bbox_inches="tight")
+
+
+def _replace(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    partial = destination.with_name(destination.name + ".partial")
+    shutil.copyfile(source, partial)
+    os.replace(partial, destination)

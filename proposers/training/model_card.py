@@ -1,0 +1,113 @@
+"""The README.md beside the exported models: what they are, what they were made from, how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from .evaluate import Quality
+
+# file of the corpus | repository | commit | licence; the texts keep their authors' licences
+SOURCE_TABLE = """\
+| corpus file | source repository | commit | licence |
+|---|---|---|---|
+| books/children, books/general | mlschmitt/classic-books-markdown | 9448822 | public domain |
+| chat/chatterbot | gunthercox/chatterbot-corpus | a01efec | BSD-3-Clause |
+| chat/gsm8k-train | openai/grade-school-math | 3101c7d | MIT |
+| chat/oasst-octopack | bigcode-project/octopack, dataset/oasst | e17a8f6 | MIT; OpenAssistant text Apache-2.0 |
+| chat/synthetic-persona-chat | google-research-datasets/Synthetic-Persona-Chat | 1f367a0 | CC-BY-4.0 |
+| chat/taskmaster4-tools | google-research-datasets/Taskmaster, TM-4-2024/data | d92cb6a | CC-BY-4.0 |
+| code/exercism-python | exercism/python | 9eb657d | MIT |
+| code/geekcomputers-python | geekcomputers/Python | bfd7138 | MIT |
+| code/keon-algorithms | keon/algorithms | a1bf1f3 | MIT |
+| code/python-stdlib | CPython 3.11 standard library | - | PSF-2.0 |
+| code/thealgorithms-python | TheAlgorithms/Python | f5988cc | MIT |
+| docs/python-peps | python/peps | ba4deeb | public domain / CC0-1.0 |
+| docs/react-docs | reactjs/react.dev, src/content | 12d692d | CC-BY-4.0 |
+| docs/rust-book | rust-lang/book | 9175444 | MIT OR Apache-2.0 |
+| docs/rust-rfcs | rust-lang/rfcs | 354518a | MIT OR Apache-2.0 |
+| docs/tldr-en | tldr-pages/tldr, pages/ | 08e345f | CC-BY-4.0 |
+| json/corpora | dariusk/corpora | cf30ca2 | CC0-1.0 |
+| json/factbook | factbook/factbook.json | 8662a8b | public domain |
+| (introductions) | written for this project, proposers/training/conversations.py | - | this repository's |"""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What the card says about the run."""
+
+    tokens: int
+    hours: float                     # wall clock, in training steps
+    machine: str
+    final: bool                      # False: an early export of an unfinished run
+    parameters: tuple[int, int]      # target, draft
+    group_shares: Mapping[str, float]    # share of all tokens seen, by group
+    peak_lr: tuple[float, float]     # target, draft
+    distillation: float
+
+
+def model_card(facts: TrainingFacts, quality: Quality, samples: Sequence[tuple[str, str]]) -> str:
+    """Markdown. `samples` are questions with the target's greedy answers, shown as they came."""
+    state = "" if facts.final else "\n> This is an **early export** of a run that was still training.\n"
+    shares = ", ".join(f"{group} {share:.0%}" for group, share in facts.group_shares.items())
+    shown = "\n\n".join(f"**{question}**\n\n```text\n{answer}\n```" for question, answer in samples)
+    accepted = ", ".join(f"{value:.2f} at k={k}" for k, value in quality.accepted_length.items())
+    return f"""\
+# foretoken-demo: a target and its draft
+{state}
+A very small language model (`target/`, {facts.parameters[0] / 1e6:.1f}M parameters) and a smaller one that guesses ahead
+for it (`draft/`, {facts.parameters[1] / 1e6:.1f}M parameters), so that speculative decoding can be tried and tested on any
+machine, without a download. **It is a demonstration**: it writes English sentences, short programs, JSON and tool calls
+that look right and are often wrong. Do not rely on anything it says, and do not use it for anything but trying the server.
+
+Both are Llama models in bfloat16 with tied embeddings, one byte-level BPE vocabulary of 8,192 tokens, ChatML markers, and
+positions up to 2,048. Each folder loads by itself with transformers:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = (kind.from_pretrained("engine/demo_model/target") for kind in (AutoModelForCausalLM, AutoTokenizer))
+```
+
+## Training
+
+From scratch on {facts.tokens / 1e6:.1f} million tokens, in {facts.hours:.1f} hours on {facts.machine}, both models together in one
+loop: the target learns the text, the draft {facts.distillation:.0%} of what the target says about it and
+{1 - facts.distillation:.0%} of the text. AdamW, peak learning rates {facts.peak_lr[0]:g} and {facts.peak_lr[1]:g}, warm-up, stable, then a
+linear cool-down over the last fifth with sequences of 1,024 and 2,048 tokens (512 before). Tokens seen: {shares}.
+The recipe is `proposers/training/`; the training text is not part of this repository:
+
+```sh
+python -m foretoken.proposers.training.demo_family --data CORPORA --work WORK --out engine/demo_model
+```
+
+## Held-out results
+
+0.5 % of the records were never trained on. Loss in nats per token; agreement is how often both models find the same
+token most likely.
+
+{_results(quality)}
+
+Mean accepted length of the draft (tokens committed per target pass, the target's own included), greedy, on answers to
+held-out chat prompts: {accepted}.
+
+## Samples
+
+Greedy, at most 64 tokens, as they came.
+
+{shown}
+
+## Training text
+
+The texts keep their authors' licences.
+
+{SOURCE_TABLE}
+"""
+
+
+def _results(quality: Quality) -> str:
+    lines = ["| text | target loss | target perplexity | draft loss | draft perplexity | agreement |", "|---|---|---|---|---|---|"]
+    for group, target in quality.target_loss.items():
+        draft, same = quality.draft_loss[group], quality.agreement[group]
+        lines.append(f"| {group} | {target:.3f} | {exp(target):.1f} | {draft:.3f} | {exp(draft):.1f} | {same:.0%} |")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""The door: every HTTP exchange gets a label, and only callers with a key and a body of bounded size and time come in.
+
+Two plain ASGI layers around the app, so that they hold for every route, known or not. They know nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, internal_error
+
+logger = logging.getLogger("foretoken.server")
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+BODY_DEADLINE_S = 30.0
+CLIENT_GONE = 499
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Labelled:
+    """Outermost: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500."""
+
+    def __init__(self, app: ASGIApp, on_response: Callable[[Scope, int], None]) -> None:
+        self._app = app
+        self._on_response = on_response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        label = given if _LABEL.fullmatch(given) else str(uuid.uuid4())
+        status = 0
+
+        async def labelled_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = label
+            await send(message)
+
+        try:
+            await self._app(scope, receive, labelled_send)
+        except ApiError as error:
+            if not status:
+                await error.response()(scope, receive, labelled_send)
+        except Exception:
+            logger.exception("request %s failed", label)
+            if not status:
+                await internal_error(label).response()(scope, receive, labelled_send)
+        finally:
+            self._on_response(scope, status or CLIENT_GONE)
+
+
+class Gate:
+    """Lets in who has a key (everyone if there are none), and bounds the body's size and arrival time.
+
+    Default deny: paths outside OPEN_PATHS need the key whether they exist or not. Only scope["path"] counts; it cannot be
+    bent through the Host header.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            scope.setdefault("state", {})["tenant"] = self._tenant(scope["path"], headers)
+            self._check_declared_length(headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _tenant(self, path: str, headers: Headers) -> str:
+        """Whose cache the request may share: with several keys each key has its own. Raises ApiError."""
+        if not self._digests or path in OPEN_PATHS:
+            return ""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        # Every digest is compared, so that the time says nothing about which key came close.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "Missing or wrong API key; send it as 'Authorization: Bearer KEY'.",
+                type="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return digest.hex()[:16] if len(self._digests) > 1 else ""
+
+    def _check_declared_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            raise self._too_large()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Chunked bodies declare no length, and a slow sender holds a connection: both are counted as they come."""
+        received, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + BODY_DEADLINE_S
+
+        async def bounded_receive() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                message = f"the request body did not arrive within {BODY_DEADLINE_S:g} s"
+                raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if received > self._max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return bounded_receive
+
+    def _too_large(self) -> ApiError:
+        message = f"the request body is larger than {self._max_body_bytes:,} bytes"
+        return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})

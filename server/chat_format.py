@@ -1,0 +1,117 @@
+"""Text and messages to token ids: the tokenizer, and the model's own chat template.
+
+The template always comes from the model's folder and runs in transformers' sandbox; a request can neither bring one nor
+override an argument of the rendering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from .errors import ApiError
+from .schemas import Message
+
+TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "add_vision_id"})
+MAX_KWARG_CHARS = 256
+OFF_LOOP_CHARS = 8_000
+"""Longer texts are rendered and tokenized in a thread: about 2 ms of work, what a stream's chunk may wait."""
+
+
+class ChatFormat:
+    """Renders and tokenizes for one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        # No token spells more characters than this, so a text this many times the context cannot fit it.
+        longest_token = max((len(token) for token in tokenizer.get_vocab()), default=1)
+        self._max_chars = longest_token * max_model_len
+        self._max_model_len = max_model_len
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises ApiError for a text that cannot fit the context whatever its tokens are."""
+        self._check_length(len(text))
+        if len(text) <= OFF_LOOP_CHARS:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt's token ids. By default the prompt ends where the assistant begins to speak. Raises ApiError."""
+        continues = bool(continue_final_message)
+        generates = not continues if add_generation_prompt is None else add_generation_prompt
+        if continues and generates:
+            raise ApiError(400, "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message")
+        if continues and messages[-1].role != "assistant":
+            raise ApiError(400, "continue_final_message needs a last message of the assistant", param="continue_final_message")
+        turns = [{"role": _template_role(message.role), "content": _joined(message.content)} for message in messages]
+        kwargs = _checked_kwargs(template_kwargs or {})
+        chars = sum(len(turn["content"]) for turn in turns)
+        self._check_length(chars)
+
+        def work() -> list[int]:
+            return self._encode(self._render(turns, generates, continues, kwargs), add_special_tokens=False)
+
+        return work() if chars <= OFF_LOOP_CHARS else await asyncio.to_thread(work)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _check_length(self, chars: int) -> None:
+        if chars > self._max_chars:
+            raise ApiError(
+                400,
+                f"the prompt has {chars:,} characters; the limit is {self._max_model_len:,} tokens",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def _render(self, turns: list[dict[str, str]], generates: bool, continues: bool, kwargs: Mapping[str, Any]) -> str:
+        if not self._tokenizer.chat_template:
+            raise ApiError(
+                400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **kwargs
+            )
+        except TemplateError as error:
+            # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
+            reason = str(error) if type(error) is TemplateError else "it cannot render them"
+            raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from error
+        except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+            raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error
+        return str(text)
+
+
+def _template_role(role: str) -> str:
+    # Few templates know OpenAI's newer name of the system role.
+    return "system" if role == "developer" else role
+
+
+def _joined(content: str | list[str] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(content)
+
+
+def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in kwargs.items():
+        if name not in TEMPLATE_KWARGS or (isinstance(value, str) and len(value) > MAX_KWARG_CHARS):
+            known = ", ".join(sorted(TEMPLATE_KWARGS))
+            message = f"chat_template_kwargs takes short values of {known}, not {name[:40]!r}"
+            raise ApiError(400, message, param="chat_template_kwargs")
+    return dict(kwargs)

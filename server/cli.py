@@ -1,0 +1,112 @@
+"""The `foretoken` command. Owns the commands' names and the exit statuses; imports each command's module when it is called."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .. import __version__
+
+HELP = """\
+usage: foretoken COMMAND ...
+
+An OpenAI-compatible inference server built around exact speculative decoding.
+
+commands:
+  serve [MODEL] [flags]   serve a model; without one, the small embedded model
+  chat [flags]            talk to a running server in the terminal
+  bench overhead          measure what the engine adds to the model's own time
+  version                 print the version
+
+`foretoken COMMAND --help` shows the flags and examples of a command.
+
+examples:
+  foretoken serve
+  foretoken serve ./my-model --speculative-config '{"method": "draft_model", "model": "./my-draft", "num_speculative_tokens": 3}'
+  foretoken chat --url http://127.0.0.1:8000
+"""
+BENCH_HELP = """\
+usage: foretoken bench overhead [flags]
+
+examples:
+  foretoken bench overhead
+  foretoken bench overhead --help
+"""
+COMMANDS = ("serve", "chat", "bench", "version", "help")
+
+# Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
+USAGE, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 69, 70, 78, 130
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    sys.exit(status)
+
+
+def _run(words: list[str]) -> int:
+    match words:
+        case ["serve", *flags]:
+            return serve(flags)
+        case ["chat", *flags]:
+            from .terminal_chat import chat
+
+            return chat(flags)
+        case ["bench", "overhead", *flags]:
+            from ..engine.overhead import main as overhead
+
+            overhead(flags)
+            return 0
+        case ["bench", *rest]:
+            print(BENCH_HELP, end="")
+            return 0 if rest in (["-h"], ["--help"]) else USAGE
+        case ["version" | "--version" | "-V"]:
+            print(f"foretoken {__version__}")
+            return 0
+        case [] | ["help" | "-h" | "--help"]:
+            print(HELP, end="")
+            return 0
+        case _:
+            command = words[0]
+            near = difflib.get_close_matches(command, COMMANDS, n=1)
+            return _fail(f"unknown command {command!r}{f': did you mean {near[0]}?' if near else '; see foretoken --help'}", USAGE)
+
+
+def serve(flags: Sequence[str]) -> int:
+    """`foretoken serve`: read the settings, take the port, and only then load what is slow."""
+    from ..engine.errors import ForetokenError
+    from .config import ServerConfig
+    from .listener import ListenError, listen
+
+    log_level = "info"
+    try:
+        config = ServerConfig.from_cli(flags)
+        log_level = config.log_level
+        with listen(config.host, config.port) as listener:
+            from .launch import serve as run
+
+            return run(config, listener)
+    except ListenError as error:
+        return _fail(str(error), UNAVAILABLE)
+    except ForetokenError as error:
+        return _fail(str(error), CONFIG)
+    except Exception as error:
+        if log_level == "debug":
+            raise
+        return _fail(f"{type(error).__name__}: {error} (--log-level debug shows where)", SOFTWARE)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"foretoken: error: {' '.join(message.split())}", file=sys.stderr)
+    return status

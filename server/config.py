@@ -1,0 +1,227 @@
+"""Settings of the server, one frozen object, and how flags, a file and the environment become one.
+
+The only place that reads environment variables. Each setting is taken from the first source that has it: command line,
+`--config` file, `FORETOKEN_*` environment, the default of its dataclass field.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ..engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from ..engine.errors import ConfigError
+from ..proposers.config import (
+    DraftModelConfig,
+    EagleConfig,
+    SpeculativeConfig,
+    SpeculativeConfigError,
+    parse_speculative_config,
+    read_speculative_config,
+)
+from .options import read_options
+
+LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+"""Pages that may call when no origins are configured: those served from this machine."""
+
+T = TypeVar("T")
+
+
+class Environment(BaseSettings):
+    """The variables that are read: `FORETOKEN_` and a flag's name. They hold what one would write after the flag."""
+
+    model_config = SettingsConfigDict(env_prefix="FORETOKEN_", extra="ignore")
+
+    allowed_origins: str | None = None
+    api_key: str | None = None
+    config: str | None = None
+    drain_timeout: str | None = None
+    dtype: str | None = None
+    host: str | None = None
+    kv_cache_gb: str | None = None
+    log_level: str | None = None
+    max_model_len: str | None = None
+    model: str | None = None
+    port: str | None = None
+    served_model_name: str | None = None
+    speculative_config: str | None = None
+
+    def flags(self) -> dict[str, str]:
+        """{"api-key": "..."} for every variable that is set and not empty."""
+        return {name.replace("_", "-"): value for name, value in self.model_dump().items() if value}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Everything `foretoken serve` needs to know. `engine` goes to the engine as it is."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 = any free one
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # any of them opens; none = no authentication
+    insecure_no_auth: bool = False  # no key although the host is reachable from outside
+    served_model_names: tuple[str, ...] = ()  # all names of the model in the API; empty = its own
+    allowed_origins: tuple[str, ...] = ()  # exact origins, or "*"; empty = LOCAL_ORIGINS
+    max_body_bytes: int = 4 * 2**20
+    drain_timeout_s: float = 30.0  # for requests in flight after SIGTERM
+    log_level: str = "info"
+
+    @property
+    def max_queued_requests(self) -> int:
+        return self.engine.max_queued_requests
+
+    @property
+    def allowed_origin_regex(self) -> str | None:
+        return None if self.allowed_origins else LOCAL_ORIGINS
+
+    @classmethod
+    def from_cli(cls, argv: Sequence[str]) -> ServerConfig:
+        """Read the words after `foretoken serve`, the file they name and the environment; print warnings on stderr.
+
+        Raises ConfigError for settings that cannot work together. Mistakes of form end the process with status 2.
+        """
+        options = read_options(argv, Environment().flags())
+        config = cls.from_options(options.values)
+        speculative = config.engine.speculative
+        for warning in (*options.warnings, *_unapplied(options.values), *(speculative.warnings if speculative else ())):
+            print(f"foretoken: warning: {warning}", file=sys.stderr)
+        return config
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
+        """`options` maps flag names with underscores to parsed values. Raises ConfigError."""
+        values = dict(options)
+        _require_one_device(values)
+        _translate(values)
+        engine = EngineConfig(
+            model=_fill(ModelConfig, values),
+            cache=_fill(CacheConfig, values),
+            scheduler=_fill(SchedulerConfig, values),
+            speculative=speculation(values),
+            **{name: values[name] for name in ("max_queued_requests",) if name in values},
+        )
+        return cls(engine=engine, **_named(cls, values))
+
+
+def speculation(values: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """The drafter that the flags ask for; None if no flag speaks of one. Raises ConfigError."""
+    if values.get("spec_decoding_acceptance_method") == "typical_acceptance_sampler":
+        raise ConfigError(
+            "--spec-decoding-acceptance-method typical_acceptance_sampler is lossy: it changes what the model says; leave the flag away"
+        )
+    old = old_style_speculation(values)
+    if "speculative_config" not in values:
+        return _speculative(lambda: parse_speculative_config(old)) if old else None
+    if old:
+        raise ConfigError("--speculative-config holds all settings of speculation: move the other --spec... flags into it")
+    return _speculative(lambda: read_speculative_config(values["speculative_config"]))
+
+
+def old_style_speculation(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags from before `--speculative-config`, as an entry of it; empty if there are none.
+
+    {"speculative_model": "[ngram]", "num_speculative_tokens": 5} -> {"method": "ngram", "num_speculative_tokens": 5,
+    "prompt_lookup_min": 1, "prompt_lookup_max": 4}. Without a model they mean prompt lookup.
+    """
+    renamed = {
+        "spec_method": "method",
+        "speculative_model": "model",
+        "num_speculative_tokens": "num_speculative_tokens",
+        "ngram_prompt_lookup_min": "prompt_lookup_min",
+        "ngram_prompt_lookup_max": "prompt_lookup_max",
+        "speculative_max_model_len": "max_model_len",
+        "speculative_disable_by_batch_size": "disable_by_batch_size",
+        "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+        "speculative_model_quantization": "quantization",
+    }
+    entry = {key: values[flag] for flag, key in renamed.items() if flag in values}
+    if entry.get("model") in ("[ngram]", "ngram"):
+        entry["method"] = "ngram"
+        del entry["model"]
+    if entry and entry.keys().isdisjoint({"method", "model"}):
+        entry["method"] = "ngram"
+    if entry.get("method") == "ngram":
+        shortest = entry.setdefault("prompt_lookup_min", 1)
+        entry.setdefault("prompt_lookup_max", max(4, shortest))
+    elif not entry.keys().isdisjoint({"prompt_lookup_min", "prompt_lookup_max"}):
+        raise ConfigError("--ngram-prompt-lookup-min and -max belong to --speculative-model '[ngram]'")
+    return entry
+
+
+def _speculative(read: Callable[[], SpeculativeConfig]) -> SpeculativeConfig:
+    try:
+        config = read()
+    except SpeculativeConfigError as error:
+        raise ConfigError(f"speculative config: {error}") from error
+    for proposer in config.proposers:
+        match proposer:
+            case DraftModelConfig(draft_tensor_parallel_size=ranks) | EagleConfig(draft_tensor_parallel_size=ranks) if ranks > 1:
+                raise ConfigError(_one_device("draft_tensor_parallel_size", ranks))
+            case _:
+                pass
+    return config
+
+
+def _translate(values: dict[str, Any]) -> None:
+    """Put values of vLLM's spelling into the words of our config types."""
+    if names := values.pop("served_model_name", None):
+        values["served_model_names"] = tuple(names)
+        values["served_model_name"] = names[0]
+    if keys := values.pop("api_keys", None):
+        values["api_keys"] = tuple(keys)
+    if "gpu_memory_utilization" in values:
+        values["memory_share"] = values["gpu_memory_utilization"]
+    if "kv_cache_memory_bytes" in values:
+        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 1e9)
+    if "num_gpu_blocks_override" in values:
+        values["num_blocks"] = values["num_gpu_blocks_override"]
+    match values.get("dtype"):
+        case "float":
+            values["dtype"] = "float32"
+        case "half" | "float16":
+            values["dtype"] = "auto"
+
+
+def _unapplied(values: Mapping[str, Any]) -> list[str]:
+    """Values of our own flags that are understood and cannot be followed."""
+    warnings: list[str] = []
+    if values.get("dtype") in ("half", "float16"):
+        warnings.append(f"--dtype {values['dtype']} is not served; auto is used")
+    if values.get("quantization") not in (None, "None", "none"):
+        warnings.append(f"--quantization {values['quantization']} is not applied; weights run in --dtype")
+    return warnings
+
+
+def _require_one_device(values: Mapping[str, Any]) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if values.get(name, 1) > 1:
+            raise ConfigError(_one_device("--" + name.replace("_", "-"), values[name]))
+
+
+def _one_device(setting: str, wanted: int) -> str:
+    return f"{setting} {wanted} is not available: a server uses one device; found here: {devices_found()}"
+
+
+def devices_found() -> str:
+    """"1 CPU (8 cores)" or "2 GPUs (NVIDIA H200, NVIDIA H200)"."""
+    import torch  # only to say what is there, on the way out
+
+    count = torch.cuda.device_count()
+    if not count:
+        return f"1 CPU ({os.cpu_count()} cores)"
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    return f"{count} GPU{'s' if count > 1 else ''} ({names})"
+
+
+def _named(config: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: values[f.name] for f in fields(config) if f.name in values}
+
+
+def _fill(config: type[T], values: Mapping[str, Any]) -> T:
+    """Defaults stand in the dataclasses only: what nobody gave is not passed."""
+    return config(**_named(config, values))

@@ -1,0 +1,170 @@
+"""From settings to a running server and, on a signal, to its end: load, announce, serve, drain.
+
+Owns the order of these acts and the process's signals. Knows no endpoint and no tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import logging.config
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from .. import __version__
+from ..engine.config import DEMO_MODEL
+from ..engine.errors import ModelLoadError
+from .config import ServerConfig
+from .listener import reachable_from_outside, url
+from .logs import log_config
+
+if TYPE_CHECKING:
+    from ..engine.async_engine import AsyncEngine
+    from ..engine.boot import Engine
+
+logger = logging.getLogger("foretoken.server")
+
+MAX_HEADER_BYTES = 64 * 2**10
+KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
+CLOSING_S = 5  # for responses to leave after the last token
+ABORTED = 130  # exit status after a second signal
+
+
+def serve(config: ServerConfig, listener: socket.socket) -> int:
+    """Load the model, answer on `listener` until a signal, and return the exit status.
+
+    Raises ConfigError (ModelLoadError) before anything is answered.
+    """
+    logging.config.dictConfig(log_config(config.log_level))
+    config, made_key = with_key(config, reachable_from_outside(listener))
+    require_model_folder(config.engine.model.model)
+    progress = Progress()
+    progress("loading PyTorch")
+    from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
+    from ..engine.boot import boot
+    from .app import create_app
+
+    engine = boot(config.engine, progress)
+    driver = AsyncEngine(engine)
+
+    def announce() -> None:
+        progress("ready")
+        print("\n".join(banner(config, engine, url(listener), made_key)), file=sys.stderr, flush=True)
+
+    web = uvicorn.Config(
+        create_app(driver, config),
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+    server = Server(web, driver, config.drain_timeout_s, announce)
+    asyncio.run(server.serve(sockets=[listener]))
+    return ABORTED if server.force_exit else 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn that lets requests finish: the first signal drains the engine while answers go on, a second one aborts."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, drain_timeout_s: float, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_timeout_s = drain_timeout_s
+        self._announce = announce
+        self._draining: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The signal handler: it may interrupt anything, so it only tells the loop."""
+        self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(sig).name)
+
+    def _on_signal(self, name: str) -> None:
+        if self._draining is None:
+            logger.info("%s: finishing requests in flight, at most %g s; a second signal aborts them", name, self._drain_timeout_s)
+            self._draining = self._loop.create_task(self._drain())
+        else:
+            logger.info("%s: aborting", name)
+            self._draining.cancel()
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        self._engine.begin_drain()
+        await self._engine.drain(self._drain_timeout_s)
+        self.should_exit = True
+
+
+class Progress:
+    """Lines on stderr while loading, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, message: str) -> None:
+        print(f"foretoken: [{time.monotonic() - self._start:5.1f} s] {message}", file=sys.stderr, flush=True)
+
+
+def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]:
+    """The settings with a fresh API key if strangers could reach a server without one, and whether one was made."""
+    if config.api_keys or config.insecure_no_auth or not reachable:
+        return config, False
+    return dataclasses.replace(config, api_keys=(secrets.token_urlsafe(24),)), True
+
+
+def require_model_folder(model: str) -> None:
+    """Say at once what a loader would find out seconds later. Hub ids pass. Raises ModelLoadError."""
+    path = Path(model).expanduser()
+    if model == DEMO_MODEL:
+        return
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(f"model folder {model} has no config.json: name the folder that holds config.json and *.safetensors")
+        if not any(path.glob("*.safetensors")):
+            raise ModelLoadError(f"model folder {model} has no *.safetensors file: weights are read from safetensors only")
+    elif path.exists():
+        raise ModelLoadError(f"model {model} is a file: name the folder that holds config.json and *.safetensors")
+    elif model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ModelLoadError(f"model folder {model} does not exist")
+
+
+def banner(config: ServerConfig, engine: Engine, base_url: str, made_key: bool) -> list[str]:
+    """What runs, where, and how to try it."""
+    name = engine.model.name
+    key = config.api_keys[0] if config.api_keys else None
+    auth = f"-H 'Authorization: Bearer {key if made_key else '$FORETOKEN_API_KEY'}' " if key else ""
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
+    sdk_key = repr(key if made_key else "...") if key else "'none'"
+    lines = [f"Foretoken {__version__}", *(f"  {line}" for line in engine.banner), f"  listening  {base_url}"]
+    if made_key:
+        lines.append(f"  api key    {key}  (made now, because this address is reachable from outside; --api-key sets your own)")
+    elif key is None and config.insecure_no_auth:
+        lines.append("  api key    none: everyone who reaches this address may use it (--insecure-no-auth)")
+    return [
+        *lines,
+        f"  try        curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d '{body}'",
+        f"  SDK        OpenAI(base_url='{base_url}/v1', api_key={sdk_key})",
+        f"  metrics    {base_url}/metrics",
+    ]

@@ -1,0 +1,263 @@
+"""What requests may look like: strict types of the bodies, and how they become SamplingParams.
+
+Types and shapes are checked here, numeric ranges where they are owned (SamplingParams), vocabulary and context by the engine.
+OpenAI's objects ignore keys nobody knows (clients send new ones) and count them; our own objects refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ..engine.request import SamplingParams
+from .errors import ApiError, unsupported
+
+MAX_PROMPTS = 64
+MAX_MESSAGES = 4096
+MAX_STOP_TOKEN_IDS = 1024
+
+
+def _stop(value: object) -> object:
+    """None, a string or a list of strings -> a list of strings."""
+    if value is None or isinstance(value, str):
+        return [] if value is None else [value]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise PydanticCustomError("stop", "stop must be a string or a list of strings")
+
+
+def _prompts(value: object) -> object:
+    """A text, a list of texts, token ids, or a list of token id lists -> a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(type(item) is int for item in value):
+            return [value]
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError("prompt", "prompt may hold at most {limit} prompts", {"limit": MAX_PROMPTS})
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+            return value
+    raise PydanticCustomError("prompt", "prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+
+
+def _text(value: object) -> object:
+    """A message's content: a string, or text parts. Parts of other kinds are refused, never dropped."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "content must be a string or a list of text parts")
+    return [_part_text(part) for part in value]
+
+
+def _part_text(part: object) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise PydanticCustomError("content", "a content part must be an object with a type")
+    if part["type"] != "text":
+        raise ApiError(400, "This server reads text only; send content parts of type 'text'", param="messages", code="unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError("content", "a text part must have a text that is a string")
+    return part["text"]
+
+
+TextContent = Annotated[Any, BeforeValidator(_text)]  # str, list[str] (the texts of its parts), or None
+
+
+class _OpenAI(BaseModel):
+    """Keys nobody declared are kept in model_extra, for `settle_extras` to judge."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class _Ours(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class SpeculationField(_Ours):
+    """`speculation`: "auto", "off" or the name of a configured proposer, and a ceiling for this request."""
+
+    method: str = "auto"
+    num_speculative_tokens: int | None = None
+
+
+class StreamOptions(_OpenAI):
+    include_usage: bool | None = None
+    include_speculation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Prediction(_OpenAI):
+    type: Literal["content"]
+    content: TextContent
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(self.content or ())
+
+
+class Message(_OpenAI):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: TextContent = None
+    name: str | None = None
+
+
+class GenerationRequest(_OpenAI):
+    """What both generating routes share. A field that is null or missing has SamplingParams' default."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: Annotated[list[str], BeforeValidator(_stop)] = []
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    seed: int | None = None
+    prediction: Prediction | None = None
+    speculation: SpeculationField | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-]{1,128}\z")] | None = None
+
+    def sampling_params(self, **settled: Any) -> SamplingParams:
+        """`settled` are the fields that the routes spell differently. Raises InvalidRequest."""
+        given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = _token_bias(self.logit_bias)
+        if self.prediction is not None:
+            given["prediction"] = self.prediction.text
+        if self.speculation is not None:
+            given["speculation"] = self.speculation.model_dump()
+        return SamplingParams(stop=self.stop, **given, **settled)
+
+
+_SAME_NAME = (
+    "n temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty bad_words allowed_token_ids min_tokens "
+    "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens seed"
+).split()
+
+
+def _token_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    if bad := next((key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
+        raise ApiError(400, f"logit_bias maps token ids to numbers; {bad[:40]!r} is not a token id", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    reasoning_effort: str | None = None
+
+    def to_sampling_params(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    best_of: int | None = None
+
+    def to_sampling_params(self) -> SamplingParams:
+        if self.best_of not in (None, self.n or 1):
+            raise unsupported("best_of", "best_of other than n")
+        if self.echo and self.logprobs is not None:
+            raise unsupported("logprobs", "echo together with logprobs")
+        return self.sampling_params(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+
+
+class TokenizeRequest(_OpenAI):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(_OpenAI):
+    model: str | None = None
+    tokens: list[int]
+
+
+# Known and not served. The values listed mean "without it" and pass.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None, {}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "suffix": (None, ""),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "prompt_logprobs": (None,),
+    "prompt_embeds": (None,),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "truncate_prompt_tokens": (None,),
+    "logprob_token_ids": (None, []),
+    "documents": (None, []),
+    "chat_template": (None,),
+    "thinking_token_budget": (None,),
+    "echo": (None, False),  # of chat; completions declare it
+    "tool_calls": (None, []),  # of a message
+    "tool_call_id": (None,),
+}
+# Known, and nothing to do for a text server that stores nothing.
+_TOLERATED = frozenset(
+    "user metadata store service_tier parallel_tool_calls safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "verbosity moderation include_obfuscation spaces_between_special_tokens include_reasoning request_id refusal annotations "
+    "reasoning reasoning_content".split()
+)
+
+
+def settle_extras(body: BaseModel) -> int:
+    """Refuse what is known but not served; return how many keys nobody knows, nested objects included."""
+    unknown = 0
+    for name, value in (body.model_extra or {}).items():
+        if name in _UNSUPPORTED:
+            if value not in _UNSUPPORTED[name]:
+                raise unsupported(name)
+        elif name not in _TOLERATED:
+            unknown += 1
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for nested in value if isinstance(value, list) else (value,):
+            if isinstance(nested, BaseModel):
+                unknown += settle_extras(nested)
+    return unknown

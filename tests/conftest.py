@@ -1,0 +1,41 @@
+"""What many tests share: tiny checkpoints, made once, and real server processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running_server import RunningServer, start_server
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with 2 layers of 64, 300 tokens, context 512."""
+    from tiny_models import save_llama
+
+    return save_llama(tmp_path_factory.mktemp("tiny-target"), hidden_size=64, num_layers=2, seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with 1 layer of 32 and the tokenizer of tiny_target."""
+    from tiny_models import save_llama
+
+    return save_llama(tmp_path_factory.mktemp("tiny-draft"), hidden_size=32, num_layers=1, seed=1)
+
+
+@pytest.fixture
+def server_process(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """`server_process("MODEL", "--flag", ..., FORETOKEN_X="...")` starts a server and waits until it is ready."""
+    servers: list[RunningServer] = []
+
+    def start(*arguments: str | Path, **variables: str) -> RunningServer:
+        log_path = tmp_path / f"server-{len(servers)}.log"
+        servers.append(start_server([str(argument) for argument in arguments], log_path, **variables))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.wait()

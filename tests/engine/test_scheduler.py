@@ -1,0 +1,177 @@
+"""Who runs, with how many tokens and guesses."""
+
+from __future__ import annotations
+
+from foretoken.engine.request import Status
+from foretoken.engine.scheduler import Scheduler
+from foretoken.proposers.base import Draft
+from rows import VOCAB, a_request, a_scheduler, computed
+
+
+def running(scheduler: Scheduler, count: int, **settings: int) -> None:
+    """`count` requests past their prompt, each about to decode."""
+    for i in range(count):
+        scheduler.add(a_request(f"r{i}", arrival=float(i), **settings))
+    scheduler.schedule(0.0)
+    for request in list(scheduler.running):
+        computed(scheduler, request)
+    assert len(scheduler.running) == count
+
+
+def test_first_come_first_served_inside_a_priority() -> None:
+    scheduler = a_scheduler(max_num_seqs=3)
+    for name, arrival, priority in (("late", 3.0, 0), ("urgent", 4.0, -1), ("early", 1.0, 0), ("never", 0.0, 5)):
+        scheduler.add(a_request(name, arrival=arrival, priority=priority))
+    rows = scheduler.schedule(0.0).rows
+    assert [row.request.request_id for row in rows] == ["urgent", "early", "late"]
+    assert [r.request_id for r in scheduler.waiting] == ["never"]
+    scheduler.check()
+
+
+def test_prompts_are_read_in_chunks_under_the_budget() -> None:
+    scheduler = a_scheduler(budget=16)
+    request = a_request("long", 40)
+    scheduler.add(request)
+    chunks = []
+    while request.num_computed_tokens < 40:
+        (row,) = scheduler.schedule(0.0).rows
+        chunks.append(row.num_scheduled)
+        assert row.samples == (sum(chunks) == 40)
+        request.num_computed_tokens += row.num_scheduled
+        scheduler.kv.commit("long", request.token_ids, request.num_computed_tokens)
+    assert chunks == [16, 16, 8]
+
+
+def test_a_step_never_exceeds_the_budget_and_drafts_come_before_prompts() -> None:
+    scheduler = a_scheduler(budget=24, max_drafts=8, max_num_seqs=4)
+    running(scheduler, 2)
+    scheduler.add(a_request("long", 100, arrival=9.0))
+    grants = scheduler.schedule(0.0)
+    ceilings = {row.request.request_id: row.ceiling for row in grants.rows}
+    assert ceilings == {"r0": 4, "r1": 4, "long": 0}
+    assert sum(row.num_scheduled + row.ceiling for row in grants.rows) <= 24
+    assert grants.rows[2].num_scheduled == 24 - 2 - 8
+
+
+def test_a_drafter_that_reads_the_context_is_paid_from_the_budget() -> None:
+    scheduler = a_scheduler(budget=24, num_ingesting=1)
+    scheduler.add(a_request("long", 100))
+    grants = scheduler.schedule(0.0)
+    assert grants.rows[0].num_scheduled == 12
+    assert grants.max_ingest_tokens == 12
+
+
+def test_exactly_the_threshold_speculates_and_one_more_does_not() -> None:
+    for count, ceilings, reason in ((3, {4}, None), (4, {0}, "batch size")):
+        scheduler = a_scheduler(disable_by_batch_size=3)
+        running(scheduler, count)
+        grants = scheduler.schedule(0.0)
+        assert {row.ceiling for row in grants.rows} == ceilings
+        assert grants.speculation_off == reason
+
+
+def test_prefilling_rows_count_for_the_threshold() -> None:
+    scheduler = a_scheduler(disable_by_batch_size=2, budget=24)
+    running(scheduler, 2)
+    scheduler.add(a_request("long", 100, arrival=9.0))
+    assert {row.ceiling for row in scheduler.schedule(0.0).rows} == {0}
+
+
+def test_k_by_batch_size() -> None:
+    scheduler = a_scheduler(per_batch_size=((1, 2, 3), (3, 8, 0)))
+    running(scheduler, 2)
+    assert {row.ceiling for row in scheduler.schedule(0.0).rows} == {3}
+    scheduler = a_scheduler(per_batch_size=((1, 2, 3), (3, 8, 0)))
+    running(scheduler, 3)
+    assert {row.ceiling for row in scheduler.schedule(0.0).rows} == {0}
+
+
+def test_no_more_guesses_than_the_request_may_still_have() -> None:
+    scheduler = a_scheduler()
+    running(scheduler, 1, max_tokens=4)  # one token is there, three to come: two guesses and the target's own
+    assert scheduler.schedule(0.0).rows[0].ceiling == 2
+
+
+def test_a_request_decides_about_its_own_speculation() -> None:
+    scheduler = a_scheduler()
+    for name, wish in (("off", {"method": "off"}), ("two", {"num_speculative_tokens": 2}), ("named", {"method": "guess"})):
+        scheduler.add(a_request(name, speculation=wish))
+    scheduler.schedule(0.0)
+    for request in list(scheduler.running):
+        computed(scheduler, request)
+    rows = {row.request.request_id: row for row in scheduler.schedule(0.0).rows}
+    assert {name: row.ceiling for name, row in rows.items()} == {"off": 0, "two": 2, "named": 4}
+    assert {name: row.assigned for name, row in rows.items()} == {"off": -1, "two": 1, "named": 1}
+
+
+def test_a_prediction_is_asked_first() -> None:
+    scheduler = a_scheduler()
+    request = a_request("p")
+    request.prediction = (1, 2, 3)
+    scheduler.add(request)
+    scheduler.schedule(0.0)
+    computed(scheduler, request)
+    (row,) = scheduler.schedule(0.0).rows
+    assert (row.assigned, row.ceiling) == (0, 9)
+
+
+def test_a_guess_preempts_nobody_and_a_known_token_preempts_the_newest() -> None:
+    scheduler = a_scheduler(num_blocks=4, block_size=4, prefix_caching=False)
+    old, new = a_request("old", 7), a_request("new", 7, arrival=1.0)
+    for request in (old, new):
+        scheduler.add(request)
+    scheduler.schedule(0.0)
+    for request in (old, new):
+        computed(scheduler, request)  # both know 8 tokens in two blocks; no block is free
+    grants = scheduler.schedule(0.0)
+    assert [row.ceiling for row in grants.rows] == [0, 0]
+    for request in (old, new):
+        computed(scheduler, request)  # both need a third block now
+    grants = scheduler.schedule(0.0)
+    assert [row.request for row in grants.rows] == [old]
+    assert new.status is Status.WAITING and new.num_computed_tokens == 0 and new.num_preemptions == 1
+    assert scheduler.num_preemptions == 1
+    scheduler.check()
+    scheduler.kv.check()
+
+
+def test_settle_cuts_what_was_not_granted_and_what_is_not_a_token() -> None:
+    scheduler = a_scheduler(k=3)
+    running(scheduler, 4)
+    grants = scheduler.schedule(0.0)
+    guesses = [[1, 2, 3, 4, 5], [1, VOCAB, 2], [-1, 2], []]
+    draft = Draft.chains(guesses)
+    plan = scheduler.settle(grants, draft)
+    assert [row.draft_token_ids for row in plan.rows] == [[1, 2, 3], [1], [], []]
+    assert all(row.is_chain for row in plan.rows)
+    scheduler.kv.check()
+
+
+def test_settle_cuts_a_tree_at_the_first_orphan() -> None:
+    scheduler = a_scheduler(k=4)
+    running(scheduler, 1)
+    grants = scheduler.schedule(0.0)
+    plan = scheduler.settle(grants, Draft([5, 6, 7, 8], [0, 4], [-1, -1, 1, 3], [0] * 4))
+    assert plan.rows[0].draft_token_ids == [5, 6, 7]
+    assert not plan.rows[0].is_chain
+
+
+def test_places_that_no_guess_used_go_back() -> None:
+    scheduler = a_scheduler(block_size=1)
+    running(scheduler, 1)
+    free = scheduler.kv.pool.num_free
+    grants = scheduler.schedule(0.0)
+    assert scheduler.kv.pool.num_free == free - 1 - 4
+    scheduler.settle(grants, Draft.empty(1))
+    assert scheduler.kv.pool.num_free == free - 1
+
+
+def test_an_aborted_request_leaves_nothing_behind() -> None:
+    scheduler = a_scheduler()
+    running(scheduler, 2)
+    scheduler.add(a_request("w", arrival=9.0))
+    for name in ("r0", "w"):
+        scheduler.finish(scheduler.requests[name])
+        scheduler.check()
+        scheduler.kv.check()
+    assert [r.request_id for r in scheduler.running] == ["r1"] and not scheduler.waiting

@@ -1,0 +1,166 @@
+"""The engine's bookkeeping under thousands of random worlds, and proof that the simulator would notice broken bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from foretoken.engine import kv_cache
+from foretoken.engine.config import SchedulerConfig
+from foretoken.engine.kv_cache import BlockPool, KVCache
+from foretoken.proposers.config import SpeculativeConfig
+from simulation import World, build_core, fresh, run_alone, simulate
+
+NUM_SEEDS = 2000
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_every_output_equals_the_request_run_alone(chunk: int) -> None:
+    size = NUM_SEEDS // 10
+    for seed in range(chunk * size, (chunk + 1) * size):
+        try:
+            simulate(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+class HashesUncommittedBlocks(KVCache):
+    """Registers blocks that still hold guesses."""
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
+        table = self.tables[request_id]
+        ahead = min(len(table.blocks) * self.block_size, len(token_ids))
+        super().commit(request_id, token_ids, max(num_tokens, ahead // self.block_size * self.block_size))
+
+
+class _ForgetsToCount(BlockPool):
+    def share(self, block: int) -> None:
+        if self.ref_counts[block] == 0:
+            super().share(block)
+
+
+class SharesWithoutCounting(KVCache):
+    """A second user of a cached block is not counted, so the first to leave frees it."""
+
+    def __init__(self, num_blocks: int, *args: object) -> None:
+        super().__init__(num_blocks, *args)  # type: ignore[arg-type]
+        self.pool = _ForgetsToCount(num_blocks)
+
+
+class LosesTheLastBlock(KVCache):
+    """Closing a table leaves one block behind."""
+
+    def free(self, request_id: str) -> None:
+        blocks = self.tables[request_id].blocks
+        if len(blocks) > 2:
+            blocks.pop()
+        super().free(request_id)
+
+
+class RollsBackTooFar(KVCache):
+    """Rounds down: the block with the last committed tokens goes back too."""
+
+    def roll_back(self, request_id: str, keep: int = 0) -> None:
+        table = self.tables[request_id]
+        while len(table.blocks) > max(table.num_committed, keep) // self.block_size:
+            self.pool.release(table.blocks.pop())
+
+
+class _KeepsStalePrefixes(BlockPool):
+    def take(self) -> int:
+        block, _ = self.free_blocks.popitem(last=False)
+        self.ref_counts[block] = 1
+        return block
+
+
+class ReusesWithoutEvicting(KVCache):
+    """A block taken for new text is still found under its old prefix."""
+
+    def __init__(self, num_blocks: int, *args: object) -> None:
+        super().__init__(num_blocks, *args)  # type: ignore[arg-type]
+        self.pool = _KeepsStalePrefixes(num_blocks)
+
+
+class IgnoresTheSalt(KVCache):
+    """Not a fault of bookkeeping but of isolation: see the test below."""
+
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
+        return super().admit(request_id, token_ids, "")
+
+
+class HitsTheWholePrompt(KVCache):
+    """A hit that leaves nothing to compute: no logits for the first token."""
+
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
+        return super().admit(request_id, [*token_ids, 0], salt)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [HashesUncommittedBlocks, SharesWithoutCounting, LosesTheLastBlock, RollsBackTooFar, ReusesWithoutEvicting, HitsTheWholePrompt],
+)
+def test_a_broken_allocator_is_caught(broken: type[KVCache]) -> None:
+    for seed in range(200):
+        try:
+            simulate(seed, broken)
+        except Exception:
+            return
+    raise AssertionError(f"200 seeds did not notice {broken.__name__}")
+
+
+def test_prefixes_chained_without_their_parent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kv_cache._digest
+    monkeypatch.setattr(kv_cache, "_digest", lambda parent, tokens: real(b"", tokens))
+    monkeypatch.setattr(BlockPool, "find", lambda self, digest, parent, tokens: self.by_digest.get(digest))
+    for seed in range(200):
+        try:
+            simulate(seed)
+        except Exception:
+            return
+    raise AssertionError("200 seeds did not notice that a block's hash ignores what came before it")
+
+
+def test_salts_never_share_blocks() -> None:
+    def hits(kv_class: type[KVCache]) -> int:
+        kv = kv_class(32, 4)
+        for request_id, salt in (("a", "red"), ("b", "blue")):
+            kv.admit(request_id, range(9), salt)
+            assert kv.reserve(request_id, 9)
+            kv.commit(request_id, range(9), 9)
+        return kv.num_hit_tokens
+
+    assert hits(KVCache) == 0
+    assert hits(IgnoresTheSalt) == 8
+
+
+def test_one_request_that_breaks_the_network_fails_alone() -> None:
+    world = World(3)
+    world.prefix_caching, world.block_size, world.config = True, 4, SchedulerConfig(64, 8, 16)
+    core = build_core(world, [], SpeculativeConfig(off=True), 400, fails_on=77)
+    good = [fresh(r) for r in world.requests[:4]]
+    bad = fresh(world.requests[0])
+    bad.request_id, bad.prompt_token_ids, bad.token_ids = "bad", (3, 77, 4), [3, 77, 4]
+    for request in [good[0], bad, *good[1:]]:
+        core.add_request(request)
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in good}
+    failed = None
+    while core.has_work:
+        for delta in core.step(0.0):
+            if delta.request_id == "bad":
+                failed = delta
+            else:
+                outputs[delta.request_id].extend(delta.token_ids)
+        core.check()
+    assert failed is not None and failed.finish_reason == "error" and failed.error_code == "engine_error"
+    assert failed.error is not None and "0x" not in failed.error
+    for request in good:
+        assert outputs[request.request_id] == run_alone(world, request)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from foretoken.engine.config import DEMO_MODEL, EngineConfig
+from foretoken.engine.errors import ConfigError
+from foretoken.proposers.config import DraftModelConfig, NgramConfig
+from foretoken.server.config import Environment, ServerConfig
+from foretoken.server.flags import REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
+from foretoken.server.options import ServeParser
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+        monkeypatch.delenv(name)
+
+
+def read(*argv: object) -> ServerConfig:
+    return ServerConfig.from_cli([str(word) for word in argv])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The one line on stderr of a command line that ends with status 2."""
+    with pytest.raises(SystemExit) as ended:
+        read(*argv)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("foretoken: error: ") and message.count("\n") == 1
+    return message
+
+
+def test_nothing_given_is_the_embedded_model_on_loopback() -> None:
+    assert read() == ServerConfig(engine=EngineConfig())
+    assert read().engine.model.model == DEMO_MODEL
+    assert read().host == "127.0.0.1" and read().port == 8000 and not read().api_keys
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    config = read(
+        *("T", "--served-model-name", "a", "b", "--dtype", "float", "--max-model-len", "2k", "--revision", "main"),
+        *("--executor", "transformers", "--seed", 7, "--tensor-parallel-size", 1, "--max-num-seqs", 9, "--max-num-batched-tokens", "1K"),
+        *("--max-draft-tokens-per-step", 33, "--kv-cache-gb", 0.5, "--gpu-memory-utilization", 0.6, "--no-enable-prefix-caching"),
+        *("--max-queued-requests", 5, "--host", "::1", "--port", 9, "--api-key", "k1", "--api-key", "k2", "--insecure-no-auth"),
+        *("--allowed-origins", '["https://a.example"]', "--max-body-bytes", 1000, "--drain-timeout", 1.5, "--log-level", "debug"),
+    )
+    model, cache, scheduler = config.engine.model, config.engine.cache, config.engine.scheduler
+    assert (model.model, model.served_model_name, model.dtype, model.max_model_len) == ("T", "a", "float32", 2000)
+    assert (model.revision, model.executor, model.seed) == ("main", "transformers", 7)
+    assert (cache.kv_cache_gb, cache.memory_share, cache.enable_prefix_caching) == (0.5, 0.6, False)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_draft_tokens_per_step) == (9, 1024, 33)
+    assert config.max_queued_requests == config.engine.max_queued_requests == 5
+    assert (config.host, config.port, config.api_keys, config.insecure_no_auth) == ("::1", 9, ("k1", "k2"), True)
+    assert (config.allowed_origins, config.allowed_origin_regex) == (("https://a.example",), None)
+    assert (config.max_body_bytes, config.drain_timeout_s, config.log_level) == (1000, 1.5, "debug")
+    assert config.served_model_names == ("a", "b")
+
+
+def test_keys_are_not_shown() -> None:
+    assert "secret" not in repr(read("--api-key", "secret"))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("T",), ("--model", "T"), ("--model=T",), ("--model", "T", "T"), ("--port", "1", "T"), ("T", "--port", "1"), ("--", "T"),
+     ("--enforce-eager", "T"), ("--swap-space", "4", "T"), ("--insecure-no-auth", "T")],
+)  # fmt: skip
+def test_the_model_in_any_place(argv: tuple[str, ...]) -> None:
+    assert read(*argv).engine.model.model == "T"
+
+
+def test_two_models_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two models: T and --model U" in refusal(capsys, "T", "--model", "U")
+    assert "one MODEL at most, not T U" in refusal(capsys, "T", "U")
+
+
+def test_command_line_beats_file_beats_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("model: F\nport: 2\nserved_model_name: [f, g]\nenable-prefix-caching: false\nmax-model-len:\napi-key: [x, y]\n")
+    monkeypatch.setenv("FORETOKEN_PORT", "3")
+    monkeypatch.setenv("FORETOKEN_HOST", "::1")
+    monkeypatch.setenv("FORETOKEN_API_KEY", "env-key")
+    monkeypatch.setenv("FORETOKEN_LOG_LEVEL", "")  # set and empty counts as not set
+    assert (read().port, read().host, read().api_keys, read().log_level) == (3, "::1", ("env-key",), "info")
+    config = read("--config", file)
+    assert (config.port, config.host, config.api_keys) == (2, "::1", ("x", "y"))
+    assert config.engine.model.model == "F" and config.served_model_names == ("f", "g")
+    assert not config.engine.cache.enable_prefix_caching and config.engine.model.max_model_len is None
+    config = read("--config", file, "--port", 1, "M", "--api-key", "mine", "--enable-prefix-caching")
+    assert (config.port, config.engine.model.model, config.api_keys) == (1, "M", ("mine",))
+    assert config.engine.cache.enable_prefix_caching
+    monkeypatch.setenv("FORETOKEN_CONFIG", str(file))
+    assert read().port == 2
+
+
+def test_a_drafter_is_taken_whole_from_one_source(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("speculative-config:\n  method: draft_model\n  model: D\n  num_speculative_tokens: 3\n")
+    assert _proposers(read("T", "--config", file)) == (DraftModelConfig("D", 3),)
+    assert _proposers(read("T", "--config", file, "--speculative-model", "[ngram]")) == (NgramConfig(5, 4, 1),)
+
+
+def test_mistakes_in_a_file_or_the_environment_name_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    for text, message in [("prot: 1", "did you mean --port"), ("- 1", "must map"), ("a: [", "cannot be read"), ("port: x", "--port")]:
+        file.write_text(text)
+        error = refusal(capsys, "--config", file)
+        assert message in error and str(file) in error
+    assert "cannot be read" in refusal(capsys, "--config", tmp_path / "missing.yaml")
+    monkeypatch.setenv("FORETOKEN_PORT", "http")
+    assert "environment: argument --port: 'http' is not a port" in refusal(capsys)
+
+
+def test_each_environment_variable_is_a_flag() -> None:
+    flags = ServeParser().flags
+    assert {"--" + name.replace("_", "-") for name in Environment.model_fields} <= flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--num-speculative-token", "5"), "unknown flag --num-speculative-token: did you mean --num-speculative-tokens?"),
+        (("--enforce-eagr",), "did you mean --enforce-eager?"),
+        (("--zzzz",), "`foretoken serve --help` lists the flags"),
+        (("--port", "70000"), "not a port"),
+        (("--max-num-seqs", "0"), "not a positive integer"),
+        (("--max-model-len", "1.5"), "not a positive integer"),
+        (("--gpu-memory-utilization", "1.5"), "above 0 and at most 1"),
+        (("--kv-cache-gb", "0"), "above 0"),
+        (("--drain-timeout", "nan"), "not a number"),
+        (("--dtype", "int3"), "--dtype"),
+        (("--allowed-origins", "[1]"), "must be a string"),
+        (("--allowed-origins", "[x"), "not a JSON list"),
+        (("--ssl-keyfile", "k.pem"), "put a proxy that ends TLS in front"),
+        (("--port",), "expected one argument"),
+    ],
+)
+def test_mistakes_of_form_end_with_one_line(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refusal(capsys, *argv)
+
+
+def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    config = read(
+        *("--trust_remote_code", "T", "--swap-space", "-1", "--enable-chunked-prefill", "False", "--no-enable-log-requests"),
+        *("--lora-modules", "a=b", "c=d", "--compilation-config.level", "3", "-O3", "--enforce-eager", "--enforce-eager=True"),
+        *("--dtype", "half", "-q", "awq", "--port", "7"),
+    )
+    assert config.engine.model.model == "T" and config.port == 7 and config.engine.model.dtype == "auto"
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("foretoken: warning: ") for line in lines)
+    assert "foretoken: warning: --trust-remote-code has no effect: code from a model folder is never run" in lines
+    (plain,) = [line for line in lines if "no meaning here" in line]
+    assert plain.count("--enforce-eager") == 1
+    for name in ("--swap-space", "--enable-chunked-prefill", "--no-enable-log-requests", "--compilation-config", "-O3"):
+        assert name in plain
+    assert any("--quantization awq is not applied" in line for line in lines)
+    assert any("--dtype half is not served" in line for line in lines)
+
+
+def test_no_flag_is_in_two_tables() -> None:
+    tables = [SWITCHES, TAKING_A_VALUE, TAKING_VALUES, frozenset(REFUSED), frozenset(ServeParser().flags)]
+    assert sum(map(len, tables)) == len(frozenset().union(*tables))
+
+
+def test_separate_keeps_values_that_look_like_nothing_else() -> None:
+    own = separate(["--a-b", "-1", "--enforce-eager", "x", "--task", "generate", "y"], {"--a-b"})
+    assert own.own == ["--a-b", "-1", "x", "y"]
+
+
+def test_tensor_parallelism_is_refused_with_the_devices_found() -> None:
+    for flag in ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "--data-parallel-size"):
+        with pytest.raises(ConfigError, match=r"4 is not available: a server uses one device; found here: 1 CPU|GPU"):
+            read("T", flag, 4)
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size 2 is not available"):
+        read("T", "--speculative-config", '{"method": "draft_model", "model": "D", "draft_tensor_parallel_size": 2}')
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="every running request needs one token"):
+        read("--max-num-seqs", 64, "--max-num-batched-tokens", 32)
+    with pytest.raises(ConfigError, match="move the other --spec... flags into it"):
+        read("--speculative-config", '{"method": "ngram"}', "--num-speculative-tokens", 3)
+    with pytest.raises(ConfigError, match="belong to --speculative-model"):
+        read("--speculative-model", "D", "--ngram-prompt-lookup-max", 3)
+    with pytest.raises(ConfigError, match="is lossy"):
+        read("--spec-decoding-acceptance-method", "typical_acceptance_sampler")
+
+
+def test_dotted_speculative_config() -> None:
+    config = read("T", "--speculative-config.method", "ngram", "-sc.num-speculative-tokens=3", "--speculative_config.prompt_lookup_max", 4)
+    assert _proposers(config) == (NgramConfig(3, 4, 4),)
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc", "--speculative_config"])
+def test_speculative_config_as_json_yaml_or_file(flag: str, tmp_path: Path) -> None:
+    wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    file = tmp_path / "speculation.yaml"
+    file.write_text("method: ngram\nnum_speculative_tokens: 2\nprompt_lookup_max: 3\n")
+    for text in (json.dumps(wanted), file.read_text(), f"@{file}"):
+        assert _proposers(read("T", flag, text)) == (NgramConfig(2, 3, 3),)
+
+
+def test_a_broken_speculative_config_says_what(tmp_path: Path) -> None:
+    for text in ("{", '{"method": "ngramm"}', "[]", f"@{tmp_path}/missing", '{"method": "ngram", "prompt_lookup_max": 0}'):
+        with pytest.raises(ConfigError, match="^speculative config: "):
+            read("T", "--speculative-config", text)
+
+
+def _proposers(config: ServerConfig) -> tuple[object, ...]:
+    assert config.engine.speculative is not None
+    return config.engine.speculative.proposers

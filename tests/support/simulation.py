@@ -1,0 +1,227 @@
+"""A seeded world around the engine core: arrivals, cancels, tiny pools, drafters that fail. No torch network, no clock.
+
+One seed decides everything. After every step all owners check themselves; in the end each output must equal the same
+request run alone without speculation, and every block must be free.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from foretoken.engine.committer import Committer
+from foretoken.engine.config import SchedulerConfig
+from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.core import EngineCore
+from foretoken.engine.kv_cache import KVCache
+from foretoken.engine.request import Request, SamplingParams, TokenDelta
+from foretoken.engine.runner import Runner
+from foretoken.engine.sampler import Sampler
+from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.verifier import Verifier
+from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
+from foretoken.proposers.config import SpeculativeConfig
+from foretoken.proposers.ngram import NgramProposer
+from foretoken.proposers.config import NgramConfig
+from foretoken.proposers.proposer_set import ProposerSet
+from hash_model import HashModel, next_token
+
+VOCAB = 11
+EOS = 0
+
+
+class WildProposer:
+    """A drafter that is perfect, wrong, absurd or broken, as its dice say. Knows the target's hash, so it can be right."""
+
+    name = "wild"
+    needs = Needs()
+
+    def __init__(self, dice: random.Random, max_tokens: int, trees: bool, misbehaves: bool) -> None:
+        self.max_tokens = max_tokens
+        self._dice, self._trees, self._misbehaves = dice, trees, misbehaves
+
+    def propose(self, context: DraftContext) -> Draft:
+        dice = self._dice
+        if self._misbehaves and dice.random() < 0.05:
+            raise RuntimeError("the drafter died")
+        token_ids: list[int] = []
+        parents: list[int] = []
+        start_loc = [0]
+        for row in context.rows:
+            size = dice.randint(0, row.ceiling + (3 if self._misbehaves and dice.random() < 0.1 else 0)) if row.ceiling else 0
+            known = tuple(row.token_ids)
+            paths: list[tuple[int, ...]] = []
+            for node in range(size):
+                parent = dice.randint(-1, node - 1) if self._trees and dice.random() < 0.5 else node - 1
+                path = paths[parent] if parent >= 0 else ()
+                token = next_token(known + path, VOCAB)
+                if dice.random() < 0.4:
+                    token = dice.randrange(VOCAB)
+                if self._misbehaves and dice.random() < 0.02:
+                    token = dice.choice([-1, VOCAB, 2**40])
+                if self._misbehaves and dice.random() < 0.02:
+                    parent = dice.choice([node, node + 3, -2])
+                token_ids.append(token)
+                parents.append(parent)
+                paths.append((*path, token))
+            start_loc.append(len(token_ids))
+        return Draft(token_ids, start_loc, parents, [0] * len(token_ids))
+
+    def observe(self, feedback: Feedback) -> None:
+        if self._misbehaves and self._dice.random() < 0.02:
+            raise RuntimeError("the drafter cannot listen")
+
+    def forget(self, request_id: str) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@dataclass
+class World:
+    """What one seed decides."""
+
+    seed: int
+    dice: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        dice = self.dice = random.Random(self.seed)
+        self.block_size = dice.choice([1, 2, 4, 16])
+        self.trees = dice.random() < 0.4
+        self.misbehaves = dice.random() < 0.4
+        self.max_num_seqs = dice.choice([1, 2, 5, 12])
+        self.config = SchedulerConfig(
+            max_num_batched_tokens=max(self.max_num_seqs, dice.choice([6, 17, 64, 512])),
+            max_num_seqs=self.max_num_seqs,
+            max_draft_tokens_per_step=dice.choice([0, 3, 12, 64]),
+        )
+        self.speculative = SpeculativeConfig(disable_by_batch_size=dice.choice([0, 1, 3, 16]))
+        self.prefix_caching = dice.random() < 0.8
+        self.draft_model = dice.random() < 0.4
+        stems = [[dice.randrange(1, VOCAB) for _ in range(dice.randint(1, 24))] for _ in range(3)]
+        self.requests: list[Request] = []
+        at = 0.0
+        for i in range(dice.randint(1, 10)):
+            prompt = dice.choice(stems)[: dice.randint(1, 24)] + [dice.randrange(1, VOCAB) for _ in range(dice.randint(0, 8))]
+            at += dice.choice([0, 0, 1, 5])
+            self.requests.append(
+                Request(
+                    f"r{i}",
+                    tuple(prompt),
+                    self._params(dice),
+                    arrival_time=at,
+                    max_tokens=dice.randint(1, 20),
+                    seed=dice.randrange(2**40),
+                    eos_token_ids=frozenset([EOS]),
+                    priority=dice.choice([0, 0, 0, 1, -1]),
+                    cache_salt=dice.choice(["", "", "a"]),
+                )
+            )
+        longest = max(r.num_prompt_tokens + r.max_tokens for r in self.requests)
+        needed = -(-longest // self.block_size)
+        self.num_blocks = needed + dice.choice([0, 0, 2, 8, 200])
+        self.cancels = {r.request_id: r.arrival_time + dice.randint(0, 12) for r in self.requests if dice.random() < 0.15}
+
+    @staticmethod
+    def _params(dice: random.Random) -> SamplingParams:
+        settings: dict[str, object] = {"temperature": 0.0, "max_tokens": None, "detokenize": False}
+        if dice.random() < 0.3:
+            settings |= {"temperature": 1.0, "top_k": dice.choice([0, 3])}
+        if dice.random() < 0.15:
+            settings |= {"presence_penalty": 0.7, "repetition_penalty": 1.2}
+        if dice.random() < 0.1:
+            settings |= {"speculation": {"method": dice.choice(["off", "wild"])}}
+        if dice.random() < 0.2:
+            settings |= {"ignore_eos": True}
+        return SamplingParams(**settings)  # type: ignore[arg-type]
+
+    def proposers(self) -> list[Proposer]:
+        chosen: list[Proposer] = [WildProposer(self.dice, self.dice.choice([1, 4, 9]), self.trees, self.misbehaves)]
+        if self.dice.random() < 0.3:
+            chosen.append(NgramProposer(NgramConfig(3, 3, 1)))
+        return chosen
+
+
+def build_core(
+    world: World,
+    proposers: list[Proposer],
+    speculative: SpeculativeConfig,
+    num_blocks: int,
+    kv_class: Callable[..., KVCache] = KVCache,
+    fails_on: int | None = None,
+) -> EngineCore:
+    """The real engine around the hash model."""
+    kv = kv_class(num_blocks, world.block_size, "hash", world.prefix_caching)
+    proposer_set = ProposerSet(proposers)
+    infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
+    controller = Controller(speculative, infos)
+    model = HashModel(VOCAB, fails_on=fails_on)
+    sampler = Sampler()
+    runner = Runner(model, model.allocate(num_blocks, world.block_size), (), sampler.full_logits_wanted)
+    scheduler = Scheduler(
+        world.config,
+        kv,
+        controller,
+        vocab_size=VOCAB,
+        max_model_len=model.max_model_len,
+        num_ingesting=sum(p.needs.ingests for p in proposers),
+        on_preempt=proposer_set.forget,
+    )
+    committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
+    return EngineCore(scheduler, proposer_set, runner, Verifier("match", sampler), sampler, committer, controller)
+
+
+def fresh(request: Request) -> Request:
+    """The request as it arrived."""
+    return Request(
+        request.request_id, request.prompt_token_ids, request.params, request.arrival_time, request.max_tokens, request.seed,
+        request.eos_token_ids, request.choice, request.priority, request.cache_salt,
+    )  # fmt: skip
+
+
+def run_alone(world: World, request: Request) -> list[int]:
+    """What the request yields by itself, without speculation, in a cache that never runs out."""
+    core = build_core(world, [], SpeculativeConfig(off=True), num_blocks=400)
+    core.add_request(fresh(request))
+    output: list[int] = []
+    while core.has_work:
+        for delta in core.step(0.0):
+            output.extend(delta.token_ids)
+    return output
+
+
+def simulate(seed: int, kv_class: Callable[..., KVCache] = KVCache) -> int:
+    """Run one seed's world; how many steps it took. Raises AssertionError when anything is wrong."""
+    world = World(seed)
+    core = build_core(world, world.proposers(), world.speculative, world.num_blocks, kv_class)
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in world.requests}
+    ended: dict[str, TokenDelta] = {}
+    arrivals = [fresh(r) for r in world.requests]
+    now, steps = 0.0, 0
+    while arrivals or core.has_work:
+        while arrivals and arrivals[0].arrival_time <= now:
+            core.add_request(arrivals.pop(0))
+        for request_id, when in world.cancels.items():
+            if when <= now and request_id not in ended and (delta := core.abort(request_id)) is not None:
+                ended[request_id] = delta
+        for delta in core.step(now):
+            assert delta.request_id not in ended, f"{delta.request_id} spoke after its end"
+            outputs[delta.request_id].extend(delta.token_ids)
+            assert len(delta.sources) == len(delta.token_ids), "a token without a source"
+            if delta.finish_reason is not None:
+                ended[delta.request_id] = delta
+        core.check()
+        now += 1.0
+        steps += 1
+        assert steps < 3000, "no end in sight: the engine does not progress"
+    core.check()
+    assert set(ended) | set(world.cancels) == set(outputs), "a request never ended"
+    for request in world.requests:
+        expected = run_alone(world, request)
+        got = outputs[request.request_id]
+        delta = ended.get(request.request_id)
+        if delta is not None and delta.finish_reason == "abort":
+            assert got == expected[: len(got)], f"{request.request_id} went wrong before its cancel"
+        else:
+            assert got == expected, f"{request.request_id}: {got} != {expected}"
+    return steps
