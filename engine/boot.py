@@ -25,7 +25,7 @@ from .kv_cache import KVCache
 from .model import LoadedModel, cache_blocks, free_memory_bytes, load_model
 from .request import Request
 from .runner import Runner
-from .sampler import Sampler
+from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .verifier import Verifier
 
@@ -65,8 +65,7 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     kv, tensors, proposers = _cache_and_proposers(config, speculative, model, drafts, load_draft)
     names = tuple(p.name for p in proposers.proposers)
     controller = Controller(speculative, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers))
-    sampler = Sampler()
-    runner = Runner(model.executor, tensors, proposers.needs.hidden, sampler.full_logits_wanted)
+    runner = Runner(model.executor, tensors, proposers.needs.hidden, full_logits_wanted)
     scheduler = Scheduler(
         config.scheduler,
         kv,

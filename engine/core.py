@@ -13,7 +13,6 @@ from .controller import Controller
 from .plan import Grants, StepPlan, Verdict
 from .request import Request, TokenDelta
 from .runner import Runner
-from .sampler import Sampler
 from .scheduler import Scheduler
 from .stats import EngineStats
 from .verifier import Verifier
@@ -28,7 +27,6 @@ class EngineCore:
         proposers: ProposerSet,
         runner: Runner,
         verifier: Verifier,
-        sampler: Sampler,
         committer: Committer,
         controller: Controller,
         stopwatch: Callable[[], float] = time.perf_counter,
@@ -37,7 +35,6 @@ class EngineCore:
         self.proposers = proposers
         self.runner = runner
         self.verifier = verifier
-        self.sampler = sampler
         self.committer = committer
         self.controller = controller
         self.num_steps = 0
@@ -146,4 +143,4 @@ class EngineCore:
 
     def _forget(self, request_id: str) -> None:
         self.proposers.forget(request_id)
-        self.sampler.forget(request_id)
+        self.verifier.forget(request_id)

@@ -23,7 +23,7 @@ from .core import EngineCore
 from .kv_cache import KVCache
 from .request import Request, SamplingParams
 from .runner import Runner
-from .sampler import Sampler
+from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .verifier import Verifier
 
@@ -81,11 +81,10 @@ def measure(case: str, num_rows: int, num_draft_tokens: int, params: SamplingPar
     controller = Controller(
         SpeculativeConfig(disable_by_batch_size=num_rows, off=not proposers), tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
     )
-    sampler = Sampler()
-    runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), sampler.full_logits_wanted)
+    runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), full_logits_wanted)
     scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, vocab_size, model.max_model_len)
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
-    core = EngineCore(scheduler, proposer_set, runner, Verifier("match", sampler), sampler, committer, controller)
+    core = EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
     for i in range(num_rows):
         core.add_request(Request(f"r{i}", [p % PERIOD for p in range(48)], params, 0.0, max_tokens=length, seed=i))
     for _ in range(15):

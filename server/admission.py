@@ -13,7 +13,9 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, internal_error
@@ -53,6 +55,8 @@ class Labelled:
         except ApiError as error:
             if not status:
                 await error.response()(scope, receive, labelled_send)
+        except (ClientDisconnect, SendTimeoutError):
+            logger.info("the client of request %s has gone", label)
         except Exception:
             logger.exception("request %s failed", label)
             if not status:

@@ -17,7 +17,7 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
-from foretoken.engine.sampler import Sampler
+from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
@@ -156,8 +156,7 @@ def build_core(
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
     controller = Controller(speculative, infos)
     model = HashModel(VOCAB, fails_on=fails_on)
-    sampler = Sampler()
-    runner = Runner(model, model.allocate(num_blocks, world.block_size), (), sampler.full_logits_wanted)
+    runner = Runner(model, model.allocate(num_blocks, world.block_size), (), full_logits_wanted)
     scheduler = Scheduler(
         world.config,
         kv,
@@ -168,7 +167,7 @@ def build_core(
         on_preempt=proposer_set.forget,
     )
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
-    return EngineCore(scheduler, proposer_set, runner, Verifier("match", sampler), sampler, committer, controller)
+    return EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
 
 
 def fresh(request: Request) -> Request:

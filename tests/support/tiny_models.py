@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MAX_MODEL_LEN = 512
-SPECIAL_TOKENS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+END = "<|end|>"
+SPECIAL_TOKENS = [END, "<|system|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -30,7 +31,7 @@ def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(
         TEXT, trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False)
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=END)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     return tokenizer
@@ -48,8 +49,8 @@ def save_llama(folder: Path, *, hidden_size: int, num_layers: int, seed: int) ->
         num_key_value_heads=2,
         max_position_embeddings=MAX_MODEL_LEN,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=SPECIAL_TOKENS.index(END),  # the trainer numbers them first
+        pad_token_id=SPECIAL_TOKENS.index(END),
         initializer_range=0.2,  # wide enough that logits differ and texts do not all end at once
     )
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,142 @@
+"""What a request adds to, scales in or forbids from the raw logits of one node, before any choice is made.
+
+Owns what it derives from a request: index tensors and the token counts behind penalties. Knows nothing of batches: few
+requests ask for any of this, so it works in place and row by row. Order, as in vLLM: allowed_token_ids, bad_words,
+min_tokens, logit_bias, repetition penalty (prompt and output), frequency and presence penalties (output).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import InvalidRequest
+from .request import Request
+
+
+class Node(NamedTuple):
+    """A place where a token is wanted: behind the request's known tokens and `path`, the draft tokens accepted so far."""
+
+    request: Request
+    path: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the wanted token."""
+        return len(self.request.token_ids) + len(self.path)
+
+
+def penalised(request: Request) -> bool:
+    """Whether any of the three penalties is on."""
+    p = request.params
+    return p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
+
+
+@dataclass(slots=True)
+class LogitEdits:
+    """What one request does to its logits."""
+
+    allowed: Tensor | None  # ids
+    banned: list[int]  # always: bad words of one token
+    phrases: list[list[int]]  # longer bad words: the last token is banned behind the others
+    stops: list[int]  # banned until min_tokens
+    bias_ids: Tensor | None
+    bias: Tensor
+    counts: _Counts | None  # for penalties
+
+    @classmethod
+    def of(cls, request: Request, vocab_size: int) -> LogitEdits | None:
+        """None if nothing is to change. Ids outside the vocabulary are dropped: they cannot be emitted anyway."""
+        p = request.params
+        known = range(vocab_size)
+        allowed = None
+        if p.allowed_token_ids is not None:
+            allowed = torch.tensor([t for t in p.allowed_token_ids if t in known], dtype=torch.int64)
+            if not len(allowed):
+                raise InvalidRequest("allowed_token_ids has no token of the model's vocabulary", "allowed_token_ids")
+        banned = [ids[0] for ids in request.bad_word_ids if len(ids) == 1 and ids[0] in known]
+        phrases = [list(ids) for ids in request.bad_word_ids if len(ids) > 1 and ids[-1] in known]
+        stops = [t for t in {*request.eos_token_ids, *p.stop_token_ids} if t in known] if p.min_tokens else []
+        bias = {t: b for t, b in p.logit_bias.items() if t in known}
+        counts = _Counts(request.prompt_token_ids) if penalised(request) else None
+        if allowed is None and not (banned or phrases or stops or bias or counts):
+            return None
+        bias_ids = torch.tensor(list(bias), dtype=torch.int64) if bias else None
+        return cls(allowed, banned, phrases, stops, bias_ids, torch.tensor(list(bias.values())), counts)
+
+    def apply(self, row: Tensor, node: Node) -> None:
+        """Change row [V] into what the request wants at node."""
+        if self.allowed is not None:
+            ids = self.allowed.to(row.device)
+            kept = row[ids]
+            row.fill_(-math.inf)
+            row[ids] = kept
+        if bans := self._bans(node):
+            ids = torch.tensor(bans, device=row.device)
+            kept = row[ids]
+            row[ids] = -math.inf
+            if row.amax() == -math.inf:  # nothing is left: rather the best allowed token than none
+                row[ids] = kept
+        if self.bias_ids is not None:
+            row[self.bias_ids.to(row.device)] += self.bias.to(row.device)
+        if self.counts is not None:
+            self.counts.penalise(row, node)
+
+    def _bans(self, node: Node) -> list[int]:
+        bans = list(self.banned)
+        if self.stops and node.request.num_output_tokens + len(node.path) < node.request.params.min_tokens:
+            bans += self.stops
+        if self.phrases:
+            longest = max(map(len, self.phrases)) - 1
+            start = max(node.request.num_prompt_tokens, len(node.request.token_ids) - longest)
+            recent = [*node.request.token_ids[start:], *node.path]
+            bans += [ids[-1] for ids in self.phrases if recent[1 - len(ids) :] == ids[:-1]]
+        return bans
+
+
+class _Counts:
+    """The distinct tokens of prompt and output, with how often each is in the output. Follows the request as it grows."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids = np.unique(np.asarray(prompt, dtype=np.int64))
+        self.output = np.zeros(len(self.ids), dtype=np.float32)  # [capacity], of ids [capacity]
+        self.place = {token: i for i, token in enumerate(self.ids.tolist())}
+        self.num_known = len(prompt)
+
+    def penalise(self, row: Tensor, node: Node) -> None:
+        """Apply the three penalties to row [V] as if node.path had been emitted; the path leaves no trace."""
+        known = node.request.token_ids
+        for token in known[self.num_known :]:
+            self._push(token)
+        self.num_known = len(known)
+        settled = len(self.place)
+        for token in node.path:
+            self._push(token)
+        self._change(row, node.request)
+        for token in node.path:
+            self.output[self.place[token]] -= 1
+        for token in self.ids[settled : len(self.place)].tolist():
+            del self.place[token]
+
+    def _change(self, row: Tensor, request: Request) -> None:
+        p = request.params
+        ids = torch.from_numpy(self.ids[: len(self.place)]).to(row.device)
+        output = torch.from_numpy(self.output[: len(self.place)]).to(row.device)
+        scores = row[ids]
+        if p.repetition_penalty != 1.0:
+            scores = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
+        row[ids] = scores - output * p.frequency_penalty - (output > 0) * p.presence_penalty
+
+    def _push(self, token: int) -> None:
+        place = self.place.setdefault(token, len(self.place))
+        if place == len(self.ids):
+            self.ids = np.resize(self.ids, 2 * place + 16)
+            self.output = np.concatenate([self.output, np.zeros(place + 16, dtype=np.float32)])
+        self.ids[place] = token
+        self.output[place] += 1

@@ -1,0 +1,272 @@
+"""All proposers as one: who is asked about which row, what their answers make together, and what a broken one may cost.
+
+Owns the health of the proposers. Knows only the interface in base.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .base import Draft, DraftContext, DraftRow, Feedback, Needs, Proposer
+
+FORCED = -1
+"""Source of tokens that a grammar left no choice about."""
+
+MAX_FAILURES_IN_A_ROW = 3
+SLOW_CALL_S = 2.0
+SLOW_TOKEN_S = 0.05  # more for each context token that a drafter was allowed to ingest in the call
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class ProposerHealth:
+    """Totals of one proposer since the start."""
+
+    name: str
+    num_failures: int = 0
+    draft_seconds: float = 0.0
+    off_reason: str | None = None  # why it was switched off for good
+
+
+@dataclass
+class _Member:
+    index: int
+    proposer: Proposer
+    health: ProposerHealth
+    failures_in_a_row: int = 0  # steps, not calls: a step fails once, in propose or in observe
+    failed_this_step: bool = False
+
+    @property
+    def works(self) -> bool:
+        return self.health.off_reason is None
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """A run of one proposer's draft that was taken for a row."""
+
+    source: int
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    confidence: Sequence[float] | None = None
+    probs: Tensor | None = None  # [len(token_ids), V]
+
+
+@dataclass
+class _Asking:
+    """The state of one `propose`: how many tokens each row still wants, what it got, what drafters hold."""
+
+    wanted: list[int]
+    guesses: list[_Guess | None]
+    filled: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+class ProposerSet:
+    """A row's assigned proposer is asked first, the ones behind it in the list if it has nothing.
+
+    A proposer that raises, answers with something that is no draft, or is slow loses its guesses of that call; after three
+    such steps in a row it is off for good. Requests never notice more than lost speed.
+    """
+
+    def __init__(
+        self, proposers: Sequence[Proposer], clock: Callable[[], float] = time.perf_counter, vocab_size: int | None = None
+    ) -> None:
+        """clock: seconds; it measures calls. vocab_size: ids from here on are a proposer's fault; None = not checked."""
+        self.proposers = tuple(proposers)
+        self._members = [_Member(i, p, ProposerHealth(p.name)) for i, p in enumerate(proposers)]
+        self._clock = clock
+        self._vocab_size = vocab_size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.proposers)
+
+    @property
+    def needs(self) -> Needs:
+        """What all of them together want from the engine."""
+        all_needs = [p.needs for p in self.proposers]
+        return Needs(
+            hidden=tuple(sorted({boundary for needs in all_needs for boundary in needs.hidden})),
+            kv_layers=tuple(layer for needs in all_needs for layer in needs.kv_layers),
+            scratch_slots=max((needs.scratch_slots for needs in all_needs), default=0),
+        )
+
+    @property
+    def num_ingesting(self) -> int:
+        """Proposers that read every context token themselves."""
+        return sum(p.needs.ingests for p in self.proposers)
+
+    @property
+    def off_reasons(self) -> Mapping[str, str]:
+        """Why proposers were switched off, by name."""
+        return {m.health.name: m.health.off_reason for m in self._members if m.health.off_reason is not None}
+
+    def max_tokens_for(self, assigned: int) -> int:
+        """Most draft tokens of a row with this assignment, whoever answers in the end. -1 = nobody is asked."""
+        if assigned < 0:
+            return 0
+        return max((m.proposer.max_tokens for m in self._members[assigned:] if m.works), default=0)
+
+    def stats(self) -> tuple[ProposerHealth, ...]:
+        return tuple(replace(m.health) for m in self._members)
+
+    def propose(self, context: DraftContext) -> Draft:
+        """One draft for all rows, in their order, none longer than its ceiling. Never raises for a proposer's fault."""
+        rows = context.rows
+        asking = _Asking([row.ceiling if row.computed_after == len(row.token_ids) else 0 for row in rows], [None] * len(rows))
+        for i, row in enumerate(rows):
+            if row.forced and asking.wanted[i]:
+                tokens = row.forced[: asking.wanted[i]]
+                asking.guesses[i] = _Guess(FORCED, tokens, range(-1, len(tokens) - 1))
+        for member in self._members:
+            if member.works:
+                self._ask(member, context, asking)
+        return _merged(asking.guesses, asking.filled)
+
+    def observe(self, feedback: Feedback) -> None:
+        for member in self._members:
+            if member.works:
+                try:
+                    member.proposer.observe(feedback)
+                except Exception as error:  # noqa: BLE001 - whatever a proposer does costs its own guesses only
+                    self._failed(member, _told(error))
+
+    def forget(self, request_id: str) -> None:
+        for member in self._members:  # those that are off too: they hold memory
+            try:
+                member.proposer.forget(request_id)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failed(member, _told(error))
+
+    def check(self) -> None:
+        """Raise AssertionError if a working proposer's state is inconsistent."""
+        for member in self._members:
+            if member.works:
+                member.proposer.check()
+
+    def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
+        """Let one proposer answer for the rows that are its to answer, and take what is sound."""
+        rows = context.rows
+        mine = [
+            0 <= row.assigned <= member.index and wanted > 0 and guess is None
+            for row, wanted, guess in zip(rows, asking.wanted, asking.guesses, strict=True)
+        ]
+        ingests = member.proposer.needs.ingests  # then it must see every row in every step, to keep up
+        places = [i for i in range(len(rows)) if ingests or mine[i]]
+        if not places:
+            return
+        shown = [_as_seen_by(member.index, rows[i], mine[i]) for i in places] if ingests else [rows[i] for i in places]
+
+        if not member.failed_this_step:
+            member.failures_in_a_row = 0
+        member.failed_this_step = False
+        started = self._clock()
+        try:
+            draft = member.proposer.propose(replace(context, rows=shown))
+            fault = _fault(draft, len(shown), self._vocab_size)
+        except Exception as error:  # noqa: BLE001 - as above
+            draft, fault = Draft.empty(len(shown)), _told(error)
+        seconds = self._clock() - started
+        member.health.draft_seconds += seconds
+        limit = SLOW_CALL_S + (SLOW_TOKEN_S * context.max_ingest_tokens if ingests else 0.0)
+        if fault is None:
+            asking.filled.update({(member.index, request_id): n for (_, request_id), n in draft.filled.items()})
+            if seconds > limit:
+                fault = f"took {seconds:.1f} s, limit {limit:.1f} s"
+        if fault is not None:
+            self._failed(member, fault)
+            return
+        for place, i in enumerate(places):
+            if mine[i]:
+                asking.guesses[i] = _taken(draft, place, asking.wanted[i], member.index)
+
+    def _failed(self, member: _Member, reason: str) -> None:
+        health = member.health
+        health.num_failures += 1
+        if not member.failed_this_step:
+            member.failed_this_step = True
+            member.failures_in_a_row += 1
+        _log.warning("proposer %s failed, its guesses are dropped: %s", health.name, reason)
+        if member.failures_in_a_row >= MAX_FAILURES_IN_A_ROW and health.off_reason is None:
+            health.off_reason = f"failed {MAX_FAILURES_IN_A_ROW} steps in a row, lastly: {reason}"
+            _log.error("proposer %s is off: it %s", health.name, health.off_reason)
+
+
+def _as_seen_by(index: int, row: DraftRow, asked: bool) -> DraftRow:
+    """The row for a drafter with its own cache: its own num_filled only, and nothing to guess if others serve the row."""
+    return replace(row, num_filled=row.num_filled[index : index + 1], ceiling=row.ceiling if asked else 0)
+
+
+def _fault(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
+    """Why this is no draft of num_rows rows; None if it is one."""
+    total = len(draft.token_ids)
+    starts = draft.start_loc
+    if len(starts) != num_rows + 1 or starts[0] != 0 or starts[-1] != total or any(a > b for a, b in zip(starts, starts[1:], strict=False)):
+        return f"start_loc does not split {total} tokens into {num_rows} rows"
+    if len(draft.parents) != total or len(draft.source) != total:
+        return "parents or source have another length than token_ids"
+    limit = math.inf if vocab_size is None else vocab_size
+    for token in draft.token_ids:
+        if type(token) is not int or not 0 <= token < limit:
+            return f"{token!r} is no token id"
+    for start, end in zip(starts, starts[1:], strict=False):
+        if any(not -1 <= draft.parents[start + node] < node for node in range(end - start)):
+            return "a parent does not stand before its child"
+    if draft.confidence is not None and (len(draft.confidence) != total or not all(map(math.isfinite, draft.confidence))):
+        return "confidence is not one finite number a token"
+    if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != total):
+        return "probs are not one row a token"
+    return None
+
+
+def _taken(draft: Draft, place: int, wanted: int, source: int) -> _Guess | None:
+    """The first `wanted` tokens of one row of the draft, None if it has none. Parents come first, so a cut tree is a tree."""
+    start = draft.start_loc[place]
+    end = min(draft.start_loc[place + 1], start + wanted)
+    if start == end:
+        return None
+    return _Guess(
+        source,
+        draft.token_ids[start:end],
+        draft.parents[start:end],
+        None if draft.confidence is None else draft.confidence[start:end],
+        None if draft.probs is None else draft.probs[start:end],
+    )
+
+
+def _merged(guesses: Sequence[_Guess | None], filled: dict[tuple[int, str], int]) -> Draft:
+    """All rows' guesses in one draft. Who gives no confidence of its own counts as certain, who gives no probs as one-hot."""
+    merged = Draft([], [0], [], [], filled=filled)
+    taken = [guess for guess in guesses if guess is not None]
+    for guess in guesses:
+        if guess is not None:
+            merged.token_ids.extend(guess.token_ids)
+            merged.parents.extend(guess.parents)
+            merged.source.extend([guess.source] * len(guess.token_ids))
+        merged.start_loc.append(len(merged.token_ids))
+    confidence: list[float] | None = None
+    if any(guess.confidence is not None for guess in taken):
+        confidence = []
+        for guess in taken:
+            confidence.extend([1.0] * len(guess.token_ids) if guess.confidence is None else guess.confidence)
+    widths = [guess.probs.shape[1] for guess in taken if guess.probs is not None]
+    probs = torch.cat([_probs(guess, max(widths)) for guess in taken]) if widths else None
+    return replace(merged, confidence=confidence, probs=probs)
+
+
+def _probs(guess: _Guess, vocab_size: int) -> Tensor:
+    if guess.probs is not None:
+        return guess.probs
+    return torch.nn.functional.one_hot(torch.tensor(list(guess.token_ids)), vocab_size).float()
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

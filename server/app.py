@@ -1,0 +1,161 @@
+"""The web app: routes, the layers around them, and what errors become. Nothing here knows of tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .. import __version__
+from ..engine.errors import ForetokenError
+from .admission import Gate, Labelled
+from .chat import create_chat_completion
+from .completions import create_completion
+from .config import ServerConfig
+from .errors import ApiError, from_engine
+from .metrics import CONTENT_TYPE
+from .schemas import DetokenizeRequest, TokenizeRequest
+from .serving import Serving
+
+if TYPE_CHECKING:
+    from ..engine.async_engine import AsyncEngine
+
+WATCHDOG_S = 60.0
+"""An engine thread silent for so long hangs."""
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
+    """The API of one engine. The caller owns the engine's life; the app only asks it."""
+    serving = Serving(engine, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        log = asyncio.create_task(serving.metrics.log_traffic())
+        yield
+        log.cancel()
+
+    app = FastAPI(title="Foretoken", version=__version__, lifespan=lifespan, openapi_url=None)
+    _add_generation(app, serving)
+    _add_models(app, serving)
+    _add_tokens(app, serving)
+    _add_health(app, serving)
+    _add_errors(app)
+    # The last one added is the outermost: preflights carry no key, and refusals must be readable by a page's script.
+    app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_origin_regex=config.allowed_origin_regex,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    app.add_middleware(Labelled, on_response=serving.metrics.on_response)
+    return app
+
+
+def _add_generation(app: FastAPI, serving: Serving) -> None:
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(request: Request) -> Response:
+        return await create_chat_completion(request, serving)
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(request: Request) -> Response:
+        return await create_completion(request, serving)
+
+
+def _add_models(app: FastAPI, serving: Serving) -> None:
+    created = int(time.time())
+
+    def card(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": created, "owned_by": "foretoken", "max_model_len": serving.max_model_len}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(name) for name in serving.model_names]}
+
+    @app.get("/v1/models/{name:path}")  # names of the hub have a slash
+    async def model(name: str) -> dict[str, Any]:
+        return card(serving.require_model(name))
+
+
+def _add_tokens(app: FastAPI, serving: Serving) -> None:
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await serving.read(request, TokenizeRequest)
+        serving.require_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if body.prompt is not None:
+            tokens = await serving.chat_format.encode(body.prompt, body.add_special_tokens is not False)
+        else:
+            tokens = await serving.chat_format.encode_chat(
+                body.messages or [],
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                template_kwargs=body.chat_template_kwargs,
+            )
+        strings = [serving.token_text(token)[0] for token in tokens] if body.return_token_strs else None
+        return {"count": len(tokens), "max_model_len": serving.max_model_len, "tokens": tokens, "token_strs": strings}
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        body = await serving.read(request, DetokenizeRequest)
+        serving.require_model(body.model)
+        tokens = serving.require_tokens(body.tokens, "tokens")
+        return {"prompt": await asyncio.to_thread(serving.chat_format.decode, tokens)}
+
+
+def _add_health(app: FastAPI, serving: Serving) -> None:
+    engine = serving.engine
+
+    def live() -> bool:
+        return engine.healthy and engine.last_step_age_s < WATCHDOG_S
+
+    def state(ok: bool, otherwise: str) -> JSONResponse:
+        return JSONResponse({"status": "ok" if ok else otherwise}, 200 if ok else 503)
+
+    @app.get("/health")
+    @app.get("/health/live")
+    async def health() -> JSONResponse:
+        """Whether a restart would not help: the engine thread is there and moves."""
+        return state(live(), "engine not responding")
+
+    @app.get("/health/ready")
+    async def ready() -> JSONResponse:
+        """Whether new requests are welcome."""
+        return state(live() and not engine.draining, "draining" if engine.draining else "engine not responding")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(ForetokenError)
+    async def on_engine_error(request: Request, error: ForetokenError) -> JSONResponse:
+        return from_engine(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        """The framework's own: no such route, no such method."""
+        path, codes = request.scope["path"][:100], {404: "not_found", 405: "method_not_allowed"}
+        message = {404: f"there is no {path}", 405: f"{path} does not take {request.method[:20]}"}.get(error.status_code, "not possible")
+        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+        return ApiError(error.status_code, message, type=kind, code=codes.get(error.status_code), headers=error.headers).response()

@@ -1,0 +1,215 @@
+"""One API request as it runs: its prompts and choices in the engine, its clock, and what the client is told about both."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import ForetokenError, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from ..engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from ..engine.async_engine import AsyncEngine
+
+
+@dataclass
+class ChoiceProgress:
+    """What has come of one choice. Times are of the monotonic clock, in seconds."""
+
+    num_tokens: int = 0
+    first_token_time: float | None = None
+    last_token_time: float = 0.0
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+class Generation:
+    """P prompts with n choices each; choice `index` = prompt * n + choice of that prompt."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        metrics: Metrics,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        num_spec_tokens: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompts = prompts
+        self.params = params
+        self.choices = [ChoiceProgress() for _ in range(len(prompts) * params.n)]
+        self._engine = engine
+        self._metrics = metrics
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._num_spec_tokens = num_spec_tokens
+        self._start_time = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
+        """(index, delta) of all choices, as they come. Leaving early aborts what still runs.
+
+        Raises what AsyncEngine.generate raises before the first delta, and RequestFailed if a choice ends in an error.
+        """
+        streams = [
+            self._engine.generate(
+                prompt,
+                self.params,
+                request_id=f"{self.request_id}-{number}" if len(self.prompts) > 1 else self.request_id,
+                priority=self._priority,
+                cache_salt=self._cache_salt,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+        unfinished: FinishReason | None = "abort"
+        try:
+            async with aclosing(_merged(streams)) as merged:
+                async for number, delta in merged:
+                    index = number * self.params.n + delta.choice
+                    self._record(self.choices[index], delta)
+                    if delta.finish_reason == "error":
+                        raise RequestFailed(delta.error or "the request failed", delta.error_code or "engine_error")
+                    yield index, delta
+        except (InvalidRequest, QueueFull, ShuttingDown):
+            unfinished = None  # never accepted
+            raise
+        except ForetokenError:
+            unfinished = "error"
+            raise
+        finally:
+            if unfinished is not None:
+                self._report(unfinished)
+
+    def _record(self, choice: ChoiceProgress, delta: TokenDelta) -> None:
+        now, num_new = time.monotonic(), len(delta.token_ids)
+        if num_new:
+            if choice.first_token_time is None:
+                choice.first_token_time = now
+                self._metrics.on_first_token(now - self._start_time)
+            else:
+                self._metrics.on_tokens(now - choice.last_token_time, num_new)
+            choice.last_token_time = now
+            choice.num_tokens += num_new
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+            choice.num_cached_tokens = delta.num_cached_tokens
+            choice.stats = delta.stats or choice.stats
+
+    def _report(self, unfinished: FinishReason) -> None:
+        """Every accepted choice is counted once, whatever became of it."""
+        duration = time.monotonic() - self._start_time
+        for index, choice in enumerate(self.choices):
+            num_prompt_tokens = len(self.prompts[index // self.params.n])
+            self._metrics.on_finish(choice.finish_reason or unfinished, duration, num_prompt_tokens, choice.num_tokens)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage. Rejected drafts, predictions included, are never counted as completion tokens."""
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        # Later choices find the first one's prompt in the cache; what the request found there is what the first one found.
+        cached_tokens = sum(choice.num_cached_tokens for choice in self.choices[:: self.params.n])
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(choice.stats.accepted_prediction_tokens for choice in self.choices),
+                "rejected_prediction_tokens": sum(choice.stats.rejected_prediction_tokens for choice in self.choices),
+                "reasoning_tokens": 0,
+            },
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Times in ms and what speculation did, in vLLM's shape. Times per token are means over the choices' tokens."""
+        started = [choice for choice in self.choices if choice.first_token_time is not None]
+        first = min((choice.first_token_time or 0.0 for choice in started), default=None)
+        if first is None:
+            return {"speculative_decoding": self.speculative_decoding(self.choices)}
+        last = max(choice.last_token_time for choice in started)
+        gaps = sum(choice.num_tokens - 1 for choice in started)
+        decoding = sum(choice.last_token_time - (choice.first_token_time or 0.0) for choice in started)
+        num_tokens = sum(choice.num_tokens for choice in started)
+        return {
+            "time_to_first_token_ms": _ms(first - self._start_time),
+            "generation_time_ms": _ms(last - first),
+            "mean_itl_ms": _ms(decoding / gaps) if gaps else None,
+            "tokens_per_second": round(num_tokens / max(last - self._start_time, 1e-9), 2),
+            "speculative_decoding": self.speculative_decoding(self.choices),
+        }
+
+    def speculative_decoding(self, choices: Sequence[ChoiceProgress]) -> dict[str, Any]:
+        """Over all steps of these choices. acceptance_histogram[j]: steps in which j drafts were accepted."""
+        total = _total([choice.stats for choice in choices])
+        return {
+            "mean_acceptance_length": round(total.mean_acceptance_length, 4),
+            "draft_acceptance_rate": round(total.draft_acceptance_rate, 4),
+            "acceptance_histogram": total.histogram,
+            "num_spec_steps": total.num_steps,
+            "num_draft_tokens": total.num_draft_tokens,
+            "num_accepted_draft_tokens": total.num_accepted_tokens,
+            "num_spec_tokens": self._num_spec_tokens,
+        }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _total(parts: Sequence[SpeculationStats]) -> SpeculationStats:
+    histogram = [0] * max((len(part.histogram) for part in parts), default=0)
+    for part in parts:
+        for num_accepted, num_steps in enumerate(part.histogram):
+            histogram[num_accepted] += num_steps
+    return SpeculationStats(
+        num_steps=sum(part.num_steps for part in parts),
+        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        histogram=histogram,
+    )
+
+
+async def _merged(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerator[tuple[int, TokenDelta]]:
+    """Items of several streams with their stream's number, in order of arrival; the first error ends it."""
+    if len(streams) == 1:  # the common case needs no tasks: closing this generator closes the stream where it waits
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    arrived: asyncio.Queue[tuple[int, TokenDelta | Exception | None]] = asyncio.Queue()
+
+    async def pump(number: int, stream: AsyncIterator[TokenDelta]) -> None:
+        try:
+            async for delta in stream:
+                arrived.put_nowait((number, delta))
+            arrived.put_nowait((number, None))
+        except Exception as error:
+            arrived.put_nowait((number, error))
+
+    pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        num_open = len(pumps)
+        while num_open:
+            number, item = await arrived.get()
+            match item:
+                case None:
+                    num_open -= 1
+                case Exception():
+                    raise item
+                case delta:
+                    yield number, delta
+    finally:
+        for task in pumps:
+            task.cancel()

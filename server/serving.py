@@ -1,0 +1,122 @@
+"""What every route works with: the engine, the settings, and the steps that all requests share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from .. import __version__
+from ..engine.request import SamplingParams
+from .chat_format import ChatFormat
+from .config import ServerConfig
+from .errors import ApiError
+from .generation import Generation
+from .logprobs import TokenText
+from .metrics import Metrics
+from .schemas import GenerationRequest, StreamOptions, settle_extras
+
+if TYPE_CHECKING:
+    from ..engine.async_engine import AsyncEngine
+
+SYSTEM_FINGERPRINT = f"fp_foretoken_{__version__}"
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Serving:
+    """One engine behind one API."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        loaded = engine.engine
+        self.engine = engine
+        self.config = config
+        self.model_names = config.served_model_names or (loaded.model.name,)
+        self.max_model_len = loaded.model.max_model_len
+        self.proposer_names = loaded.proposer_names
+        self.metrics = Metrics(engine.stats, self.model_names[0])
+        self.chat_format = ChatFormat(loaded.tokenizer, loaded.model.max_model_len)
+        self.token_text = TokenText(loaded.tokenizer)
+        self._vocab_size = loaded.model.vocab_size
+        ceilings = [proposer.num_speculative_tokens for proposer in loaded.speculative.proposers]
+        self._num_spec_tokens = max((ceiling for ceiling in ceilings if ceiling is not None), default=None)
+
+    async def read(self, request: Request, model: type[Body]) -> Body:
+        """The request's JSON body as `model`. Raises ApiError."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "send the body as Content-Type: application/json, without Content-Encoding", code="unsupported_media_type")
+        try:
+            body = model.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise _invalid(error) from None
+        self.metrics.on_unknown_fields(settle_extras(body))
+        return body
+
+    def require_model(self, name: str | None) -> str:
+        """The model's name as asked for; without one, the first. Raises ApiError with the names there are."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            message = f"The model {name[:100]!r} does not exist. Served here: {', '.join(self.model_names)}"
+            raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
+        return name
+
+    def require_room(self, num_choices: int) -> None:
+        """n times the prompts are that many requests to the queue. Raises ApiError if they could never fit."""
+        limit = self.config.max_queued_requests
+        if num_choices > limit:
+            raise ApiError(400, f"n times the number of prompts is {num_choices}; the limit is {limit}", param="n")
+
+    def require_tokens(self, token_ids: list[int], param: str) -> list[int]:
+        """The same, if the model has all of them. Raises ApiError."""
+        if not token_ids:
+            raise ApiError(400, f"{param} is empty", param=param)
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise ApiError(400, f"{param} holds a token id that is not from 0 to {self._vocab_size - 1}", param=param)
+        return token_ids
+
+    def stream_options(self, body: GenerationRequest) -> StreamOptions:
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        return body.stream_options or StreamOptions()
+
+    def generation(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        id_prefix: str,
+    ) -> Generation:
+        self.require_room(len(prompts) * params.n)
+        method = params.speculation_settings.method
+        if method not in ("auto", "off", *self.proposer_names):
+            known = ", ".join(("auto", "off", *self.proposer_names))
+            raise ApiError(400, f"speculation.method {method[:40]!r} is not configured; there are: {known}", param="speculation.method")
+        # Behind several keys are several parties: none may learn from the shared cache what another has asked.
+        salt = ".".join(part for part in (request.state.tenant, body.cache_salt) if part)
+        return Generation(
+            self.engine,
+            self.metrics,
+            prompts,
+            params,
+            request_id=id_prefix + uuid.uuid4().hex,
+            priority=body.priority or 0,
+            cache_salt=salt,
+            num_spec_tokens=self._num_spec_tokens,
+        )
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    """The first mistake, by its field's path; the value itself is not repeated."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    if not first["loc"]:
+        problem = first["msg"] if first["type"] == "json_invalid" else "the body must be a JSON object"
+        return ApiError(400, problem, code="invalid_json")
+    path = ".".join(str(part) for part in first["loc"])[:200]
+    return ApiError(400, f"{path}: {first['msg']}", param=path)

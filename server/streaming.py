@@ -1,0 +1,149 @@
+"""Answers of a running generation: one JSON body, or server-sent events. Either way a client that leaves ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from ..engine.errors import ForetokenError
+from ..engine.request import TokenDelta
+from .errors import from_engine, internal_error
+from .generation import Generation
+from .schemas import StreamOptions
+
+logger = logging.getLogger("foretoken.server")
+
+PING_S = 15
+STALLED_S = 30
+"""A client that takes no byte for so long is gone."""
+
+T = TypeVar("T")
+
+
+class Shape(Protocol):
+    """How a route spells choices."""
+
+    def envelope(self, *, chunk: bool) -> dict[str, Any]: ...  # id, object, created, model
+    def opening(self) -> list[dict[str, Any]]: ...  # choices of a stream's first chunks
+    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta
+    def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]: ...  # a whole choice
+
+
+async def answer(request: Request, generation: Generation, shape: Shape, stream: bool, options: StreamOptions) -> Response:
+    """Run it. Raises ForetokenError if it fails before anything was sent, ClientDisconnect if nobody waits any more."""
+    if not stream:
+        return JSONResponse(await unless_gone(request, whole(generation, shape)))
+    # Mistakes are found before the first delta, and deserve a status of their own; a long queue must not look dead.
+    started = Started(generation)
+    await unless_gone(request, started.wait(PING_S))
+    return EventSourceResponse(
+        events(started, shape, options),
+        ping=PING_S,
+        ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+        send_timeout=STALLED_S,
+        sep="\n",
+    )
+
+
+async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    deltas: list[list[TokenDelta]] = [[] for _ in generation.choices]
+    async for index, delta in generation.deltas():
+        deltas[index].append(delta)
+    choices = [shape.choice(index, of_choice) for index, of_choice in enumerate(deltas)]
+    if len(choices) > 1:
+        for choice, progress in zip(choices, generation.choices, strict=True):
+            choice["speculative_decoding"] = generation.speculative_decoding([progress])
+    return shape.envelope(chunk=False) | {"choices": choices, "usage": generation.usage(), "metrics": generation.metrics()}
+
+
+class Started:
+    """A generation whose first delta is already awaited."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self._deltas = generation.deltas()
+        self._first = asyncio.ensure_future(anext(self._deltas))
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return with the first delta, or after timeout_s without it; raise what it raised. If cancelled, all ends."""
+        try:
+            await asyncio.wait({self._first}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            self._first.cancel()
+            raise
+        if self._first.done():
+            self._first.result()
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
+        try:
+            yield await self._first
+            async for item in self._deltas:
+                yield item
+        finally:
+            self._first.cancel()
+            await self._deltas.aclose()
+
+
+async def events(started: Started, shape: Shape, options: StreamOptions) -> AsyncGenerator[bytes]:
+    """The stream: an opening chunk per choice, one chunk per engine step and choice, the totals, [DONE].
+
+    A failure on the way is an event with an error; the status is long sent.
+    """
+    generation, deltas = started.generation, started.deltas()
+    envelope = shape.envelope(chunk=True)
+    if options.include_usage or options.continuous_usage_stats:
+        envelope["usage"] = None
+    try:
+        for choice in shape.opening():
+            yield event(envelope | {"choices": [choice]})
+        async for index, delta in deltas:
+            chunk = envelope | {"choices": [shape.chunk(index, delta)]}
+            if options.continuous_usage_stats:
+                chunk["usage"] = generation.usage()
+            if delta.finish_reason is not None and generation.finished and not options.include_usage:
+                chunk["metrics"] = generation.metrics()
+            yield event(chunk)
+        if options.include_usage:
+            yield event(envelope | {"choices": [], "usage": generation.usage(), "metrics": generation.metrics()})
+    except ForetokenError as error:
+        yield event(from_engine(error).body)
+    except Exception:
+        logger.exception("stream %s failed", generation.request_id)
+        yield event(internal_error(generation.request_id).body)
+    finally:
+        await deltas.aclose()
+    yield b"data: [DONE]\n\n"
+
+
+def event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client leaves: servers do not cancel handlers by themselves.
+
+    Raises ClientDisconnect then. The request's body must have been read.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from running_server import RunningServer, environment
+
+from foretoken import __version__
+from foretoken.server.cli import CONFIG, UNAVAILABLE, USAGE
+from foretoken.server.config import ServerConfig
+from foretoken.server.launch import with_key
+from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
+from foretoken.server.logs import OneLineFormatter
+
+
+def foretoken(*argv: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foretoken", *map(str, argv)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment(), timeout=60)
+
+
+def one_line_error(ended: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("foretoken: [")]  # without progress
+    assert len(lines) == 1 and lines[0].startswith("foretoken: error: "), ended.stderr
+    return lines[0]
+
+
+def test_the_command_line_does_not_import_torch() -> None:
+    """A mistake, or a port in use, is known in a fraction of a second only while this holds."""
+    modules = "foretoken.server.cli, foretoken.server.config, foretoken.server.listener, foretoken.server.launch"
+    code = f"import sys, {modules}; print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
+
+
+def test_help_and_version() -> None:
+    assert foretoken("version").stdout == foretoken("--version").stdout == f"foretoken {__version__}\n"
+    for argv in [(), ("--help",), ("serve", "--help"), ("chat", "--help"), ("bench", "--help")]:
+        ended = foretoken(*argv)
+        assert ended.returncode == 0 and "examples:" in ended.stdout and not ended.stderr
+
+
+def test_mistakes_in_the_command_line() -> None:
+    ended = foretoken("sevre")
+    assert ended.returncode == USAGE and "did you mean serve?" in one_line_error(ended)
+    ended = foretoken("serve", "--modle", "T")
+    assert ended.returncode == USAGE and "did you mean --model?" in one_line_error(ended)
+
+
+def test_an_address_that_cannot_be_had_is_known_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        start = time.monotonic()
+        ended = foretoken("serve", "--port", port)
+        assert time.monotonic() - start < 5  # 0.5 s on an idle machine; loading torch alone takes longer
+    assert ended.returncode == UNAVAILABLE and f"port {port} on 127.0.0.1 is in use" in one_line_error(ended)
+    ended = foretoken("serve", "--host", "192.0.2.1", "--port", 0)
+    assert ended.returncode == UNAVAILABLE and "--host 192.0.2.1 is no address of this machine" in one_line_error(ended)
+
+
+def test_a_host_that_does_not_exist() -> None:
+    with pytest.raises(ListenError, match="--host no-such-host.invalid cannot be resolved"):
+        listen("no-such-host.invalid", 0)
+
+
+@pytest.mark.parametrize(("host", "shown", "reachable"), [("127.0.0.1", "127.0.0.1", False), ("0.0.0.0", "127.0.0.1", True)])
+def test_listening_takes_the_port_at_once(host: str, shown: str, reachable: bool) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert url(listener) == f"http://{shown}:{port}" and reachable_from_outside(listener) == reachable
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        with pytest.raises(ListenError, match="is in use"):
+            listen(host, port)
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()  # waits in the queue until the server accepts
+
+
+def test_a_key_is_made_only_where_strangers_could_come() -> None:
+    config, made = with_key(ServerConfig(), reachable=True)
+    assert made and len(config.api_keys[0]) >= 32 and with_key(ServerConfig(), reachable=True)[0].api_keys != config.api_keys
+    for kept, reachable in [(ServerConfig(), False), (ServerConfig(insecure_no_auth=True), True), (ServerConfig(api_keys=("k",)), True)]:
+        assert with_key(kept, reachable) == (kept, False)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, tiny_target: Path) -> None:
+    empty, no_weights, truncated = tmp_path / "empty", tmp_path / "no-weights", tmp_path / "truncated"
+    for folder in (empty, no_weights, truncated):
+        folder.mkdir()
+    (no_weights / "config.json").write_text("{}")
+    for file in tiny_target.iterdir():
+        (truncated / file.name).write_bytes(file.read_bytes())
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    for folder, message in [
+        (tmp_path / "missing", "does not exist"),
+        (empty, "has no config.json"),
+        (no_weights, "has no *.safetensors"),
+        (weights, "is a file"),
+        (truncated, "model.safetensors"),
+    ]:
+        ended = foretoken("serve", folder, "--port", 0)
+        assert message in one_line_error(ended) and ended.returncode == CONFIG
+
+
+def test_log_lines_cannot_be_forged() -> None:
+    import logging
+
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "GET %s", ("/a\r\n2026 INFO forged\x1b[31m\u2028",), None)
+    line = OneLineFormatter("%(message)s").format(record)
+    assert line == "GET /a\\x0d\\x0a2026 INFO forged\\x1b[31m\\u2028"
+
+
+def test_chat_without_a_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    ended = foretoken("chat", "--url", f"http://127.0.0.1:{port}")
+    assert ended.returncode == UNAVAILABLE and "start one with `foretoken serve`" in one_line_error(ended)
+
+
+def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
+    """A reachable server makes a key, tells how to use it, talks to `foretoken chat` and drains on SIGTERM."""
+    server = server_process(tiny_target, "--host", "0.0.0.0", "--served-model-name", "tiny", "--log-level", "info")
+
+    # 1. The banner says everything one needs.
+    found = re.search(r"^  api key    (\S+)  \(made now", server.log, re.MULTILINE)
+    assert found, server.log
+    key = found[1]
+    assert "/v1/chat/completions" in server.log and f"Bearer {key}" in server.log and "/metrics" in server.log
+    assert "ngram" in server.log and "foretoken: [" in server.log
+
+    # 2. The key is needed, and enough.
+    with server.client() as stranger:
+        assert stranger.get("/v1/models").status_code == 401
+    with server.client(headers={"Authorization": f"Bearer {key}"}) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+
+        # 3. `foretoken chat` streams an answer and says how fast it came.
+        said = foretoken("chat", "--url", server.url, "--api-key", key, "--max-tokens", 8, stdin="Hello\n\n")
+        assert said.returncode == 0 and re.search(r"\[\d+ tokens, \d+ tokens/s\]", said.stdout), said.stderr
+        refused = foretoken("chat", "--url", server.url, "--api-key", "wrong", stdin="Hello\n\n")
+        assert refused.returncode == 1 and "foretoken: error: " in refused.stderr
+
+        # 4. SIGTERM: new requests are turned away while the one in flight comes to its proper end.
+        body = {"model": "tiny", "prompt": "The quick", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            first = next(line for line in lines if line.startswith("data:"))
+            server.process.send_signal(signal.SIGTERM)
+            answers: list[httpx.Response] = []
+            late = threading.Thread(target=_ask_while_draining, args=(server, key, answers))
+            late.start()
+            chunks = [first, *(line for line in lines if line.startswith("data:"))]
+            late.join()
+    assert chunks[-1] == "data: [DONE]"
+    reasons = [choice["finish_reason"] for line in chunks[:-1] for choice in json.loads(line[5:])["choices"]]
+    assert reasons[-1] == "length"
+    assert answers and answers[-1].status_code == 503, answers
+    assert server.process.wait(20) == 0
+    assert "Traceback" not in server.log and "SIGTERM: finishing requests" in server.log
+
+
+def _ask_while_draining(server: RunningServer, key: str, answers: list[httpx.Response]) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    with server.client(headers={"Authorization": f"Bearer {key}"}) as client:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not (answers and answers[-1].status_code == 503):
+            try:
+                answers.append(client.post("/v1/completions", json=body))
+            except httpx.TransportError:  # it has already gone
+                return

@@ -1,0 +1,182 @@
+"""Command lines and scripts that users of vLLM have, with nothing changed but the program's and the models' names."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running_server import RunningServer
+
+from foretoken import LLM, SamplingParams
+from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, ProposerConfig, SpeculativeConfig
+from foretoken.server.config import ServerConfig
+
+NGRAM_JSON = '{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":2}'
+OLD_NGRAM = "serve --model T --speculative-model '[ngram]' --num-speculative-tokens 5"
+PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one"]
+
+
+def read(command: str) -> ServerConfig:
+    """What the server makes of a command line as a shell would split it."""
+    program, *words = shlex.split(command)
+    assert program == "serve"
+    return ServerConfig.from_cli(words)
+
+
+def speculative(command: str) -> SpeculativeConfig:
+    config = read(command)
+    assert config.engine.model.model == "T" and config.engine.speculative is not None
+    return config.engine.speculative
+
+
+@pytest.fixture
+def folder_with_d(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter without a method is recognised by what is in its folder."""
+    (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "proposer"),
+    [
+        (OLD_NGRAM + " --ngram-prompt-lookup-max 4", NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=1)),
+        (OLD_NGRAM, NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=1)),
+        (OLD_NGRAM.replace("'[ngram]'", "[ngram]"), NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=1)),
+        (OLD_NGRAM.replace("'[ngram]'", "ngram"), NgramConfig(5, prompt_lookup_max=4, prompt_lookup_min=1)),
+        (OLD_NGRAM + " --ngram-prompt-lookup-min 2 --ngram-prompt-lookup-max 3", NgramConfig(5, 3, 2)),
+        (OLD_NGRAM + " --ngram-prompt-lookup-min 6", NgramConfig(5, 6, 6)),
+        ("serve --model T --speculative-model '[ngram]'", NgramConfig(5, 4, 1)),
+        ("serve T --spec-method ngram --spec-tokens 3", NgramConfig(3, 4, 1)),
+        ("serve T --num-speculative-tokens 3", NgramConfig(3, 4, 1)),
+        ("serve --model T --speculative-model D --num-speculative-tokens 5", DraftModelConfig("D", 5)),
+        ("serve --model T --speculative-model D --num-speculative-tokens 5 --tensor-parallel-size 1", DraftModelConfig("D", 5)),
+        (
+            "serve --model T --speculative-model D --num-speculative-tokens 5 --speculative-max-model-len 256 "
+            "--speculative-draft-tensor-parallel-size 1 --speculative-model-quantization int8",
+            DraftModelConfig("D", 5, max_model_len=256, quantization="int8"),
+        ),
+        ("serve T --spec-method draft_model --spec-model D --spec-tokens 4", DraftModelConfig("D", 4)),
+        (f"serve T --speculative-config '{NGRAM_JSON}'", NgramConfig(5, 5, 2)),
+        ("""serve T --speculative-config '{"method":"ngram"}'""", NgramConfig(5, 5, 5)),
+        ("""serve T --speculative-config '{"method":"ngram","prompt_lookup_max":3}'""", NgramConfig(5, 3, 3)),
+        (
+            """serve T --speculative-config '{"method":"draft_model","draft_model":"D","num_speculative_tokens":3}'""",
+            DraftModelConfig("D", 3),
+        ),
+        ("""serve T --speculative-config '{"method":"medusa","num_heads":4}'""", MedusaConfig(None, 4, 4)),
+        (
+            """serve T --speculative-config '{"model":"E","draft_tensor_parallel_size":1,"num_speculative_tokens":5,"method":"eagle"}'""",
+            EagleConfig("E", "eagle", 5),
+        ),
+        ("serve T --speculative-config 'method: ngram\nnum_speculative_tokens: 4\nprompt_lookup_max: 4\n'", NgramConfig(4, 4, 4)),
+    ],
+)
+def test_the_drafter_a_command_line_asks_for(command: str, proposer: ProposerConfig, folder_with_d: None) -> None:
+    assert speculative(command).proposers == (proposer,)
+
+
+def test_limits_of_old_flags() -> None:
+    assert speculative(OLD_NGRAM + " --speculative-disable-by-batch-size 4").disable_by_batch_size == 4
+    assert speculative(OLD_NGRAM).disable_by_batch_size == SpeculativeConfig().disable_by_batch_size
+    assert speculative(OLD_NGRAM + " --spec-decoding-acceptance-method rejection_sampler").proposers
+
+
+def test_files(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("method: ngram\nnum_speculative_tokens: 4\nprompt_lookup_max: 4\n")
+    for value in (config.read_text(), f"@{config}"):
+        assert speculative(f"serve T --speculative-config {shlex.quote(value)}").proposers == (NgramConfig(4, 4, 4),)
+    server = tmp_path / "server.yaml"
+    server.write_text("model: T\nport: 8123\nspeculative-config:\n  method: ngram\n  num_speculative_tokens: 2\nmax-num-seqs: 4\n")
+    config = read(f"serve --config {server}")
+    assert (config.port, config.engine.scheduler.max_num_seqs) == (8123, 4)
+    assert config.engine.speculative == SpeculativeConfig((NgramConfig(2),))
+
+
+def test_common_engine_flags() -> None:
+    config = read(
+        "serve T --max-model-len 4096 --max-num-seqs 16 --max-num-batched-tokens 1024 --gpu-memory-utilization 0.9 "
+        "--served-model-name name --dtype bfloat16 --quantization None --seed 42 --api-key token-abc123 --host 0.0.0.0 --port 8001"
+    )
+    model, scheduler = config.engine.model, config.engine.scheduler
+    assert (model.model, model.max_model_len, model.served_model_name, model.dtype, model.seed) == ("T", 4096, "name", "bfloat16", 42)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (16, 1024)
+    assert (config.api_keys, config.host, config.port, config.engine.cache.memory_share) == (("token-abc123",), "0.0.0.0", 8001, 0.9)
+
+
+def _speculated(server: RunningServer, prompt: str = "one two three one two three one two") -> None:
+    """A greedy completion is the same with speculation and without, and speculation really took place."""
+    with_drafts = server.complete(prompt, max_tokens=48, ignore_eos=True)
+    without = server.complete(prompt, max_tokens=48, ignore_eos=True, speculation={"method": "off"})
+    assert with_drafts["choices"] == without["choices"]
+    with server.client() as client:
+        metrics = client.get("/metrics").text
+    (drafted,) = [line for line in metrics.splitlines() if line.startswith("vllm:spec_decode_num_draft_tokens_total{")]
+    assert float(drafted.split()[-1]) > 0
+
+
+def test_serve_ngram_by_old_flags(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
+    server = server_process(
+        *("--model", tiny_target, "--speculative-model", "[ngram]", "--num-speculative-tokens", 5, "--ngram-prompt-lookup-max", 4),
+        *("--enforce-eager", "--swap-space", 4),
+    )
+    assert server.log.count("foretoken: warning: ") == 1 and "--enforce-eager, --swap-space" in server.log
+    _speculated(server)
+    assert server.stop() == 0
+
+
+def test_serve_ngram_by_json(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
+    _speculated(server_process(tiny_target, "--speculative-config", NGRAM_JSON, "--max-model-len", 256, "--seed", 1))
+
+
+def test_serve_a_draft_model(server_process: Callable[..., RunningServer], tiny_target: Path, tiny_draft: Path) -> None:
+    server = server_process(
+        *("--model", tiny_target, "--speculative-model", tiny_draft, "--num-speculative-tokens", 5, "--tensor-parallel-size", 1)
+    )
+    assert "draft_model" in server.log
+    _speculated(server)
+
+
+def _generate(llm: LLM, **params: object) -> list[list[int]]:
+    settings = {"max_tokens": 24, "temperature": 0.0, "top_p": 1.0, "ignore_eos": True} | params
+    outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings))  # pyright: ignore[reportArgumentType]
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_two_llms_in_one_process(tiny_target: Path, tiny_draft: Path) -> None:
+    """The published comparison: the same prompts with and without a draft model, both models alive at once."""
+    plain = LLM(model=str(tiny_target), tensor_parallel_size=1, gpu_memory_utilization=0.6, speculative_config={"method": "off"})
+    drafted = LLM(
+        model=str(tiny_target),
+        speculative_config={"model": str(tiny_draft), "method": "draft_model", "num_speculative_tokens": 5},
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.6,
+    )
+    seconds: dict[str, float] = {}
+    texts: dict[str, list[list[int]]] = {}
+    for name, llm in {"baseline": plain, "speculative": drafted}.items():
+        start = time.perf_counter()
+        texts[name] = _generate(llm)
+        seconds[name] = time.perf_counter() - start
+    assert texts["baseline"] == texts["speculative"]
+    assert all(len(tokens) == 24 for tokens in texts["baseline"]) and min(seconds.values()) > 0
+    text = drafted.get_tokenizer().decode(texts["speculative"][0])
+    assert isinstance(text, str) and text
+
+
+def test_a_loop_over_k_and_acceptance_read_offline(tiny_target: Path) -> None:
+    texts = []
+    for k in (1, 3, 5, 7):
+        llm = LLM(model=str(tiny_target), speculative_config={"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 2})
+        texts.append(_generate(llm))
+    assert all(text == texts[0] for text in texts)
+
+
+def test_one_request_without_speculation(tiny_target: Path) -> None:
+    llm = LLM(model=str(tiny_target), speculative_config={"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 2})
+    assert _generate(llm, speculation={"method": "off"}) == _generate(llm)
