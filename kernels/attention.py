@@ -5,16 +5,26 @@ Owns the memory layout of `TorchKV` and the meaning of a `RaggedBatch` for atten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import KVLayerSpec, RaggedBatch
+
+SPAN_TOKENS = 128
+"""Most tokens that attend together. Shorter pieces of a prompt skip more of the keys that lie ahead of them."""
+
+WIDE_TOKENS = 16
+"""Spans longer than this attend alone: there is enough work in one, and padding others to its length would waste it."""
 
 
 class TorchKV:
     """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
 
-    Slots start uninitialised. Nothing reads a slot that no pass has written.
+    Slots start uninitialised, so that memory is taken as it is used. Nothing reads a slot that no pass has written.
     """
 
     def __init__(
@@ -25,12 +35,15 @@ class TorchKV:
         slots = num_blocks * block_size
         self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=dtype, device=device) for spec in layers]
         self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=dtype, device=device) for spec in layers]
+        self._k_scratch = self._v_scratch = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
-        if (slots < 0).any():
-            kept = slots >= 0
-            slots, k, v = slots[kept], k[kept], v[kept]
+        kept = slots >= 0
+        self.write_all(layer, slots[kept], k[kept], v[kept])
+
+    def write_all(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """`write` for callers that know that no slot is -1."""
         self.k[layer].index_copy_(0, slots, k)
         self.v[layer].index_copy_(0, slots, v)
 
@@ -38,17 +51,37 @@ class TorchKV:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
         return self.k[layer].index_select(0, slots), self.v[layer].index_select(0, slots)
 
+    def read(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """`gather` without a copy of its own: what it returns holds until the next read.
+
+        A slice is a view of the cache. Other slots are copied to one buffer that all layers and passes reuse: page faults of
+        a fresh one would cost more than the copy.
+        """
+        k, v = self.k[layer], self.v[layer]
+        if isinstance(slots, slice):
+            return k[slots], v[slots]
+        self._k_scratch, self._v_scratch = (
+            _at_least(buffer, len(slots) * cache[0].numel()) for buffer, cache in ((self._k_scratch, k), (self._v_scratch, v))
+        )
+        return _select(k, slots, self._k_scratch), _select(v, slots, self._v_scratch)
+
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
         for cache in (*self.k, *self.v):
             cache.index_copy_(0, dst, cache.index_select(0, src))
 
 
-class AttentionPlan:
-    """Everything about a ragged batch that all layers share, built once per pass."""
+def _at_least(buffer: Tensor, numel: int) -> Tensor:
+    if buffer.numel() >= numel:
+        return buffer
+    with torch.inference_mode(False):  # else it could not be written to outside inference mode
+        return torch.empty(numel, dtype=buffer.dtype, device=buffer.device)
 
-    def __init__(self, batch: RaggedBatch) -> None:
-        self.batch = batch
+
+def _select(cache: Tensor, slots: Tensor, buffer: Tensor) -> Tensor:
+    shape = (len(slots), *cache.shape[1:])
+    out = buffer[: len(slots) * cache[0].numel()].view(shape)
+    return torch.index_select(cache, 0, slots, out=out)
 
 
 def paged_attention(
@@ -64,17 +97,230 @@ def paged_attention(
 ) -> Tensor:
     """Attention of q [T, H, k_dim] over the cache, [T, H, v_dim]; k and v [T, kv_heads, dim] are written to it first.
 
-    k None: attend only. Who sees whom is said by RaggedBatch. What padding tokens get is finite and means nothing.
+    k None: attend only. Who sees whom is said by RaggedBatch. Padding tokens get zeros.
     """
     if k is not None and v is not None:
-        kv.write(layer, plan.batch.slot_mapping, k, v)
-    return attention_reference(q, kv, layer, plan.batch, scale, window, softcap)
+        plan.write(kv, layer, k, v)
+    groups = plan.groups(window)
+    if len(groups) == 1 and groups[0].covers_batch:
+        return groups[0].attend(q, *kv.read(layer, groups[0].slots), scale, softcap)
+    out = q.new_zeros(q.shape[0], q.shape[1], kv.v[layer].shape[2])
+    for group in groups:
+        group.put(out, group.attend(group.take(q), *kv.read(layer, group.slots), scale, softcap))
+    return out
+
+
+class AttentionPlan:
+    """Everything about a ragged batch that all layers share, built once per pass.
+
+    Rows are cut into spans; spans of similar shape form groups, each one call of the attention kernel. Groups differ by
+    window, so they are built when the first layer with that window asks for them.
+    """
+
+    def __init__(self, batch: RaggedBatch) -> None:
+        self.batch = batch
+        slots = batch.slot_mapping.tolist()
+        self._starts: list[int] = batch.query_start_loc.tolist()
+        self._seq_lens: list[int] = batch.seq_lens.tolist()
+        self._num_causal: list[int] = batch.num_causal.tolist()
+        self._has_padding = any(slot < 0 for slot in slots) or self._starts[-1] != len(slots)
+        self._is_padding = [slot < 0 for slot in slots] if self._has_padding else []
+        self._kept = (batch.slot_mapping >= 0).nonzero()[:, 0]  # tokens that are written
+        self._slots = batch.slot_mapping[self._kept] if self._has_padding else batch.slot_mapping
+        self._groups: dict[int | None, list[SpanGroup]] = {}
+
+    def write(self, kv: TorchKV, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the batch's k and v [T, kv_heads, dim] in its slots."""
+        if self._has_padding:
+            k, v = k[self._kept], v[self._kept]
+        kv.write_all(layer, self._slots, k, v)
+
+    def groups(self, window: int | None) -> list[SpanGroup]:
+        """The spans of all rows, grouped, for layers with this window."""
+        if window is not None and window >= max(self._seq_lens, default=0):
+            window = None  # nothing is far enough away
+        if window not in self._groups:
+            groups = _similar(self._spans(window))
+            self._groups[window] = [SpanGroup(spans, self.batch, window, self._has_padding) for spans in groups]
+        return self._groups[window]
+
+    def _spans(self, window: int | None) -> list[_Span]:
+        spans: list[_Span] = []
+        for row, seq_len in enumerate(self._seq_lens):
+            row_start, row_end = self._starts[row], self._starts[row + 1]
+            row_first = seq_len - (row_end - row_start)
+            tree = row_first + self._num_causal[row]
+            for start in range(row_start, row_end, SPAN_TOKENS):
+                length = min(SPAN_TOKENS, row_end - start)
+                if self._has_padding and all(self._is_padding[start : start + length]):
+                    continue
+                first = row_first + start - row_start
+                is_causal = first + length <= tree
+                end = first + length if is_causal else seq_len
+                low = 0
+                if window is not None:
+                    position = first if is_causal else int(self.batch.positions[start : start + length].min())
+                    low = max(0, min(position - window + 1, tree))
+                spans.append(_Span(row, start, length, first, low, end, tree))
+        return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Consecutive tokens of one row that attend together, and the places that any of them may see."""
+
+    row: int
+    start: int  # flat index of the first token
+    length: int
+    first: int  # place of the first token
+    low: int  # places low:end are read
+    end: int
+    tree: int  # place of the row's first tree token
+
+    @property
+    def num_places(self) -> int:
+        return self.end - self.low
+
+    @property
+    def is_causal(self) -> bool:
+        return self.first + self.length <= self.tree
+
+
+def _similar(spans: list[_Span]) -> list[list[_Span]]:
+    """Spans that may be padded to one shape: all of one token, or of a few, and of similar context."""
+    if len(spans) <= 1:
+        return [spans] if spans else []
+    groups: dict[object, list[_Span]] = {}
+    shape, limit = (0, 0), 0
+    for span in sorted(spans, key=lambda s: (s.length > 1, s.length > WIDE_TOKENS, s.num_places)):
+        if span.length > WIDE_TOKENS:
+            groups[span] = [span]
+            continue
+        if (span.length > 1) != shape[0] or span.num_places > limit:
+            shape, limit = (span.length > 1, span.num_places), span.num_places * 3 // 2 + 64
+        groups.setdefault(shape, []).append(span)
+    return [sorted(group, key=lambda s: s.start) for group in groups.values()]
+
+
+class SpanGroup:
+    """G spans padded to Q tokens and C places: indices and masks of one attention call.
+
+    A short span repeats its last token, whose results are dropped, and its own last place, which nobody sees: a row never
+    reads another's slots, so not even a NaN spreads from row to row.
+    """
+
+    def __init__(self, spans: Sequence[_Span], batch: RaggedBatch, window: int | None, has_padding: bool) -> None:
+        self.size = len(spans)
+        self.num_tokens = max(span.length for span in spans)
+        self.num_places = max(span.num_places for span in spans)
+        # Spans of one length that are as many tokens as the batch are the whole batch, in order.
+        total = self.size * self.num_tokens
+        self.covers_batch = not has_padding and total == len(batch.token_ids) == sum(span.length for span in spans)
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
+
+        device = batch.token_ids.device
+        columns = torch.tensor([(s.row, s.start, s.length, s.first, s.low, s.end, s.tree) for s in spans], device=device)
+        row, start, length, first, low, end, tree = columns.T[:, :, None]  # each [G, 1]
+        offset = torch.arange(self.num_tokens, device=device)
+        tokens = start + torch.minimum(offset, length - 1)  # [G, Q]
+        places = low + torch.arange(self.num_places, device=device)  # [G, C]
+        self._tokens = tokens.flatten()
+        self._kept: Tensor | None = None  # of the G * Q tokens those that are no padding; None = all
+        if has_padding or any(span.length < self.num_tokens for span in spans):
+            self._kept = ((offset < length) & (batch.slot_mapping[tokens] >= 0)).flatten().nonzero()[:, 0]
+        self.slots = _slots(spans, batch, row[:, 0], torch.minimum(places, end - 1))
+
+        # Who sees whom: [G, Q, C], or None if everybody sees every place.
+        self._visible: Tensor | None = None
+        if self.num_tokens == 1 and all(span.is_causal and span.num_places == self.num_places for span in spans):
+            return
+        own_place = first + tokens - start
+        self._visible = places[:, None] <= torch.where(own_place < tree, own_place, tree - 1)[:, :, None]
+        has_tree = not all(span.is_causal for span in spans)
+        if has_tree:
+            bit = (places - tree)[:, None]
+            bits = torch.where(own_place < tree, 0, batch.tree_mask[tokens])[:, :, None]
+            self._visible |= (bit >= 0) & (places < end)[:, None] & ((bits >> bit.clamp(0, 63)) & 1).bool()
+        if window is not None:
+            positions = places
+            if has_tree:
+                flat = (start + places - first).clamp(0, len(batch.positions) - 1)
+                positions = torch.where(places < tree, places, batch.positions[flat])
+            distance = batch.positions[tokens][:, :, None] - positions[:, None]
+            self._visible &= distance.abs() < window
+
+    def take(self, q: Tensor) -> Tensor:
+        """q [T, ...] -> this group's tokens [G * Q, ...]."""
+        return q.index_select(0, self._tokens)
+
+    def put(self, out: Tensor, result: Tensor) -> None:
+        """Store result [G * Q, ...] of this group's tokens, padding left out, in out [T, ...]."""
+        if self._kept is None:
+            out.index_copy_(0, self._tokens, result)
+        else:
+            out.index_copy_(0, self._tokens[self._kept], result[self._kept])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """q [G * Q, H, k_dim], k [G * C, kv_heads, k_dim], v [G * C, kv_heads, v_dim] -> [G * Q, H, v_dim]."""
+        groups, tokens, places = self.size, self.num_tokens, self.num_places
+        heads, kv_heads, v_dim = q.shape[1], k.shape[1], v.shape[2]
+        sharing = heads // kv_heads  # query heads of one kv head
+        q = q.reshape(groups, tokens, kv_heads, sharing, -1)
+        if self.is_wide:
+            # Heads of one kv head stand side by side and share k and v as a view.
+            mask = self._mask(1, q.dtype)[0, 0]
+            k, v = (x.transpose(0, 1)[:, None].expand(-1, sharing, -1, -1) for x in (k, v))
+            out = _attention(q[0].permute(1, 2, 0, 3), k, v, mask, scale, softcap)  # [kv_heads, sharing, Q, v_dim]
+            return out.permute(2, 0, 1, 3).reshape(tokens, heads, v_dim)
+        # Heads of one kv head become more query tokens: larger products over k read once.
+        mask = None if self._visible is None else self._mask(sharing, q.dtype)
+        q = q.transpose(1, 2).reshape(groups, kv_heads, tokens * sharing, -1)
+        k, v = (x.view(groups, places, kv_heads, -1).transpose(1, 2) for x in (k, v))
+        out = _attention(q, k, v, mask, scale, softcap)
+        return out.view(groups, kv_heads, tokens, sharing, v_dim).transpose(1, 2).reshape(groups * tokens, heads, v_dim)
+
+    @property
+    def is_wide(self) -> bool:
+        return self.num_tokens > WIDE_TOKENS
+
+    def _mask(self, sharing: int, dtype: torch.dtype) -> Tensor:
+        """What to add to the scores, [G, 1, Q * sharing, C]."""
+        key = (sharing, dtype)
+        if key not in self._masks:
+            assert self._visible is not None
+            mask = torch.zeros(self._visible.shape, dtype=dtype, device=self._visible.device)
+            mask.masked_fill_(~self._visible, -torch.inf)
+            self._masks[key] = mask.repeat_interleave(sharing, 1)[:, None]
+        return self._masks[key]
+
+
+def _slots(spans: Sequence[_Span], batch: RaggedBatch, rows: Tensor, places: Tensor) -> slice | Tensor:
+    """Slots of places [G, C] of the rows [G]; a slice if it is one row whose blocks lie one behind the other."""
+    size = batch.block_size
+    if len(spans) == 1:
+        (span,) = spans
+        blocks = batch.block_tables[span.row, span.low // size : (span.end - 1) // size + 1].tolist()
+        if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+            start = blocks[0] * size + span.low % size
+            return slice(start, start + span.num_places)
+    blocks = batch.block_tables[rows].gather(1, places // size).long()
+    return (blocks * size + places % size).flatten()
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """Softmax attention of [B, heads, n, dim] tensors, with tanh capped scores if asked for (Gemma 2)."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
+    if mask is not None:
+        scores += mask
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
 def attention_reference(
     q: Tensor, kv: TorchKV, layer: int, batch: RaggedBatch, scale: float, window: int | None = None, softcap: float | None = None
 ) -> Tensor:
-    """The same, token by token in float64 over a cache already written: slow and plainly right."""
+    """`paged_attention` token by token in float64 over a cache already written: slow and plainly right."""
     num_tokens, num_heads, _ = q.shape
     kv_heads, v_dim = kv.v[layer].shape[1:]
     out = torch.zeros(num_tokens, num_heads, v_dim, dtype=torch.float64)

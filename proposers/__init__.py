@@ -82,7 +82,7 @@ def build(config: SpeculativeConfig, resources: Resources) -> ProposerSet:
             case PredictionConfig():
                 prediction = proposer
             case NgramConfig():
-                proposers.append(NgramProposer(proposer))
+                proposers.append(NgramProposer(proposer, _unused("ngram", proposers)))
             case DraftModelConfig():
                 draft, kv = next(loaded)
                 name = _unused("draft_model", proposers)
@@ -101,8 +101,9 @@ def _check_available(config: ProposerConfig, target_folder: Path) -> None:
             num_found = count_medusa_heads(folder)
             if not num_found:
                 raise SpeculativeConfigError(f"no Medusa heads among the safetensors of {folder}; name their folder in 'model'")
-            if config.num_heads and config.num_heads > num_found:
-                raise SpeculativeConfigError(f"num_heads is {config.num_heads}, but {folder} holds {num_found} Medusa heads")
+            wanted = max(config.num_heads or 0, config.num_speculative_tokens or 0)
+            if wanted > num_found:
+                raise SpeculativeConfigError(f"{wanted} Medusa heads are wanted, but {folder} holds {num_found}")
         case EagleConfig() | HeadConfig():
             method = config.method
         case SuffixConfig():

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from typing import cast
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -146,5 +148,5 @@ def _named(token: str | None) -> str:
 
 def _merges(tokenizer: PreTrainedTokenizerFast) -> list[list[str]]:
     """Pairs in order of rank; none for models that do not merge."""
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    model = json.loads(cast(Tokenizer, tokenizer.backend_tokenizer).to_str())["model"]
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", [])]

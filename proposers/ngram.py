@@ -22,10 +22,10 @@ class NgramProposer:
     at most one entry per token and n.
     """
 
-    name = "ngram"
     needs = Needs()
 
-    def __init__(self, config: NgramConfig) -> None:
+    def __init__(self, config: NgramConfig, name: str = "ngram") -> None:
+        self.name = name
         self.max_tokens = config.num_speculative_tokens
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self._latest = config.match == "latest"

@@ -42,7 +42,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         yield
         log.cancel()
 
-    app = FastAPI(title="Foretoken", version=__version__, lifespan=lifespan, openapi_url=None)
+    app = FastAPI(title="Foretoken", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     _add_generation(app, serving)
     _add_models(app, serving)
     _add_tokens(app, serving)

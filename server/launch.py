@@ -38,7 +38,7 @@ logger = logging.getLogger("foretoken.server")
 MAX_HEADER_BYTES = 64 * 2**10
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
-ABORTED = 130  # exit status after a second signal
+ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
 
 def serve(config: ServerConfig, listener: socket.socket) -> int:
@@ -47,6 +47,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     Raises ConfigError (ModelLoadError) before anything is answered.
     """
     logging.config.dictConfig(log_config(config.log_level))
+    signal.signal(signal.SIGTERM, _end_at_once)  # until the server takes over; process 1 of a container has no default action
     config, made_key = with_key(config, reachable_from_outside(listener))
     require_model_folder(config.engine.model.model)
     progress = Progress()
@@ -76,7 +77,11 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     )
     server = Server(web, driver, config.drain_timeout_s, announce)
     asyncio.run(server.serve(sockets=[listener]))
-    return ABORTED if server.force_exit else 0
+    return server.status if server.started else ENGINE_DEAD
+
+
+def _end_at_once(sig: int, frame: FrameType | None) -> None:
+    sys.exit(128 + sig)
 
 
 class Server(uvicorn.Server):
@@ -88,6 +93,7 @@ class Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
+        self.status = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,7 +115,16 @@ class Server(uvicorn.Server):
         else:
             logger.info("%s: aborting", name)
             self._draining.cancel()
+            self.status = ABORTED
             self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end. An engine that died has failed its requests already; a supervisor restarts us."""
+        if not self._engine.healthy:
+            logger.error("the engine has stopped working: ending with status %d", ENGINE_DEAD)
+            self.status = ENGINE_DEAD
+            return True
+        return await super().on_tick(counter)
 
     async def _drain(self) -> None:
         self._engine.begin_drain()

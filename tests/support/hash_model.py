@@ -13,9 +13,9 @@ from torch import Tensor
 EMPTY = -1
 
 
-def next_token(tokens: tuple[int, ...], vocab_size: int, salt: int = 0) -> int:
+def next_token(tokens: tuple[int, ...], vocab_size: int) -> int:
     """What the network says after `tokens`."""
-    return hash((salt, *tokens)) % vocab_size
+    return hash((0, *tokens)) % vocab_size
 
 
 class HashKV:
@@ -37,14 +37,17 @@ class HashKV:
 
 
 class HashModel:
-    """An Executor in plain Python. `fails_on`: a token that makes any pass that sees it raise."""
+    """An Executor in plain Python. `fails_on`: a token that makes any pass that sees it raise.
+
+    `errs`: a poor copy of the others, which says something else after every third text.
+    """
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 4096
 
-    def __init__(self, vocab_size: int, salt: int = 0, fails_on: int | None = None) -> None:
+    def __init__(self, vocab_size: int, fails_on: int | None = None, errs: bool = False) -> None:
         self.vocab_size = vocab_size
-        self.salt = salt
+        self.errs = errs
         self.fails_on = fails_on
         self.num_passes = 0
 
@@ -68,7 +71,8 @@ class HashModel:
             while starts[row + 1] <= flat:
                 row += 1
             seen = self._visible(batch, kv, row, flat - starts[row], masks[starts[row] : starts[row + 1]])
-            said.append(next_token(seen, self.vocab_size, self.salt))
+            token = next_token(seen, self.vocab_size)
+            said.append((token + 1) % self.vocab_size if self.errs and hash(seen) % 3 == 0 else token)
         argmax = torch.tensor(said, dtype=torch.int64)
         logits = None
         if len(batch.full_logits):
@@ -84,7 +88,7 @@ class HashModel:
     def _logits(self, token: int) -> Tensor:
         """A few likely tokens, a function of the best one alone."""
         ids = torch.arange(self.vocab_size)
-        return (((ids * 7 + token * 13) % self.vocab_size).float() / self.vocab_size * 3.0).index_put((torch.tensor([token]),), torch.tensor(4.0))
+        return torch.where(ids == token, 4.0, ((ids * 7 + token * 13) % self.vocab_size).float() / self.vocab_size * 3.0)
 
     def _visible(self, batch: RaggedBatch, kv: HashKV, row: int, index: int, masks: list[int]) -> tuple[int, ...]:
         num_causal, new = int(batch.num_causal[row]), len(masks)

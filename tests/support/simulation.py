@@ -21,9 +21,9 @@ from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
-from foretoken.proposers.config import SpeculativeConfig
+from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.ngram import NgramProposer
-from foretoken.proposers.config import NgramConfig
 from foretoken.proposers.proposer_set import ProposerSet
 from hash_model import HashModel, next_token
 
@@ -97,7 +97,7 @@ class World:
         )
         self.speculative = SpeculativeConfig(disable_by_batch_size=dice.choice([0, 1, 3, 16]))
         self.prefix_caching = dice.random() < 0.8
-        self.draft_model = dice.random() < 0.4
+        self.draft_model = dice.choice([None, None, "perfect", "poor"])
         stems = [[dice.randrange(1, VOCAB) for _ in range(dice.randint(1, 24))] for _ in range(3)]
         self.requests: list[Request] = []
         at = 0.0
@@ -136,8 +136,14 @@ class World:
         return SamplingParams(**settings)  # type: ignore[arg-type]
 
     def proposers(self) -> list[Proposer]:
-        chosen: list[Proposer] = [WildProposer(self.dice, self.dice.choice([1, 4, 9]), self.trees, self.misbehaves)]
-        if self.dice.random() < 0.3:
+        dice, chosen = self.dice, list[Proposer]()
+        if self.draft_model is None or dice.random() < 0.3:
+            chosen.append(WildProposer(dice, dice.choice([1, 4, 9]), self.trees, self.misbehaves))
+        if self.draft_model is not None:
+            network = HashModel(VOCAB, errs=self.draft_model == "poor")
+            config = DraftModelConfig("hash", dice.choice([1, 3, 6]))
+            chosen.append(DraftModelProposer(network, network.allocate(self.num_blocks, self.block_size), config, VOCAB))
+        if dice.random() < 0.3:
             chosen.append(NgramProposer(NgramConfig(3, 3, 1)))
         return chosen
 
@@ -215,6 +221,9 @@ def simulate(seed: int, kv_class: Callable[..., KVCache] = KVCache) -> int:
         assert steps < 3000, "no end in sight: the engine does not progress"
     core.check()
     assert set(ended) | set(world.cancels) == set(outputs), "a request never ended"
+    if world.draft_model == "perfect" and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
+        (perfect,) = (t for t in core.controller.totals if t.name == "draft_model")
+        assert perfect.num_accepted_tokens == perfect.num_draft_tokens, "a draft that knows the target was refused: its cache went wrong"
     for request in world.requests:
         expected = run_alone(world, request)
         got = outputs[request.request_id]

@@ -1,0 +1,188 @@
+"""Streamed text against the tokenizer's own decoding of the whole output, over hostile bytes and stop strings."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from foretoken.engine.detokenizer import Detokenizer, StopMatcher
+from foretoken.engine.request import SamplingParams
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café 東京 すし 👩‍👩‍👧 e\u0301e\u0301 🏳️‍🌈", "STOP stopping stops </s> \n\n"] * 3
+TEXTS = st.lists(st.sampled_from(["the quick", " fox", "é", "e\u0301", "東京", "👩‍👩‍👧", "😀", "\ufffd", "\n", " ", "STOP", "ST", "x"])).map("".join)
+
+
+def make_byte_level() -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(CORPUS, trainer)
+    bpe.add_tokens([AddedToken("<tool call>", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>")
+
+
+def make_sentencepiece() -> PreTrainedTokenizerFast:
+    """Llama 2's scheme: spaces as ▁, bytes as <0x..>, one leading space dropped."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "▁world", "hello", "ing", "!", "é", "a"]
+    vocab = {name: index for index, name in enumerate(names)}
+    bpe = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+BYTE_LEVEL, SENTENCEPIECE = make_byte_level(), make_sentencepiece()
+NUM_TOKENS = len(BYTE_LEVEL)
+PROMPT = BYTE_LEVEL.encode("the")
+SINGLE_BYTES = {char: BYTE_LEVEL.convert_tokens_to_ids(char) for char in pre_tokenizers.ByteLevel.alphabet()}
+
+
+def params(**settings: object) -> SamplingParams:
+    return SamplingParams(max_tokens=None, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def stream(tokenizer: PreTrainedTokenizerFast, token_ids: list[int], prompt: list[int] = PROMPT, **settings: object) -> list[str]:
+    """What each token adds, and what the end adds."""
+    text = Detokenizer(tokenizer, prompt, params(**settings))
+    return [text.push([token]).text for token in token_ids] + [text.finish()]
+
+
+def offline_cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The text up to the stop that is complete first; the longest of several that end together."""
+    for end in range(1, len(text) + 1):
+        if ended := [stop for stop in stops if text[:end].endswith(stop)]:
+            stop = max(ended, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, NUM_TOKENS + 3), max_size=60), st.booleans())
+def test_any_tokens_decode_as_the_tokenizer_does(token_ids: list[int], skip: bool) -> None:
+    """Invalid bytes, special tokens, and ids that the tokenizer lacks included: byte-level decoding is exact throughout."""
+    assert "".join(stream(BYTE_LEVEL, token_ids, skip_special_tokens=skip)) == BYTE_LEVEL.decode(token_ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS)
+def test_nothing_sent_is_ever_half_a_character(text: str) -> None:
+    pieces = stream(BYTE_LEVEL, [SINGLE_BYTES[char] for char in _spelled(text.encode())])
+    assert "".join(pieces) == text
+    assert all(piece == "\ufffd" or "\ufffd" not in piece for piece in pieces) and "\ufffd" not in "".join(pieces).replace("\ufffd", "", text.count("\ufffd"))
+    assert not pieces[-1]
+
+
+def test_invalid_bytes_are_not_withheld() -> None:
+    continuation = SINGLE_BYTES[_spelled(b"\x80")]
+    text = Detokenizer(BYTE_LEVEL, PROMPT, params())
+    assert [text.push([continuation]).text for _ in range(6)] == ["\ufffd"] * 6
+
+
+def test_an_unfinished_character_is_flushed_at_the_end() -> None:
+    half = [SINGLE_BYTES[char] for char in _spelled("😀".encode()[:3])]
+    assert stream(BYTE_LEVEL, half) == ["", "", "", "\ufffd"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, NUM_TOKENS - 1), st.sampled_from(BYTE_LEVEL.encode("STOP stop the fox 東京"))), max_size=40),
+    st.lists(st.one_of(TEXTS.filter(lambda s: 0 < len(s) < 20), st.text("STOPe ", min_size=1, max_size=4)), min_size=1, max_size=5),
+    st.booleans(),
+    st.data(),
+)
+def test_stops_cut_as_offline_whatever_the_split(token_ids: list[int], stops: list[str], include: bool, data: st.DataObject) -> None:
+    expected, stop = offline_cut(BYTE_LEVEL.decode(token_ids, skip_special_tokens=True), stops, include)
+    text = Detokenizer(BYTE_LEVEL, PROMPT, params(stop=stops, include_stop_str_in_output=include))
+    sent, start, kept = "", 0, len(token_ids)
+    while start < len(token_ids):
+        width = data.draw(st.integers(1, 6))
+        pushed = text.push(token_ids[start : start + width])
+        sent += pushed.text
+        assert expected.startswith(sent), "text was sent that the output does not have"
+        if pushed.num_kept is not None:
+            assert pushed.stop_reason == stop
+            kept = start + pushed.num_kept
+            break
+        start += width
+    assert sent + text.finish() == expected
+    if kept < len(token_ids):  # the last kept token is the one that completes the stop
+        assert offline_cut(_certain(token_ids[:kept]), stops, include) == (expected, stop)
+        assert offline_cut(_certain(token_ids[: kept - 1]), stops, include)[1] is None
+
+
+def _certain(token_ids: list[int]) -> str:
+    """The text without an unfinished last character."""
+    text = Detokenizer(BYTE_LEVEL, PROMPT, params())
+    return text.push(token_ids).text
+
+
+def test_stop_inside_one_push() -> None:
+    tokens = BYTE_LEVEL.encode("the fox") + BYTE_LEVEL.encode("\n\n") + BYTE_LEVEL.encode("stops")
+    before = len(BYTE_LEVEL.encode("the fox"))
+    pushed = Detokenizer(BYTE_LEVEL, PROMPT, params(stop="\n\n")).push(tokens)
+    assert (pushed.text, pushed.num_kept, pushed.stop_reason) == ("the fox", before + len(BYTE_LEVEL.encode("\n\n")), "\n\n")
+
+
+def test_first_complete_stop_wins_then_the_longest() -> None:
+    tokens = BYTE_LEVEL.encode("xabcd")
+    assert Detokenizer(BYTE_LEVEL, PROMPT, params(stop=["abcd", "b"])).push(tokens).stop_reason == "b"
+    assert Detokenizer(BYTE_LEVEL, PROMPT, params(stop=["c", "abc"])).push(tokens).stop_reason == "abc"
+
+
+def test_min_tokens_are_not_searched() -> None:
+    tokens = [SINGLE_BYTES[char] for char in "abab"]
+    pushed = Detokenizer(BYTE_LEVEL, PROMPT, params(stop="ab", min_tokens=2)).push(tokens)
+    assert (pushed.text, pushed.num_kept) == ("ab", 4)
+    pushed = Detokenizer(BYTE_LEVEL, PROMPT, params(stop="ab", min_tokens=1)).push(tokens)
+    assert (pushed.text, pushed.num_kept) == ("ab", 4)
+
+
+def test_sentencepiece_keeps_the_space_behind_a_prompt() -> None:
+    world, bos = SENTENCEPIECE.convert_tokens_to_ids("▁world"), SENTENCEPIECE.bos_token_id
+    hello = SENTENCEPIECE.convert_tokens_to_ids("▁hello")
+    assert "".join(stream(SENTENCEPIECE, [world, world], prompt=[bos, hello])) == " world world"
+    assert "".join(stream(SENTENCEPIECE, [world, world], prompt=[bos])) == "world world" == SENTENCEPIECE.decode([world, world])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["▁", "▁hello", "hello", "ing", "!", "é", "</s>", "😀", "ü"]), max_size=30))
+def test_sentencepiece_continues_the_prompt(names: list[str]) -> None:
+    token_ids: list[int] = []
+    for name in names:
+        spelled = [name] if name in SENTENCEPIECE.get_vocab() else [f"<0x{byte:02X}>" for byte in name.encode()]
+        token_ids.extend(SENTENCEPIECE.convert_tokens_to_ids(spelled))
+    prompt = [SENTENCEPIECE.bos_token_id, SENTENCEPIECE.convert_tokens_to_ids("a")]
+    whole = SENTENCEPIECE.decode(prompt + token_ids, skip_special_tokens=True)
+    assert "".join(stream(SENTENCEPIECE, token_ids, prompt=prompt)) == whole.removeprefix("a")
+
+
+@pytest.mark.parametrize("text", ["aabaabaaab", "abcabcabd", "ababab"])
+def test_matcher_holds_exactly_the_longest_possible_beginning(text: str) -> None:
+    stops = ["aab!", "abcabd!", "ba?"]
+    matcher = StopMatcher(stops)
+    for end, char in enumerate(text, 1):
+        assert matcher.feed(char) is None
+        beginnings = [stop[:n] for stop in stops for n in range(len(stop))]
+        assert matcher.num_held == max(len(b) for b in beginnings if text[:end].endswith(b))
+
+
+def test_hostile_stops_cost_no_more_than_others() -> None:
+    """Work is bounded by the text: each character moves forward once, and back no further than it came."""
+    matcher = StopMatcher(["a" * n + "b" for n in range(240, 256)])
+    steps = itertools.count()
+    inner = matcher._step
+    matcher._step = lambda state, char: (next(steps), inner(state, char))[1]  # pyright: ignore[reportAttributeAccessIssue]
+    assert matcher.feed("a" * 2000) is None
+    assert next(steps) <= 2000 and matcher.num_held == 255
+
+
+def _spelled(raw: bytes) -> str:
+    """Bytes as byte-level BPE names them."""
+    return "".join(token for token, _ in pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(raw.decode())) if _valid(raw) else "".join(
+        next(c for c, i in SINGLE_BYTES.items() if BYTE_LEVEL.decode([i]).encode() == bytes([b])) if b < 128 else _name_of_high_byte(b) for b in raw
+    )

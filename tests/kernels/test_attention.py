@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from foretoken.kernels.attention import AttentionPlan, TorchKV, attention_reference, paged_attention
+from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 600
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def ancestors(parents: list[int]) -> list[int]:
+    """[-1, 0, 0] -> [0b1, 0b11, 0b101]"""
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append(1 << node | (masks[parent] if parent >= 0 else 0))
+    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+
+
+def ragged(rows: list[tuple[int, int, list[int]]], generator: torch.Generator, padded_to: int = 0, in_order: bool = False) -> RaggedBatch:
+    """Rows of (context, causal tokens, parents of the tree). Blocks are dealt at random, or in order."""
+    deck = torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)
+    tables = torch.zeros(len(rows), 1 + max(((c + n + len(p)) // BLOCK_SIZE for c, n, p in rows), default=0), dtype=torch.int32)
+    positions: list[int] = []
+    slots: list[int] = []
+    masks: list[int] = []
+    starts = [0]
+    dealt = 0
+    for row, (context, causal, parents) in enumerate(rows):
+        seq_len = context + causal + len(parents)
+        num_blocks = -(-seq_len // BLOCK_SIZE)
+        tables[row, :num_blocks] = deck[dealt : dealt + num_blocks].int()
+        dealt += num_blocks
+        slots += [int(tables[row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in range(context, seq_len)]
+        positions += range(context, context + causal)
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        positions += [context + causal + depth for depth in depths]
+        masks += [0] * causal + ancestors(parents)
+        starts.append(len(slots))
+    padding = max(0, padded_to - len(slots))
+    num_tokens = len(slots) + padding
+    return RaggedBatch(
+        token_ids=torch.zeros(num_tokens, dtype=torch.int64),
+        positions=torch.tensor(positions + [0] * padding),
+        slot_mapping=torch.tensor(slots + [-1] * padding),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor([c + n + len(p) for c, n, p in rows], dtype=torch.int32),
+        block_tables=tables,
+        num_causal=torch.tensor([n for _, n, _ in rows], dtype=torch.int32),
+        tree_mask=torch.tensor(masks + [0] * padding),
+        logits_indices=torch.arange(0),
+        full_logits=torch.arange(0),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def filled_cache(generator: torch.Generator, k_dim: int = 8, v_dim: int = 8, dtype: torch.dtype = torch.float32) -> TorchKV:
+    kv = TorchKV((KVLayerSpec(2, k_dim, v_dim),), NUM_BLOCKS, BLOCK_SIZE, dtype)
+    kv.k[0].normal_(generator=generator)
+    kv.v[0].normal_(generator=generator)
+    return kv
+
+
+BATCHES: dict[str, list[tuple[int, int, list[int]]]] = {
+    "decode": [(17, 1, [])],
+    "prefill": [(0, 40, [])],
+    "long prefill": [(0, 300, [])],
+    "later chunk": [(37, 150, [])],
+    "chain": [(50, 6, [])],
+    "tree": [(21, 1, [-1, -1, 0, 0, 1, 3])],
+    "tree of 64": [(9, 1, [-1, *range(0, 62), 5])],
+    "tree without causal tokens": [(13, 0, [-1, 0, -1])],
+    "long prompt with a tree": [(5, 126, [-1, 0, 0, 1, 2])],
+    "no rows": [],
+    "empty rows": [(0, 0, []), (8, 1, []), (5, 0, [])],
+    "equal decodes": [(11, 1, [])] * 5,
+    "mixed": [(3, 1, []), (200, 4, []), (0, 33, []), (90, 1, [-1, -1, 0]), (170, 1, []), (1, 2, [-1, 0, 1, 1]), (0, 1, []), (64, 1, [])],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (None, 5.0), (7, 5.0)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_equals_the_reference(name: str, window: int | None, softcap: float | None, padding: int):
+    generator = torch.Generator().manual_seed(1)
+    batch = ragged(BATCHES[name], generator)
+    if padding:
+        batch = ragged(BATCHES[name], generator, padded_to=len(batch.token_ids) + padding)
+    num_tokens = len(batch.token_ids)
+    kv = filled_cache(generator)
+    q, k, v = torch.randn(num_tokens, 6, 8, generator=generator), *torch.randn(2, num_tokens, 2, 8, generator=generator)
+    out = paged_attention(q, k, v, kv, 0, AttentionPlan(batch), 0.3, window, softcap)
+    real = batch.slot_mapping >= 0
+    assert torch.equal(kv.k[0][batch.slot_mapping[real]], k[real])
+    assert torch.equal(kv.v[0][batch.slot_mapping[real]], v[real])
+    expected = attention_reference(q, kv, 0, batch, 0.3, window, softcap)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out[real], expected[real], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    rows: list[tuple[int, int, list[int]]] = []
+    for _ in range(below(7) + 1):
+        parents = [below(i + 1) - 1 for i in range(below(3) * below(8))]
+        rows.append((below(120), [0, 1, 1, below(5), below(40)][below(5)], parents))
+    batch = ragged(rows, generator, in_order=below(2) == 0)
+    # Bits may point ahead: a bidirectional block.
+    batch = replace(batch, tree_mask=torch.where((batch.tree_mask != 0) & (torch.tensor(seed) % 3 == 0), 2**62 - 1, batch.tree_mask))
+    tree_sizes = [len(parents) for _, _, parents in rows]
+    limits = torch.tensor([(1 << n) - 1 for (_, causal, _), n in zip(rows, tree_sizes, strict=True) for _ in range(causal + n)])
+    batch = replace(batch, tree_mask=batch.tree_mask & limits.long())
+    kv = filled_cache(generator, k_dim=8, v_dim=4)
+    num_tokens = len(batch.token_ids)
+    q, k = torch.randn(num_tokens, 4, 8, generator=generator), torch.randn(num_tokens, 2, 8, generator=generator)
+    v = torch.randn(num_tokens, 2, 4, generator=generator)
+    plan = AttentionPlan(batch)
+    for window in (None, 1, 16):
+        out = paged_attention(q, k, v, kv, 0, plan, 0.3, window)
+        torch.testing.assert_close(out, attention_reference(q, kv, 0, batch, 0.3, window), rtol=1e-5, atol=2e-6)
+
+
+def test_attend_only_leaves_the_cache_alone():
+    generator = torch.Generator().manual_seed(3)
+    batch, kv = ragged([(5, 2, [])], generator), filled_cache(generator)
+    before = kv.k[0].clone()
+    q = torch.randn(2, 2, 8, generator=generator)
+    out = paged_attention(q, None, None, kv, 0, AttentionPlan(batch), 1.0)
+    assert torch.equal(kv.k[0], before)
+    torch.testing.assert_close(out, attention_reference(q, kv, 0, batch, 1.0))
+
+
+def test_bfloat16():
+    generator = torch.Generator().manual_seed(4)
+    kv = filled_cache(generator, dtype=torch.bfloat16)
+    for name in ("mixed", "later chunk"):
+        batch = ragged(BATCHES[name], generator)
+        q, k, v = (torch.randn(len(batch.token_ids), h, 8, generator=generator).bfloat16() for h in (4, 2, 2))
+        for softcap in (None, 5.0):
+            out = paged_attention(q, k, v, kv, 0, AttentionPlan(batch), 0.3, 9, softcap)
+            assert out.dtype == torch.bfloat16
+            torch.testing.assert_close(out, attention_reference(q, kv, 0, batch, 0.3, 9, softcap), rtol=0.02, atol=0.02)
+
+
+def test_a_row_hardly_depends_on_the_other_rows():
+    generator = torch.Generator().manual_seed(5)
+    batch = ragged(BATCHES["mixed"], generator)
+    kv = filled_cache(generator)
+    q, k, v = (torch.randn(len(batch.token_ids), h, 8, generator=generator) for h in (4, 2, 2))
+    together = paged_attention(q, k, v, kv, 0, AttentionPlan(batch), 0.3)
+    for row in range(len(batch.seq_lens)):
+        start, end = batch.query_start_loc[row : row + 2].tolist()
+        alone = replace(
+            batch,
+            token_ids=batch.token_ids[start:end],
+            positions=batch.positions[start:end],
+            slot_mapping=batch.slot_mapping[start:end],
+            tree_mask=batch.tree_mask[start:end],
+            query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=batch.seq_lens[row : row + 1],
+            num_causal=batch.num_causal[row : row + 1],
+            block_tables=batch.block_tables[row : row + 1],
+        )
+        out = paged_attention(q[start:end], None, None, kv, 0, AttentionPlan(alone), 0.3)
+        torch.testing.assert_close(out, together[start:end], rtol=1e-5, atol=1e-6)
+
+
+def test_nan_stays_in_its_row():
+    generator = torch.Generator().manual_seed(6)
+    batch = ragged([(30, 1, []), (25, 3, []), (27, 1, [])], generator)
+    kv = filled_cache(generator)
+    seen = torch.cat([torch.arange(int(b) * BLOCK_SIZE, int(b) * BLOCK_SIZE + BLOCK_SIZE) for b in batch.block_tables[1, :7]])
+    unused = torch.ones(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
+    for row, seq_len in ((0, 31), (2, 28)):
+        places = torch.arange(seq_len)
+        unused[batch.block_tables[row][places // BLOCK_SIZE].long() * BLOCK_SIZE + places % BLOCK_SIZE] = False
+    assert unused[seen].all()
+    kv.k[0][unused] = torch.nan
+    kv.v[0][unused] = torch.nan
+    q = torch.randn(len(batch.token_ids), 4, 8, generator=generator)
+    out = paged_attention(q, None, None, kv, 0, AttentionPlan(batch), 0.3)
+    assert torch.isfinite(out[[0, 4]]).all()
+    assert torch.isnan(out[1:4]).all()
+
+
+def test_padding_inside_rows_changes_nothing_else():
+    generator = torch.Generator().manual_seed(7)
+    batch = ragged([(10, 1, []), (12, 1, []), (9, 3, [])], generator)
+    kv = filled_cache(generator)
+    q, k, v = (torch.randn(5, h, 8, generator=generator) for h in (4, 2, 2))
+    padded = replace(batch, slot_mapping=batch.slot_mapping.clone())
+    padded.slot_mapping[[0, 4]] = -1
+    out = paged_attention(q, k, v, kv, 0, AttentionPlan(padded), 0.3)
+    expected = attention_reference(q, kv, 0, batch, 0.3)
+    torch.testing.assert_close(out[1:4], expected[1:4], rtol=1e-5, atol=2e-6)
+    assert (out[[0, 4]] == 0).all()
+
+
+def test_move_reads_all_before_it_writes():
+    kv = TorchKV((KVLayerSpec(1, 2, 2), KVLayerSpec(2, 2, 1)), 2, 4, torch.float32)
+    for cache in (*kv.k, *kv.v):
+        cache.copy_(torch.arange(8.0)[:, None, None].expand(cache.shape))
+    kv.move(torch.tensor([1, 2, 3]), torch.tensor([2, 3, 1]))
+    for cache in (*kv.k, *kv.v):
+        assert cache[:, 0, 0].tolist() == [0, 3, 1, 2, 4, 5, 6, 7]
+
+
+def test_write_skips_padding_and_gather_returns_it():
+    kv = TorchKV((KVLayerSpec(1, 2, 3),), 2, 4, torch.float32)
+    kv.k[0].zero_()
+    k, v = torch.rand(3, 1, 2), torch.rand(3, 1, 3)
+    kv.write(0, torch.tensor([5, -1, 0]), k, v)
+    gathered_k, gathered_v = kv.gather(0, torch.tensor([0, 5]))
+    assert torch.equal(gathered_k, k[[2, 0]]) and torch.equal(gathered_v, v[[2, 0]])
+    assert not kv.k[0][[1, 2, 3, 4, 6, 7]].any()
