@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels.layout import KVTensors, kv_bytes_per_block
+from ..kernels.layout import Executor, KVTensors, kv_bytes_per_block
 from ..proposers import LoadedDraft, Resources, build
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig, SpeculativeConfigError
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
-from .config import DEMO_MODEL, EngineConfig, ModelConfig
+from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig
 from .controller import PREDICTION, Controller, ProposerInfo
 from .core import EngineCore
 from .detokenizer import Detokenizer
@@ -29,6 +29,9 @@ from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .verifier import Verifier
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft"
 
 
@@ -41,38 +44,131 @@ class Engine:
     intake: Intake
     config: EngineConfig
     speculative: SpeculativeConfig
-    proposer_names: tuple[str, ...]
+    proposer_names: tuple[str, ...]  # in the order of TokenDelta.sources
     banner: tuple[str, ...]  # lines for people: what is served, by what means, and why
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.model.tokenizer
 
 
 def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: None) -> Engine:
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     torch.set_num_threads(_num_cores())
-    speculative, why = _speculation(config)
+    speculative, why = choose_speculation(config)
     model = load_model(config.model, progress)
-    drafts: list[LoadedModel] = []
+    allocation = _Allocation(config, model)
+    proposers = _proposers(config, speculative, model, allocation, progress)
+    infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
 
-    def load_draft(draft: DraftModelConfig) -> LoadedDraft:
-        progress(f"loading the draft model {draft.model}")
-        loaded = load_model(ModelConfig(model=draft.model, dtype=config.model.dtype, revision=draft.revision), progress)
-        drafts.append(loaded)
-        return LoadedDraft(loaded.executor, loaded.tokenizer, loaded.max_model_len)
-
-    kv, tensors, proposers = _cache_and_proposers(config, speculative, model, drafts, load_draft)
-    names = tuple(p.name for p in proposers.proposers)
-    controller = Controller(speculative, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers))
-    runner = Runner(model.executor, tensors, proposers.needs.hidden, full_logits_wanted)
+    controller = Controller(speculative, infos)
+    kv = KVCache(allocation.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
+    runner = Runner(model.executor, allocation.target, proposers.needs.hidden, full_logits_wanted)
     scheduler = Scheduler(
         config.scheduler,
         kv,
         controller,
-        vocab_size=model.tokenizer_size,
+        vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
-        num_ingesting=sum(p.needs.ingests for p in proposers.proposers),
+        num_ingesting=proposers.num_ingesting,
         scratch_slots=proposers.needs.scratch_slots,
         on_preempt=proposers.forget,
     )
+
+    def open_text(request: Request) -> Detokenizer | None:
+        return Detokenizer(model.tokenizer, request.prompt_token_ids, request.params) if request.params.detokenize else None
+
+    prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
+    committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
+    verifier = Verifier(speculative.rejection_sample_method)
+    core = EngineCore(scheduler, proposers, runner, verifier, committer, controller)
+    capacity = allocation.num_blocks * config.cache.block_size
+    intake = Intake(
+        tokenizer=model.tokenizer,
+        vocab_size=model.vocab_size,
+        tokenizer_size=model.tokenizer_size,
+        max_model_len=model.max_model_len,
+        max_prompt_tokens=capacity,
+        eos_token_ids=model.eos_token_ids,
+        proposer_names=proposers.names,
+    )
+    banner = (
+        f"model       {model.describe()}",
+        f"speculation {_described(speculative)} ({why})",
+        f"kv cache    {capacity:,} tokens in {allocation.num_blocks:,} blocks of {config.cache.block_size}"
+        f" ({allocation.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}",
+    )
+    return Engine(core, model, intake, config, speculative, proposers.names, banner)
+
+
+def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
+    """The configured proposers, or the default, and why: the embedded model has its own drafter, others get prompt lookup."""
+    if config.speculative is not None:
+        return config.speculative, "as configured"
+    if config.model.model == DEMO_MODEL:
+        draft = DraftModelConfig(str(DEMO_DRAFT))
+        return SpeculativeConfig((draft,)), "the embedded model's own drafter; --speculative-config changes it"
+    return (
+        SpeculativeConfig((NgramConfig(),)),
+        "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",
+    )
+
+
+class _Allocation:
+    """The cache's size and tensors. Known once all drafters are: their layers lie behind the same block ids."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
+        self._config = config
+        self._model = model
+        self.num_blocks = 0
+        self.num_bytes = 0
+        self.target: KVTensors
+
+    def __call__(self, drafters: Sequence[Executor]) -> Sequence[KVTensors]:
+        cache, model = self._config.cache, self._model
+        layers = (*model.executor.kv_layers, *(layer for executor in drafters for layer in executor.kv_layers))
+        block_bytes = kv_bytes_per_block(layers, cache.block_size, model.dtype)
+        self.num_blocks = cache.num_blocks or self._blocks(cache, block_bytes)
+        self.num_bytes = self.num_blocks * block_bytes
+        self.target = model.executor.allocate(self.num_blocks, cache.block_size)
+        return [executor.allocate(self.num_blocks, cache.block_size) for executor in drafters]
+
+    def _blocks(self, cache: CacheConfig, block_bytes: int) -> int:
+        """As configured, but never more than all rows together could fill."""
+        model = self._model
+        useful = self._config.scheduler.max_num_seqs * (-(-model.max_model_len // cache.block_size) + 1)
+        return min(useful, cache_blocks(cache, block_bytes, model.max_model_len, free_memory_bytes()))
+
+
+def _proposers(
+    config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, allocation: _Allocation, progress: Callable[[str], None]
+) -> ProposerSet:
+    def load_draft(draft: DraftModelConfig) -> LoadedDraft:
+        progress(f"loading the draft model {draft.model}")
+        loaded = load_model(ModelConfig(draft.model, dtype=config.model.dtype, revision=draft.revision), progress)
+        return LoadedDraft(loaded.executor, loaded.tokenizer)
+
+    resources = Resources(load_draft, allocation, model.tokenizer, model.vocab_size, model.path)
+    try:
+        return build(speculative, resources)
+    except SpeculativeConfigError as error:
+        raise ConfigError(f"speculative config: {error}") from error
+
+
+def _described(config: SpeculativeConfig) -> str:
+    if config.off:
+        return "off"
+    parts: list[str] = []
+    for proposer in config.proposers:
+        match proposer:
+            case NgramConfig(num_speculative_tokens=k, prompt_lookup_min=low, prompt_lookup_max=high):
+                parts.append(f"ngram, k={k}, lookup {low}-{high}")
+            case DraftModelConfig(model=name, num_speculative_tokens=k):
+                parts.append(f"draft_model {Path(name).name}, k={k}")
+            case _:
+                pass
+    return f"{'; '.join(parts) or 'predictions only'}; off above {config.disable_by_batch_size} running requests"
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -66,7 +66,7 @@ class EngineCore:
         grants = self.scheduler.schedule(now)
         deltas: list[TokenDelta] = []
         if grants.rows:
-            draft = self.proposers.propose(grants.draft_context())
+            draft = self.proposers.propose(grants.draft_context()) if grants.may_draft else Draft.empty(len(grants.rows))
             deltas = self._run(grants, draft)
             for delta in deltas:
                 if delta.finish_reason is not None:

@@ -22,7 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing triples its cost
 class Pushed:
     """What some tokens added."""
 

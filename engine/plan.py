@@ -44,6 +44,11 @@ class Grants:
     block_size: int
     speculation_off: str | None = None  # why no row may guess in this step
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether proposers have anything to do: a row to guess for, or context to read."""
+        return self.max_ingest_tokens > 0 or any(g.ceiling for g in self.rows)
+
     def draft_context(self) -> DraftContext:
         rows = [
             DraftRow(
@@ -82,7 +87,7 @@ class PlanRow:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return self.parents == list(range(-1, len(self.parents) - 1))
 
     @property
     def num_tokens(self) -> int:

@@ -242,7 +242,7 @@ class Scheduler:
         kv = self.kv
         requests = [r for r in self.running if r.request_id in scheduled]
         wishes = [
-            self._wish(r, max_tokens) if r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else (-1, 0)
+            self._wish(r, max_tokens) if draft_left and r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else (-1, 0)
             for r in requests
         ]
         num_guessing = sum(ceiling > 0 for _, ceiling in wishes)

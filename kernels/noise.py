@@ -50,7 +50,7 @@ class Purpose(enum.IntEnum):
 
 def stream(seed: int, choice: int, purpose: Purpose = Purpose.TARGET) -> int:
     """The keys of one request and purpose, as the int64 that `keys` takes. Compute it once per request."""
-    return _signed(_mix(_mix(_mix(seed) + choice) + purpose))
+    return _signed(_mix(_mix(_mix(seed + _GOLDEN) + choice) + purpose))
 
 
 def key(seed: int, choice: int, position: int, purpose: Purpose = Purpose.TARGET) -> int:
@@ -110,7 +110,7 @@ def sample(logits: Tensor, keys: Tensor) -> Tensor:
 def margin(logits: Tensor, keys: Tensor) -> Tensor:
     """[N] float32, nats: how far the choice of `sample` is from another one, the closer of its two rounds.
 
-    Logits that differ by less can only agree; for tests that compare networks with different rounding.
+    Logits that differ by less than half of it choose the same; for tests that compare networks with different rounding.
     """
     blocks, noise, block = _first_round(torch.softmax(logits, -1), keys)
     within = blocks[torch.arange(len(blocks), device=blocks.device), block] / noise[:, :BLOCK]

@@ -130,11 +130,11 @@ def check_vocabularies(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
         if theirs.get(token_id) != ours.get(token_id):
             said, guessed = _named(theirs.get(token_id)), _named(ours.get(token_id))
             raise SpeculativeConfigError(f"token id {token_id} is {said} in the target and {guessed} in the draft: {hint}")
-    added_theirs, added_ours = target.get_added_vocab(), draft.get_added_vocab()
-    if differing := sorted(added_theirs.keys() ^ added_ours.keys()):
-        side = "target" if differing[0] in added_theirs else "draft"
-        raise SpeculativeConfigError(f"token {differing[0]!r} is an added token in the {side} only: {hint}")
     if isinstance(target, PreTrainedTokenizerFast) and isinstance(draft, PreTrainedTokenizerFast):
+        added_theirs, added_ours = target.get_added_vocab(), draft.get_added_vocab()
+        if differing := sorted(added_theirs.keys() ^ added_ours.keys()):
+            side = "target" if differing[0] in added_theirs else "draft"
+            raise SpeculativeConfigError(f"token {differing[0]!r} is an added token in the {side} only: {hint}")
         rules_theirs, rules_ours = _merges(target), _merges(draft)
         if rules_theirs != rules_ours:
             rank = next(i for i, (a, b) in enumerate(zip([*rules_theirs, None], [*rules_ours, None], strict=False)) if a != b)

@@ -92,7 +92,7 @@ class ChatFormat:
             # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
             reason = str(error) if type(error) is TemplateError else "it cannot render them"
             raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from error
-        except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error
         return str(text)
 

@@ -65,9 +65,7 @@ class CompletionShape:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        return [
-            {"index": index, "text": text, "logprobs": None, "finish_reason": None} for index, text in enumerate(self._echoed) if text
-        ]
+        return [{"index": index, "text": text, "logprobs": None, "finish_reason": None} for index, text in enumerate(self._echoed) if text]
 
     def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]:
         choice = {

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from foretoken.kernels.attention import AttentionPlan, TorchKV, attention_reference, paged_attention
 from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
 
@@ -53,13 +54,13 @@ def ragged(rows: list[tuple[int, int, list[int]]], generator: torch.Generator, p
     num_tokens = len(slots) + padding
     return RaggedBatch(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        positions=torch.tensor(positions + [0] * padding),
-        slot_mapping=torch.tensor(slots + [-1] * padding),
+        positions=torch.tensor(positions + [0] * padding, dtype=torch.int64),
+        slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
         query_start_loc=torch.tensor(starts, dtype=torch.int32),
         seq_lens=torch.tensor([c + n + len(p) for c, n, p in rows], dtype=torch.int32),
         block_tables=tables,
         num_causal=torch.tensor([n for _, n, _ in rows], dtype=torch.int32),
-        tree_mask=torch.tensor(masks + [0] * padding),
+        tree_mask=torch.tensor(masks + [0] * padding, dtype=torch.int64),
         logits_indices=torch.arange(0),
         full_logits=torch.arange(0),
         block_size=BLOCK_SIZE,
@@ -76,8 +77,8 @@ def filled_cache(generator: torch.Generator, k_dim: int = 8, v_dim: int = 8, dty
 BATCHES: dict[str, list[tuple[int, int, list[int]]]] = {
     "decode": [(17, 1, [])],
     "prefill": [(0, 40, [])],
-    "long prefill": [(0, 300, [])],
-    "later chunk": [(37, 150, [])],
+    "long prefill": [(0, 150, [])],
+    "later chunk": [(37, 140, [])],
     "chain": [(50, 6, [])],
     "tree": [(21, 1, [-1, -1, 0, 0, 1, 3])],
     "tree of 64": [(9, 1, [-1, *range(0, 62), 5])],

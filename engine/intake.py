@@ -1,0 +1,175 @@
+"""The door of the engine: what a caller asks for becomes checked requests, or an error that says what to change.
+
+Everything that depends on the model (vocabulary, context, tokenizer, configured proposers) is checked here, before anything
+is queued; what does not was checked when SamplingParams was made. Knows no queue and no step.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from .errors import ContextTooLong, InvalidRequest
+from .request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_BAD_WORD_CHARS = 256
+MAX_PRIORITY = 2**31
+
+
+class Intake:
+    """Makes requests for one model.
+
+    vocab_size: width of the target's logits. tokenizer_size: ids that the tokenizer knows; a padded vocabulary has more.
+    max_prompt_tokens: tokens of one request that the cache can hold, prompt and output together.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        tokenizer_size: int,
+        max_model_len: int,
+        max_prompt_tokens: int,
+        eos_token_ids: Iterable[int],
+        proposer_names: Sequence[str],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._tokenizer_size = tokenizer_size
+        self._max_tokens = min(max_model_len, max_prompt_tokens)
+        self._limit = "the KV cache holds" if max_prompt_tokens < max_model_len else "the context holds"
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._methods = ("auto", "off", *dict.fromkeys(proposer_names))
+        longest_token = max((len(name.encode()) for name in tokenizer.get_vocab()), default=1)
+        self._max_prompt_bytes = longest_token * max_model_len
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises InvalidRequest; ContextTooLong, unread, if its bytes cannot fit the context."""
+        return self._encode(text, "prompt", add_special_tokens)
+
+    def requests(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        now: float,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[Request]:
+        """One request per choice, named request_id, or request_id-0, request_id-1, ... if n > 1. now: the engine's clock, s.
+
+        Raises InvalidRequest, ContextTooLong.
+        """
+        self._check_ids("prompt", prompt_token_ids)
+        max_tokens = self._room(len(prompt_token_ids), params)
+        self._check_params(params, max_tokens)
+        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+            raise InvalidRequest(f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+        prompt = tuple(prompt_token_ids)
+        # One seed for all choices: the choice's index is part of the noise key.
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(params.bad_words)
+        return [
+            Request(
+                request_id=request_id if params.n == 1 else f"{request_id}-{choice}",
+                prompt_token_ids=prompt,
+                params=params,
+                arrival_time=now,
+                max_tokens=max_tokens,
+                seed=seed,
+                eos_token_ids=self._eos_token_ids,
+                choice=choice,
+                priority=priority,
+                cache_salt=cache_salt,
+                prediction=prediction,
+                bad_word_ids=bad_word_ids,
+            )
+            for choice in range(params.n)
+        ]
+
+    def _room(self, num_prompt: int, params: SamplingParams) -> int:
+        """max_tokens, or what the context leaves."""
+        if num_prompt == 0:
+            raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
+        if num_prompt >= self._max_tokens:
+            raise ContextTooLong(
+                f"the prompt has {num_prompt:,} tokens, but {self._limit} {self._max_tokens:,} tokens with at least one of output; "
+                "shorten the prompt",
+                "prompt",
+            )
+        room = self._max_tokens - num_prompt
+        if params.max_tokens is None:
+            return room
+        if params.max_tokens > room:
+            raise ContextTooLong(
+                f"the prompt has {num_prompt:,} tokens and max_tokens is {params.max_tokens:,}, together "
+                f"{num_prompt + params.max_tokens:,}, but {self._limit} {self._max_tokens:,} tokens; "
+                f"shorten the prompt or ask for at most {room:,}",
+                "max_tokens",
+            )
+        return params.max_tokens
+
+    def _check_params(self, params: SamplingParams, max_tokens: int) -> None:
+        if params.min_tokens > max_tokens:
+            raise InvalidRequest(f"min_tokens {params.min_tokens:,} is above the {max_tokens:,} tokens that fit", "min_tokens")
+        if params.stop and not params.detokenize:
+            raise InvalidRequest("stop strings need the text: they cannot be used with detokenize=False", "stop")
+        self._check_ids("logit_bias", list(params.logit_bias))
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.allowed_token_ids is not None:
+            self._check_ids("allowed_token_ids", params.allowed_token_ids)
+            if min(params.allowed_token_ids) >= self._tokenizer_size:
+                raise InvalidRequest(
+                    f"allowed_token_ids names no token of the tokenizer, which has {self._tokenizer_size:,}", "allowed_token_ids"
+                )
+        method = params.speculation_settings.method
+        if method not in self._methods:
+            raise InvalidRequest(
+                f"speculation.method is {method!r}, but this server has {', '.join(map(repr, self._methods))}", "speculation.method"
+            )
+
+    def _check_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            return
+        if set(map(type, token_ids)) != {int}:  # bool, float and str are not token ids
+            wrong = next(token for token in token_ids if type(token) is not int)
+            raise InvalidRequest(f"{param} must hold token ids, which are integers, not {wrong!r}", param)
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._vocab_size:
+            raise InvalidRequest(
+                f"{param} has the token id {low if low < 0 else high}; ids go from 0 to {self._vocab_size - 1:,}", param, "invalid_token_id"
+            )
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        if isinstance(params.prediction, str):
+            return tuple(self._encode(params.prediction, "prediction", add_special_tokens=False))
+        self._check_ids("prediction", params.prediction or ())
+        return tuple(params.prediction or ())
+
+    def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Every spelling of each word: at the start of a text and, with a space before it, in the middle."""
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
+                raise InvalidRequest(f"bad_words takes strings of 1 to {MAX_BAD_WORD_CHARS} characters, not only spaces", "bad_words")
+            for text in (word.lstrip(), " " + word.lstrip()):
+                token_ids = tuple(self._encode(text, "bad_words", add_special_tokens=False))
+                self._check_ids("bad_words", token_ids)
+                if token_ids:
+                    spellings[token_ids] = None
+        return tuple(spellings)
+
+    def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{param} is not valid Unicode: a lone surrogate at character {error.start:,}", param) from None
+        if num_bytes > self._max_prompt_bytes:
+            raise ContextTooLong(
+                f"{param} has {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}: it cannot fit the context", param
+            )
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))

@@ -1,0 +1,251 @@
+"""Any causal language model of transformers as an executor: its own forward, with our attention and our cache.
+
+One attention function is registered with transformers. The pass travels as a keyword through the model's forward to every
+attention layer; since no mask function is registered under that name, transformers builds no mask. Whether a model really
+works that way is found out once, by running it: see `TransformersExecutor`. Knows no requests and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from .attention import AttentionPlan, TorchKV, paged_attention
+from .chain import run_chain_by_steps
+from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+
+ATTENTION = "foretoken_paged"
+PROBE_TOKENS = 8
+
+# Largest difference between the probe's logits with our attention and with the model's own, relative to their norm.
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+# Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+class UnsupportedModel(ValueError):
+    """A model that cannot run on the paged cache; the message names its type and says why."""
+
+
+@dataclass
+class _Pass:
+    """One forward on its way through the attention layers."""
+
+    kv: TorchKV
+    plan: AttentionPlan
+    num_layers_seen: int = 0  # layers call in order, so the count is the layer's index
+
+
+@dataclass
+class _Probe:
+    """A pass of one fresh prompt that needs no cache yet and writes down what the layers ask of it."""
+
+    batch: RaggedBatch
+    layers: list[KVLayerSpec] = field(default_factory=list)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, H, T, k_dim]
+    key: Tensor,  # [1, kv_heads, T, k_dim]
+    value: Tensor,  # [1, kv_heads, T, v_dim]
+    attention_mask: Tensor | None,
+    foretoken_pass: _Pass | _Probe,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each attention layer; returns [1, T, H, v_dim]."""
+    for name in ("s_aux", "position_bias", "alibi"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedModel(f"its attention uses {name!r}, which the paged attention does not know")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(foretoken_pass, _Probe):
+        probe, layer = foretoken_pass, 0
+        spec = KVLayerSpec(k.shape[1], k.shape[2], v.shape[2], sliding_window)
+        probe.layers.append(spec)
+        kv, plan = TorchKV((spec,), 1, probe.batch.block_size, k.dtype, k.device), AttentionPlan(probe.batch)
+    else:
+        layer = foretoken_pass.num_layers_seen
+        foretoken_pass.num_layers_seen += 1
+        kv, plan = foretoken_pass.kv, foretoken_pass.plan
+    return paged_attention(q, k, v, kv, layer, plan, scale, sliding_window, softcap)[None], None
+
+
+transformers.AttentionInterface.register(ATTENTION, _attention)
+
+
+class TransformersExecutor:
+    """Runs a transformers causal LM, already loaded with attn_implementation="foretoken_paged".
+
+    Construction proves that the model is served right: a probe prompt must reach our attention once per attention layer, and
+    its logits must be those of the model's own attention. Raises UnsupportedModel otherwise.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        refuse_unsupported(model.config)
+        self._model = model.eval()
+        self._config = model.config.get_text_config()
+        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.dtype = model.dtype
+        self.max_model_len = max_positions(model.config)
+        self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
+
+    @classmethod
+    def load(cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype) -> TransformersExecutor:
+        """Read the safetensors of a local folder. Raises UnsupportedModel, also if weights of the network are missing."""
+        refuse_unsupported(hf_config)
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        # transformers would fill these with random numbers and go on.
+        absent = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
+        if absent:
+            raise UnsupportedModel(
+                f"{len(absent)} weights of the network are missing or have another shape in {folder}, the first is {absent[0]!r}"
+            )
+        return cls(model)
+
+    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._model.device)
+
+    @torch.no_grad()
+    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+        """One pass; see `Executor.run`. Raises UnsupportedModel if the model gives no hidden states of that boundary."""
+        assert isinstance(kv, TorchKV)
+        if hidden and not self._gives_hidden:
+            raise UnsupportedModel(f"a {self._config.model_type!r} model does not give the hidden states of its layers")
+        output = self._forward(batch, _Pass(kv, AttentionPlan(batch)), bool(hidden))
+        logits = self._logits(output, batch)
+        top, argmax = logits.max(-1)
+        full = logits[batch.full_logits].float() if len(batch.full_logits) else None
+        states = {boundary: output.hidden_states[boundary][0] for boundary in hidden}  # FINAL is the last one
+        return ForwardOutput(argmax, top.float(), full, states)
+
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, choose)
+
+    def _forward(self, batch: RaggedBatch, foretoken_pass: _Pass | _Probe | None, hidden: bool) -> Any:
+        arguments: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}
+        if self._selects_logits:
+            arguments["logits_to_keep"] = batch.logits_indices
+        if foretoken_pass is not None:
+            arguments["foretoken_pass"] = foretoken_pass
+        return self._model(**arguments, use_cache=False, output_hidden_states=hidden, return_dict=True)
+
+    def _logits(self, output: Any, batch: RaggedBatch) -> Tensor:
+        """[N, V] of logits_indices, with whatever scaling and capping the model puts behind its head."""
+        logits: Tensor = output.logits[0]
+        return logits if self._selects_logits else logits[batch.logits_indices]
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[tuple[KVLayerSpec, ...], int, bool]:
+        """Cache layers, width of the logits, and whether all boundary states come out."""
+        kind, num_layers = self._config.model_type, int(self._config.num_hidden_layers)
+        batch = _probe_batch(int(self._config.vocab_size), self._model.device)
+        probe = _Probe(batch)
+        self._model.set_attn_implementation(ATTENTION)
+        try:
+            output = self._forward(batch, probe, hidden=True)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"a {kind!r} model cannot be served: {error}") from error
+        except TypeError as error:
+            raise UnsupportedModel(f"a {kind!r} model cannot be served: its forward takes no extra keywords ({error})") from error
+        if len(probe.layers) != num_layers:
+            raise UnsupportedModel(
+                f"a {kind!r} model cannot be served: {len(probe.layers)} of its {num_layers} layers used the paged attention"
+            )
+        _check_windows(self._config, probe.layers)
+
+        logits = self._logits(output, batch).float()
+        self._model.set_attn_implementation("eager")
+        own = self._logits(self._forward(batch, None, hidden=False), batch).float()
+        self._model.set_attn_implementation(ATTENTION)
+        difference = float((logits - own).norm() / own.norm().clamp_min(1e-9))
+        if not difference <= PROBE_TOLERANCE.get(self.dtype, 0.1):
+            raise UnsupportedModel(
+                f"a {kind!r} model cannot be served: with the paged attention its logits differ by {difference:.1%} from its own"
+            )
+        hidden_states = output.get("hidden_states") or ()
+        gives_hidden = len(hidden_states) == num_layers + 1 and all(state.shape[:2] == (1, PROBE_TOKENS) for state in hidden_states)
+        return tuple(probe.layers), logits.shape[-1], gives_hidden
+
+
+assert FINAL == -1  # TransformersExecutor.run indexes hidden_states with it
+
+
+def refuse_unsupported(hf_config: transformers.PretrainedConfig) -> None:
+    """Raise UnsupportedModel for what the configuration alone rules out, before any weight is read."""
+    config, kind = hf_config.get_text_config(), hf_config.model_type
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(hf_config) not in mapping:
+        raise UnsupportedModel(f"transformers {transformers.__version__} has no causal language model of type {kind!r}")
+    foreign = sorted(set(_entry(config, "layer_types") or ()) - SERVABLE_LAYERS)
+    model_class: Any = mapping[type(hf_config)]
+    if foreign or model_class._is_stateful:
+        what = f"layers of type {foreign[0]!r}" if foreign else "layers with recurrent state"
+        raise UnsupportedModel(
+            f"a {kind!r} model cannot be served: it has {what}, and the cache cannot take a recurrent state back when a draft "
+            "is rejected; choose a model with full or sliding-window attention only"
+        )
+
+
+def max_positions(hf_config: transformers.PretrainedConfig) -> int:
+    """Positions that the network was made for. Rope whose frequencies depend on the length counts to where they change."""
+    config = hf_config.get_text_config()
+    positions = _entry(config, "max_position_embeddings")
+    if positions is None:
+        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
+    rope = _entry(config, "rope_parameters") or {}
+    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        original = rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
+        positions = min(positions, original or positions)
+    return int(positions)
+
+
+def _entry(config: transformers.PretrainedConfig, name: str) -> Any:
+    """An entry that not every family's config has; attribute access also follows a family's other name for it."""
+    return getattr(config, name, None)
+
+
+def _check_windows(config: transformers.PretrainedConfig, layers: list[KVLayerSpec]) -> None:
+    """A sliding window that lives in the model's mask only would be lost with the mask."""
+    kinds = _entry(config, "layer_types") or ["full_attention"] * len(layers)
+    for index, (kind, spec) in enumerate(zip(kinds, layers, strict=True)):
+        if kind == "sliding_attention" and spec.window is None:
+            raise UnsupportedModel(f"layer {index} of this {config.model_type!r} model does not pass its sliding window on")
+
+
+def _probe_batch(vocab_size: int, device: torch.device) -> RaggedBatch:
+    """One prompt of a few different tokens in block 0."""
+    tokens = torch.arange(PROBE_TOKENS, device=device)
+    return RaggedBatch(
+        token_ids=(tokens * 31 + 7) % vocab_size,
+        positions=tokens,
+        slot_mapping=tokens,
+        query_start_loc=torch.tensor([0, PROBE_TOKENS], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([PROBE_TOKENS], dtype=torch.int32, device=device),
+        block_tables=torch.zeros(1, 1, dtype=torch.int32, device=device),
+        num_causal=torch.tensor([PROBE_TOKENS], dtype=torch.int32, device=device),
+        tree_mask=torch.zeros(PROBE_TOKENS, dtype=torch.int64, device=device),
+        logits_indices=tokens,
+        full_logits=tokens,
+        block_size=PROBE_TOKENS,
+    )

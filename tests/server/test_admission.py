@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from fake_engine import FakeEngine
+from starlette.routing import BaseRoute
+from starlette.testclient import TestClient
+
+from foretoken.server import admission
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def locked(fake: FakeEngine) -> TestClient:
+    return TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("first-key", "second-key"))))
+
+
+def paths(routes: list[BaseRoute]) -> Iterator[str]:
+    for route in routes:
+        yield route.path.replace("{name:path}", "tiny")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_route_but_health_and_metrics_needs_the_key(fake: FakeEngine) -> None:
+    app = create_app(fake.as_engine(), ServerConfig(api_keys=("first-key",)))
+    client, open_paths = TestClient(app), set()
+    for path in {*paths(app.routes), "/nothing", "//v1/models", "/v1/%2e%2e/health", "/health/", "/health/live/x", "/docs"}:
+        statuses = {client.request(method, path).status_code for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD", "TRACE")}
+        if statuses != {401}:
+            open_paths.add(path)
+            assert statuses <= {200, 405}
+    assert open_paths == {"/health", "/health/live", "/health/ready", "/metrics"}
+    assert client.get("/v1/models", headers={"Host": "x/health?y="}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer ", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2", "Bearer first-ke", "Bearer \xff"],
+)
+def test_a_wrong_key_is_a_401(locked: TestClient, header: str) -> None:
+    response = locked.get("/v1/models", headers={"Authorization": header.encode("latin-1")})  # pyright: ignore[reportArgumentType]
+    assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert "first-key" not in response.text
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key"])
+def test_any_of_the_keys_opens(locked: TestClient, key: str) -> None:
+    assert locked.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_each_of_several_keys_has_a_cache_of_its_own(locked: TestClient, fake: FakeEngine) -> None:
+    for key, salt in (("first-key", None), ("second-key", None), ("first-key", "mine")):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert locked.post("/v1/chat/completions", json=CHAT | {"cache_salt": salt}, headers=headers).status_code == 200
+    salts = [call.salt for call in fake.calls]
+    assert len(set(salts)) == 3 and all(salts)
+    TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",)))).post(
+        "/v1/chat/completions", json=CHAT, headers={"Authorization": "Bearer k"}
+    )
+    assert fake.calls[-1].salt == ""  # one key, one party
+
+
+def test_a_sane_label_is_echoed_and_another_replaced(client: TestClient) -> None:
+    assert client.get("/health", headers={"x-request-id": "Job-7.a_b"}).headers["x-request-id"] == "Job-7.a_b"
+    for label in ("a b", "x" * 129, "", "\x1b[31m", "é".encode().decode("latin-1")):
+        given = client.get("/health", headers={"x-request-id": label.encode("latin-1")}).headers["x-request-id"]  # pyright: ignore
+        assert given != label and len(given) == 36
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_a_413(fake: FakeEngine, chunked: bool) -> None:
+    client = TestClient(create_app(fake.as_engine(), ServerConfig(max_body_bytes=1000)))
+    headers = {"Content-Type": "application/json"}
+    for size, status in ((900, 400), (1001, 413)):
+        body = b"[" + b" " * (size - 2) + b"]"
+        response = client.post("/v1/completions", content=iter([body[:500], body[500:]]) if chunked else body, headers=headers)
+        assert response.status_code == status
+    assert response.json()["error"]["code"] == "request_too_large"
+
+
+def test_a_body_that_does_not_arrive_is_a_408(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BODY_DEADLINE_S", 0.05)
+    app, sent = create_app(fake.as_engine(), ServerConfig()), []
+
+    async def run() -> None:
+        async def receive() -> dict[str, object]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b"", "app": app}
+        await asyncio.wait_for(app(scope, receive, send), 5)  # pyright: ignore[reportArgumentType]
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 408

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+
+from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest, QueueFull, ShuttingDown
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def error_of(response: Any) -> dict[str, Any]:
+    """The error, after checking that the body is OpenAI's shape and nothing else."""
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}, body
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+def test_models_lists_the_served_name(client: TestClient) -> None:
+    models = client.get("/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+    assert client.get("/v1/models/tiny").json() == models["data"][0]
+    assert models["data"][0]["max_model_len"] == 512
+
+
+def test_served_names_with_slashes_replace_the_model_name(fake: FakeEngine) -> None:
+    client = TestClient(create_app(fake.as_engine(), ServerConfig(served_model_names=("org/model", "alias"))))
+    assert client.get("/v1/models/org/model").json()["id"] == "org/model"
+    assert client.post("/v1/chat/completions", json=CHAT | {"model": "alias"}).json()["model"] == "alias"
+    assert client.post("/v1/chat/completions", json=CHAT | {"model": "tiny"}).status_code == 404
+
+
+def test_a_wrong_model_is_a_404_that_names_the_right_one(client: TestClient) -> None:
+    response = client.post("/v1/chat/completions", json=CHAT | {"model": "gpt-5"})
+    error = error_of(response)
+    assert response.status_code == 404 and error["code"] == "model_not_found" and error["param"] == "model"
+    assert "tiny" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/docs", 404, "not_found"),
+        ("GET", "/openapi.json", 404, "not_found"),
+    ],
+)
+def test_wrong_routes_have_the_one_error_shape(client: TestClient, method: str, path: str, status: int, code: str) -> None:
+    response = client.request(method, path)
+    assert (response.status_code, error_of(response)["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvalidRequest("no", "seed"), 400, None),
+        (ContextTooLong("prompt has 9 tokens, limit is 8"), 400, "context_length_exceeded"),
+        (QueueFull("the queue is full", 7), 503, "server_is_overloaded"),
+        (ShuttingDown("the server drains"), 503, "server_shutdown"),
+        (EngineDead("/secret/path 0xdeadbeef"), 503, "engine_dead"),
+        (RuntimeError("/secret/path 0xdeadbeef"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_engine_errors_become_http(
+    fake: FakeEngine, client: TestClient, error: Exception, status: int, code: str | None, stream: bool
+) -> None:
+    fake.error = error
+    response = client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert (response.status_code, error_of(response)["code"]) == (status, code)
+    assert "secret" not in response.text and "0xdead" not in response.text
+    if isinstance(error, QueueFull):
+        assert response.headers["retry-after"] == "7"
+    if isinstance(error, RuntimeError):
+        assert response.headers["x-request-id"] in response.text
+
+
+def test_health_follows_the_engine(fake: FakeEngine, client: TestClient) -> None:
+    def statuses() -> list[int]:
+        return [client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")]
+
+    assert statuses() == [200, 200, 200]
+    fake.draining = True
+    assert statuses() == [200, 200, 503]
+    fake.draining, fake.last_step_age_s = False, 61.0
+    assert statuses() == [503, 503, 503]
+    fake.last_step_age_s, fake.healthy = 0.0, False
+    assert statuses() == [503, 503, 503]
+
+
+def test_tokenize_and_back(client: TestClient) -> None:
+    answer = client.post("/tokenize", json={"prompt": "The quick €", "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["token_strs"][0] == "The" and any(text.startswith("bytes:\\x") for text in answer["token_strs"])
+    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "The quick €"}
+    chat = client.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"] == "<|user|>Hi<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("tokens", [[], [300], [-1], [2**70]])
+def test_detokenize_refuses_ids_that_are_none(client: TestClient, tokens: list[int]) -> None:
+    response = client.post("/detokenize", json={"tokens": tokens})
+    assert response.status_code == 400 and error_of(response)["param"] == "tokens"
+
+
+def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestClient) -> None:
+    def allowed(client: TestClient, origin: str) -> str | None:
+        return client.get("/v1/models", headers={"Origin": origin}).headers.get("access-control-allow-origin")
+
+    assert allowed(client, "http://localhost:3000") == "http://localhost:3000"
+    assert allowed(client, "http://evil.example") is None
+    configured = TestClient(create_app(fake.as_engine(), ServerConfig(allowed_origins=("https://app.example",), api_keys=("k",))))
+    preflight = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    assert configured.options("/v1/chat/completions", headers=preflight).status_code == 200
+    assert allowed(configured, "https://app.example") == "https://app.example"  # on a 401, so that a page can read it
+    assert allowed(configured, "http://localhost:3000") is None
+
+
+def exchange(fake: FakeEngine, body: dict[str, Any], *, leave: bool) -> list[dict[str, Any]]:
+    """One POST /v1/chat/completions by bare ASGI; with `leave`, the client goes once the engine has the request."""
+    app, sent = create_app(fake.as_engine(), ServerConfig()), []
+
+    async def run() -> None:
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            while not (leave and fake.num_open):
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"", "app": app}
+        await asyncio.wait_for(app(scope, receive, send), 5)
+
+    asyncio.run(run())
+    return sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_before_the_first_token_ends_the_work(fake: FakeEngine, stream: bool, n: int) -> None:
+    fake.stuck = True
+    sent = exchange(fake, CHAT | {"stream": stream, "n": n}, leave=True)
+    assert fake.num_open == 0 and len(fake.calls) == 1
+    assert all(message.get("status", 200) == 200 for message in sent)
+
+
+def test_without_leaving_the_same_exchange_is_answered(fake: FakeEngine) -> None:
+    sent = exchange(fake, CHAT, leave=False)
+    assert sent[0]["status"] == 200 and fake.reply in sent[1]["body"].decode()

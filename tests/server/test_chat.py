@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+
+from foretoken.server import chat_format
+
+ROUTE = "/v1/chat/completions"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def stream(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, which must end with [DONE]."""
+    response = client.post(ROUTE, json=CHAT | {"stream": True} | fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
+    body = client.post(ROUTE, json=CHAT).json()
+    assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-") and body["model"] == "tiny"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": fake.reply, "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    prompt, usage = fake.calls[0].prompt, body["usage"]
+    assert usage["prompt_tokens"] == len(prompt) and usage["total_tokens"] == len(prompt) + usage["completion_tokens"]
+    assert usage["completion_tokens"] == len(fake.tokenizer.encode(fake.reply))
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 1, "reasoning_tokens": 0}
+    assert fake.tokenizer.decode(prompt) == "<|user|>Hi<|end|><|assistant|>"
+
+
+def test_metrics_are_vllms_shape(client: TestClient) -> None:
+    metrics = client.post(ROUTE, json=CHAT).json()["metrics"]
+    speculation = metrics.pop("speculative_decoding")
+    assert set(metrics) == {"time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
+    steps = speculation["num_spec_steps"]
+    assert speculation == {
+        "mean_acceptance_length": pytest.approx(1 + speculation["num_accepted_draft_tokens"] / steps, abs=1e-4),
+        "draft_acceptance_rate": pytest.approx(speculation["num_accepted_draft_tokens"] / (2 * steps), abs=1e-4),
+        "acceptance_histogram": [0, steps],
+        "num_spec_steps": steps,
+        "num_draft_tokens": 2 * steps,
+        "num_accepted_draft_tokens": speculation["num_accepted_draft_tokens"],
+        "num_spec_tokens": 5,
+    }
+
+
+def test_a_stream_is_one_chunk_per_step_behind_the_role(client: TestClient, fake: FakeEngine) -> None:
+    chunks = stream(client)
+    assert {chunk["id"] for chunk in chunks} == {fake.calls[0].id}
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    num_tokens = len(fake.tokenizer.encode(fake.reply))
+    assert len(chunks) == 1 + (num_tokens + 1) // 2
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == fake.reply
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert chunks[-1]["metrics"]["speculative_decoding"]["num_spec_tokens"] == 5
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_usage_comes_last_when_asked_for(client: TestClient) -> None:
+    chunks = stream(client, stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == client.post(ROUTE, json=CHAT).json()["usage"]
+    assert "speculative_decoding" in chunks[-1]["metrics"]
+    assert all(chunk["usage"] is None and "metrics" not in chunk for chunk in chunks[:-1])
+
+
+def test_usage_in_every_chunk_grows(client: TestClient) -> None:
+    counts = [
+        chunk["usage"]["completion_tokens"]
+        for chunk in stream(client, stream_options={"include_usage": True, "continuous_usage_stats": True})[1:]
+    ]
+    assert counts == sorted(counts) and counts[0] == 2
+
+
+def test_speculation_says_who_proposed_each_token(client: TestClient, fake: FakeEngine) -> None:
+    chunks = stream(client, stream_options={"include_speculation": True})[1:]
+    tokens = fake.tokenizer.encode(fake.reply)
+    told = [entry for chunk in chunks for entry in chunk["choices"][0]["speculation"]]
+    assert [entry["token_id"] for entry in told] == tokens
+    assert [entry["proposer"] for entry in told] == [None if index % 2 == 0 else "ngram" for index in range(len(tokens))]
+
+
+def test_choices_interleave_and_each_finishes_once(client: TestClient, fake: FakeEngine) -> None:
+    chunks = stream(client, n=3)
+    for index in range(3):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in own) == fake.reply
+        assert sum(choice["finish_reason"] is not None for choice in own) == 1
+    assert sum("metrics" in chunk for chunk in chunks) == 1
+    body = client.post(ROUTE, json=CHAT | {"n": 3}).json()
+    one = client.post(ROUTE, json=CHAT).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert body["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
+    assert body["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert body["usage"]["prompt_tokens_details"] == one["usage"]["prompt_tokens_details"]
+    steps = [choice["speculative_decoding"]["num_spec_steps"] for choice in body["choices"]]
+    assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == sum(steps)
+
+
+def test_logprobs(client: TestClient, fake: FakeEngine) -> None:
+    content = client.post(ROUTE, json=CHAT | {"logprobs": True, "top_logprobs": 2}).json()["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == fake.reply
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] and entry["logprob"] == -0.5 for entry in content)
+    assert all([top["logprob"] for top in entry["top_logprobs"]] == [-1.0, -2.0] for entry in content)
+    streamed = stream(client, logprobs=True, top_logprobs=2)[1:]
+    assert [entry for chunk in streamed for entry in chunk["choices"][0]["logprobs"]["content"]] == content
+    assert client.post(ROUTE, json=CHAT | {"top_logprobs": 2}).json()["error"]["param"] == "top_logprobs"
+    assert client.post(ROUTE, json=CHAT | {"logprobs": True, "top_logprobs": 21}).status_code == 400
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_failure_on_the_way_is_an_event(client: TestClient, fake: FakeEngine, n: int) -> None:
+    fake.fails_after = 2
+    events = stream(client, n=n)
+    assert events[-1] == {"error": {"message": "not finite", "type": "server_error", "param": None, "code": "numerical_error"}}
+    assert all("error" not in event for event in events[:-1]) and fake.num_open == 0
+    response = client.post(ROUTE, json=CHAT | {"n": n})
+    assert response.status_code == 500 and response.json()["error"]["code"] == "numerical_error"
+
+
+def test_continuing_a_message_leaves_it_open(client: TestClient, fake: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The quick"}]
+    assert client.post(ROUTE, json={"messages": messages, "continue_final_message": True}).status_code == 200
+    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|user|>Hi<|end|><|assistant|>The quick"
+    for fields in ({"messages": messages, "add_generation_prompt": True}, {"messages": messages[:1]}):
+        response = client.post(ROUTE, json={"continue_final_message": True} | fields)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "continue_final_message"
+
+
+def test_developer_is_the_system_and_text_parts_are_lines(client: TestClient, fake: FakeEngine) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    client.post(ROUTE, json={"messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]})
+    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|system|>Be brief<|end|><|user|>a\nb<|end|><|assistant|>"
+
+
+def test_a_template_may_refuse_but_never_break(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for template, said in (
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content.upper() }}", "cannot render"),
+        ("{{ 1 // 0 }}", "cannot render"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot render"),
+        ("{% for", "cannot render"),
+    ):
+        monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+        response = client.post(ROUTE, json=CHAT)
+        assert response.status_code == 400 and said in response.json()["error"]["message"], response.text
+    monkeypatch.setattr(fake.tokenizer, "chat_template", None)
+    assert client.post(ROUTE, json=CHAT).json()["error"]["code"] == "no_chat_template"
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"tokenize": False}, {"chat_template": "x"}, {"messages": "x"}, {"enable_thinking": []}, {"thinking": "x" * 300}]
+)
+def test_template_kwargs_come_from_a_list(client: TestClient, kwargs: dict[str, Any]) -> None:
+    response = client.post(ROUTE, json=CHAT | {"chat_template_kwargs": kwargs})
+    assert response.status_code == 400 and response.json()["error"]["param"].startswith("chat_template_kwargs")
+
+
+def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake.tokenizer, "chat_template", "{{ enable_thinking }} {{ reasoning_effort }}")
+    fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
+    assert client.post(ROUTE, json=CHAT | fields).status_code == 200
+    assert fake.tokenizer.decode(fake.calls[0].prompt) == "False low"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_tokenizing(client: TestClient, fake: FakeEngine) -> None:
+    response = client.post(ROUTE, json={"messages": [{"role": "user", "content": "x" * 100_000}]})
+    assert response.json()["error"]["code"] == "context_length_exceeded" and not fake.calls
+
+
+def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    encode = fake.tokenizer.encode
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(*args, **kwargs)
+
+    monkeypatch.setattr(fake.tokenizer, "encode", recorded)
+    monkeypatch.setattr(chat_format, "OFF_LOOP_CHARS", 3)
+    prompts = []
+    for text in ("fox", "foxy"):
+        client.post(ROUTE, json={"messages": [{"role": "user", "content": text}]})
+        prompts.append(fake.tokenizer.decode(fake.calls[-1].prompt))
+    assert prompts == ["<|user|>fox<|end|><|assistant|>", "<|user|>foxy<|end|><|assistant|>"]
+    assert [thread.startswith("asyncio_") for thread in threads] == [False, True]  # the name of to_thread's pool

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+from fake_engine import STATS, FakeEngine
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from foretoken.server import metrics as module
+from foretoken.server.metrics import Metrics, traffic_line
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """{(name, label values but model_name and engine ...): value}"""
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in ("model_name", "engine")}
+            if sample.name.startswith("vllm:"):
+                assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
+            found[sample.name, *labels.values()] = sample.value
+    return found
+
+
+def test_the_engines_snapshot_is_rendered(client: TestClient) -> None:
+    response = client.get("/metrics")
+    found = samples(response.text)
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert found["vllm:num_requests_running",] == 1 and found["vllm:num_requests_waiting",] == 2
+    assert found["vllm:kv_cache_usage_perc",] == 0.25
+    assert found["vllm:spec_decode_num_drafts_total",] == 10
+    assert found["vllm:spec_decode_num_draft_tokens_total",] == 50
+    assert found["vllm:spec_decode_num_accepted_tokens_total",] == 30
+    assert [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(5)] == [10, 9, 6, 4, 1]
+    assert found["vllm:spec_decode_acceptance_rate",] == 0.75
+    assert found["foretoken:spec_decode_disabled_total", "batch_size"] == 3
+    assert found["foretoken:proposer_seconds_total", "ngram"] == 0.25
+    assert found["foretoken:proposer_failures_total", "ngram"] == 1
+
+
+def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) -> None:
+    usage = client.post("/v1/chat/completions", json=CHAT | {"n": 2}).json()["usage"]
+    fake.fails_after = 1
+    client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    client.post("/v1/chat/completions", json=CHAT | {"n": 0})
+    found = samples(client.get("/metrics").text)
+    assert found["vllm:request_success_total", "stop"] == 2 and found["vllm:request_success_total", "error"] == 1
+    assert found["vllm:e2e_request_latency_seconds_count",] == found["vllm:request_generation_tokens_count",] == 3
+    assert found["vllm:time_to_first_token_seconds_count",] == 3
+    assert found["vllm:request_generation_tokens_sum",] == usage["completion_tokens"] + 2
+    # Every token behind a choice's first step has a latency of its own.
+    assert found["vllm:inter_token_latency_seconds_count",] == usage["completion_tokens"] - 2 * 2
+    assert found["foretoken:http_requests_total", "/v1/chat/completions", "200"] == 2
+    assert found["foretoken:http_requests_total", "/v1/chat/completions", "400"] == 1
+
+
+def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
+    metrics = Metrics(lambda: STATS, "tiny")
+    metrics.on_tokens(0.4, 4)
+    metrics.on_tokens(0.1, 1)
+    found = samples(metrics.render().decode())
+    assert found["vllm:inter_token_latency_seconds_count",] == 5
+    assert found["vllm:inter_token_latency_seconds_sum",] == pytest.approx(0.5)
+    assert found["vllm:inter_token_latency_seconds_bucket", "0.1"] == 5
+
+
+def test_no_request_can_make_new_series(client: TestClient) -> None:
+    client.get("/nothing")
+    before = client.get("/metrics").text.count("\n")
+    for index in range(5):
+        client.get(f"/nothing-{index}", headers={"x-request-id": f"id-{index}"})
+        client.request(f"ODD{index}", "/nothing")
+        client.post("/v1/chat/completions", json=CHAT | {"model": f"m{index}", f"field{index}": 1})
+    lines = client.get("/metrics").text
+    assert lines.count("\n") <= before + 4  # the status 404 of one route and the metrics route itself
+    assert "nothing" not in lines and "field3" not in lines and "ODD" not in lines
+
+
+def test_two_apps_do_not_share_counts(client: TestClient, fake: FakeEngine) -> None:
+    client.post("/v1/chat/completions", json=CHAT)
+    other = Metrics(fake.stats, "tiny")
+    assert samples(other.render().decode())["vllm:request_success_total", "stop"] == 0
+
+
+def test_the_log_line_speaks_of_the_interval() -> None:
+    later = replace(
+        STATS, num_drafts=20, num_draft_tokens=100, num_accepted_tokens=56, num_steps=60, generation_tokens=140, prompt_tokens=120
+    )
+    line = traffic_line(STATS, later, 10.0)
+    assert line.startswith("Speculative decoding acceptance rate: 52.0%, mean accepted length 3.6, k 5")
+    assert "running 1, waiting 2, generated 5.0 tokens/s, prompts 2.0 tokens/s, KV cache 25.0%" in line
+    quiet = replace(STATS, num_steps=60, speculation_off="batch_size")
+    assert traffic_line(STATS, quiet, 10.0).startswith("Speculative decoding: batch_size; running 1")
+
+
+def test_the_log_line_comes_with_traffic_only(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_INTERVAL_S", 0.005)
+    current = [STATS]
+
+    async def run() -> list[int]:
+        log = asyncio.create_task(Metrics(lambda: current[0], "tiny").log_traffic())
+        num_lines = []
+        for stats in (STATS, replace(STATS, num_steps=41)):
+            current[0] = stats
+            await asyncio.sleep(0.1)
+            num_lines.append(len(caplog.records))
+        log.cancel()
+        return num_lines
+
+    with caplog.at_level(logging.INFO, "foretoken.server"):
+        assert asyncio.run(run()) == [0, 1]

@@ -1,0 +1,109 @@
+"""An AsyncEngine for tests of the web layer alone: it says a fixed reply, two tokens a step, the second of them drafted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
+from foretoken.engine.stats import EngineStats, ProposerStats
+from foretoken.proposers.config import NgramConfig, SpeculativeConfig
+
+if TYPE_CHECKING:
+    from foretoken.engine.async_engine import AsyncEngine
+
+STATS = EngineStats(
+    num_running=1,
+    num_waiting=2,
+    kv_blocks_total=8,
+    kv_blocks_used=2,
+    num_steps=40,
+    prompt_tokens=100,
+    generation_tokens=90,
+    num_drafts=10,
+    num_draft_tokens=50,
+    num_accepted_tokens=30,
+    accepted_per_position=(10, 9, 6, 4, 1),
+    recent_draft_tokens=20,
+    recent_accepted_tokens=15,
+    recent_drafts=4,
+    num_speculative_tokens=5,
+    steps_with_speculation_off={"batch_size": 3},
+    proposers=(ProposerStats("ngram", 10, 50, 30, 1, 0.25),),
+)
+
+
+@dataclass
+class FakeEngine:
+    """`reply` to every prompt. `error` is raised before the first delta; `stuck` never says anything."""
+
+    tokenizer: PreTrainedTokenizerBase
+    reply: str = "The quick brown fox"
+    error: Exception | None = None
+    fails_after: int | None = None  # deltas, then one with finish_reason "error"
+    stuck: bool = False
+    healthy: bool = True
+    draining: bool = False
+    last_step_age_s: float = 0.0
+    calls: list[SimpleNamespace] = field(default_factory=list)
+    num_open: int = 0
+
+    @property
+    def engine(self) -> SimpleNamespace:
+        model = SimpleNamespace(name="tiny", max_model_len=512, vocab_size=300)
+        speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),))
+        return SimpleNamespace(model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative)
+
+    def stats(self) -> EngineStats:
+        return STATS
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncIterator[TokenDelta]:
+        self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, salt=cache_salt, priority=priority))
+        if self.error is not None:
+            raise self.error
+        self.num_open += 1
+        try:
+            if self.stuck:
+                await asyncio.Event().wait()
+            for delta in self._deltas(request_id, params):
+                await asyncio.sleep(0)
+                yield delta
+        finally:
+            self.num_open -= 1
+
+    def _deltas(self, request_id: str, params: SamplingParams) -> list[TokenDelta]:
+        tokens = self.tokenizer.encode(self.reply, add_special_tokens=False)
+        steps = [tokens[start : start + 2] for start in range(0, len(tokens), 2)]
+        stats = SpeculationStats(len(steps), len(steps) * 2, len(tokens) // 2, [0, len(steps)], 4, 1)
+        deltas: list[TokenDelta] = []
+        for number, step in enumerate(steps):
+            if number == self.fails_after:
+                failed = TokenDelta(request_id, 0, [], "", [], finish_reason="error", error="not finite", error_code="numerical_error")
+                return [*deltas, failed]
+            for choice in range(params.n):
+                last = number == len(steps) - 1
+                top = tuple((token, -1.0 - rank) for rank, token in enumerate(range(10, 10 + (params.logprobs or 0))))
+                deltas.append(
+                    TokenDelta(
+                        request_id,
+                        choice,
+                        step,
+                        str(self.tokenizer.decode(step)),
+                        [-1, 0][: len(step)],
+                        logprobs=[TokenLogprobs(-0.5, 1, top)] * len(step) if params.logprobs is not None else None,
+                        finish_reason="stop" if last else None,
+                        stats=stats if last else None,
+                        num_cached_tokens=3 if last else 0,
+                    )
+                )
+        return deltas
+
+    def as_engine(self) -> AsyncEngine:
+        return cast("AsyncEngine", self)
