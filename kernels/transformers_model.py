@@ -8,6 +8,7 @@ works that way is found out once, by running it: see `TransformersExecutor`. Kno
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class _Pass:
 
 @dataclass
 class _Probe:
-    """A pass of one fresh prompt that needs no cache yet and writes down what the layers ask of it."""
+    """A pass of fresh prompts that needs no cache yet and writes down what the layers ask of it."""
 
     batch: RaggedBatch
     layers: list[KVLayerSpec] = field(default_factory=list)
@@ -74,7 +75,7 @@ def _attention(
         probe, layer = foretoken_pass, 0
         spec = KVLayerSpec(k.shape[1], k.shape[2], v.shape[2], sliding_window)
         probe.layers.append(spec)
-        kv, plan = TorchKV((spec,), 1, probe.batch.block_size, k.dtype, k.device), AttentionPlan(probe.batch)
+        kv, plan = TorchKV((spec,), len(probe.batch.seq_lens), probe.batch.block_size, k.dtype, k.device), AttentionPlan(probe.batch)
     else:
         layer = foretoken_pass.num_layers_seen
         foretoken_pass.num_layers_seen += 1
@@ -105,7 +106,7 @@ class TransformersExecutor:
     def load(cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype) -> TransformersExecutor:
         """Read the safetensors of a local folder. Raises UnsupportedModel, also if weights of the network are missing."""
         refuse_unsupported(hf_config)
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=hf_config,
             dtype=dtype,
@@ -115,6 +116,7 @@ class TransformersExecutor:
             local_files_only=True,
             output_loading_info=True,
         )
+        model, report = loaded
         # transformers would fill these with random numbers and go on.
         absent = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
         if absent:
@@ -159,7 +161,10 @@ class TransformersExecutor:
     def _probe(self) -> tuple[tuple[KVLayerSpec, ...], int, bool]:
         """Cache layers, width of the logits, and whether all boundary states come out."""
         kind, num_layers = self._config.model_type, int(self._config.num_hidden_layers)
-        batch = _probe_batch(int(self._config.vocab_size), self._model.device)
+        tokens = [(31 * i + 7) % int(self._config.vocab_size) for i in range(PROBE_TOKENS)]
+        first, second = tokens[:3], tokens[3:]
+        # Two rows: a model that ignored the positions it is given, or mixed the rows, would get the second one wrong.
+        batch, alone = (_prompts(rows, self._model.device) for rows in ([first, second], [second]))
         probe = _Probe(batch)
         self._model.set_attn_implementation(ATTENTION)
         try:
@@ -174,9 +179,9 @@ class TransformersExecutor:
             )
         _check_windows(self._config, probe.layers)
 
-        logits = self._logits(output, batch).float()
+        logits = self._logits(output, batch)[len(first) :].float()
         self._model.set_attn_implementation("eager")
-        own = self._logits(self._forward(batch, None, hidden=False), batch).float()
+        own = self._logits(self._forward(alone, None, hidden=False), alone).float()
         self._model.set_attn_implementation(ATTENTION)
         difference = float((logits - own).norm() / own.norm().clamp_min(1e-9))
         if not difference <= PROBE_TOLERANCE.get(self.dtype, 0.1):
@@ -202,22 +207,25 @@ def refuse_unsupported(hf_config: transformers.PretrainedConfig) -> None:
     if foreign or model_class._is_stateful:
         what = f"layers of type {foreign[0]!r}" if foreign else "layers with recurrent state"
         raise UnsupportedModel(
-            f"a {kind!r} model cannot be served: it has {what}, and the cache cannot take a recurrent state back when a draft "
-            "is rejected; choose a model with full or sliding-window attention only"
+            f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
+            "because only these can be taken back when a draft is rejected"
         )
 
 
 def max_positions(hf_config: transformers.PretrainedConfig) -> int:
-    """Positions that the network was made for. Rope whose frequencies depend on the length counts to where they change."""
+    """Positions that the network was made for, its rope scaling included.
+
+    Rope whose frequencies change with the length of the batch counts only up to where they change.
+    """
     config = hf_config.get_text_config()
     positions = _entry(config, "max_position_embeddings")
     if positions is None:
         raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
     rope = _entry(config, "rope_parameters") or {}
+    original = rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
     if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        original = rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
-        positions = min(positions, original or positions)
-    return int(positions)
+        return int(min(positions, original or positions))
+    return int(max(positions, (original or 0) * rope.get("factor", 1)))
 
 
 def _entry(config: transformers.PretrainedConfig, name: str) -> Any:
@@ -233,19 +241,23 @@ def _check_windows(config: transformers.PretrainedConfig, layers: list[KVLayerSp
             raise UnsupportedModel(f"layer {index} of this {config.model_type!r} model does not pass its sliding window on")
 
 
-def _probe_batch(vocab_size: int, device: torch.device) -> RaggedBatch:
-    """One prompt of a few different tokens in block 0."""
-    tokens = torch.arange(PROBE_TOKENS, device=device)
+def _prompts(token_ids: list[list[int]], device: torch.device) -> RaggedBatch:
+    """Fresh prompts of at most PROBE_TOKENS tokens, one block each, with scores for every token."""
+    starts = [0, *itertools.accumulate(len(tokens) for tokens in token_ids)]
+    positions = torch.tensor([place for tokens in token_ids for place in range(len(tokens))], device=device)
+    rows = torch.tensor([row for row, tokens in enumerate(token_ids) for _ in tokens], device=device)
+    lengths = torch.tensor([len(tokens) for tokens in token_ids], dtype=torch.int32, device=device)
+    every_token = torch.arange(starts[-1], device=device)
     return RaggedBatch(
-        token_ids=(tokens * 31 + 7) % vocab_size,
-        positions=tokens,
-        slot_mapping=tokens,
-        query_start_loc=torch.tensor([0, PROBE_TOKENS], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([PROBE_TOKENS], dtype=torch.int32, device=device),
-        block_tables=torch.zeros(1, 1, dtype=torch.int32, device=device),
-        num_causal=torch.tensor([PROBE_TOKENS], dtype=torch.int32, device=device),
-        tree_mask=torch.zeros(PROBE_TOKENS, dtype=torch.int64, device=device),
-        logits_indices=tokens,
-        full_logits=tokens,
+        token_ids=torch.tensor([token for tokens in token_ids for token in tokens], device=device),
+        positions=positions,
+        slot_mapping=rows * PROBE_TOKENS + positions,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=lengths,
+        block_tables=torch.arange(len(token_ids), dtype=torch.int32, device=device)[:, None],
+        num_causal=lengths,
+        tree_mask=torch.zeros_like(every_token),
+        logits_indices=every_token,
+        full_logits=every_token,
         block_size=PROBE_TOKENS,
     )

@@ -29,7 +29,7 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
         continue_final_message=body.continue_final_message,
         template_kwargs=template_kwargs,
     )
-    generation = serving.generation(request, body, [prompt], params, id_prefix="chatcmpl-")
+    generation = await serving.generation(request, body, [prompt], params, id_prefix="chatcmpl-")
     shape = ChatShape(generation.request_id, model, len(generation.choices), serving, options)
     return await answer(request, generation, shape, bool(body.stream), options)
 

@@ -7,7 +7,7 @@ override an argument of the rendering.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -23,18 +23,17 @@ OFF_LOOP_CHARS = 8_000
 
 
 class ChatFormat:
-    """Renders and tokenizes for one model. Safe to use from several threads."""
+    """Renders and tokenizes for one model. Safe to use from several threads.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
+    encode(text, add_special_tokens) -> token ids is the engine's own, which refuses what cannot fit the context.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool], list[int]]) -> None:
         self._tokenizer = tokenizer
-        # No token spells more characters than this, so a text this many times the context cannot fit it.
-        longest_token = max((len(token) for token in tokenizer.get_vocab()), default=1)
-        self._max_chars = longest_token * max_model_len
-        self._max_model_len = max_model_len
+        self._encode = encode
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises ApiError for a text that cannot fit the context whatever its tokens are."""
-        self._check_length(len(text))
+        """Raises InvalidRequest."""
         if len(text) <= OFF_LOOP_CHARS:
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
@@ -47,7 +46,7 @@ class ChatFormat:
         continue_final_message: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt's token ids. By default the prompt ends where the assistant begins to speak. Raises ApiError."""
+        """The prompt's token ids. By default the prompt ends where the assistant begins to speak. Raises ApiError, InvalidRequest."""
         continues = bool(continue_final_message)
         generates = not continues if add_generation_prompt is None else add_generation_prompt
         if continues and generates:
@@ -57,27 +56,14 @@ class ChatFormat:
         turns = [{"role": _template_role(message.role), "content": _joined(message.content)} for message in messages]
         kwargs = _checked_kwargs(template_kwargs or {})
         chars = sum(len(turn["content"]) for turn in turns)
-        self._check_length(chars)
 
         def work() -> list[int]:
-            return self._encode(self._render(turns, generates, continues, kwargs), add_special_tokens=False)
+            return self._encode(self._render(turns, generates, continues, kwargs), False)  # the template has them
 
         return work() if chars <= OFF_LOOP_CHARS else await asyncio.to_thread(work)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def _check_length(self, chars: int) -> None:
-        if chars > self._max_chars:
-            raise ApiError(
-                400,
-                f"the prompt has {chars:,} characters; the limit is {self._max_model_len:,} tokens",
-                param="prompt",
-                code="context_length_exceeded",
-            )
 
     def _render(self, turns: list[dict[str, str]], generates: bool, continues: bool, kwargs: Mapping[str, Any]) -> str:
         if not self._tokenizer.chat_template:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import TokenDelta
-from .errors import ApiError
 from .logprobs import CompletionLogprobs, speculation
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
@@ -24,7 +23,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     params = body.to_sampling_params()
     serving.require_room(len(body.prompt) * params.n)
     prompts = [await _token_ids(prompt, body, serving) for prompt in body.prompt]
-    generation = serving.generation(request, body, prompts, params, id_prefix="cmpl-")
+    generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
     echoed = [_echo(prompt, serving) if body.echo else "" for prompt in body.prompt for _ in range(params.n)]
     shape = CompletionShape(generation.request_id, model, echoed, serving, options)
     return await answer(request, generation, shape, bool(body.stream), options)
@@ -33,10 +32,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
 async def _token_ids(prompt: str | list[int], body: CompletionRequest, serving: Serving) -> list[int]:
     if isinstance(prompt, list):
         return serving.require_tokens(prompt, "prompt")
-    token_ids = await serving.chat_format.encode(prompt, body.add_special_tokens is not False)
-    if not token_ids:
-        raise ApiError(400, "prompt is empty", param="prompt")
-    return token_ids
+    return await serving.chat_format.encode(prompt, body.add_special_tokens is not False)
 
 
 def _echo(prompt: str | list[int], serving: Serving) -> str:

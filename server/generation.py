@@ -9,12 +9,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import ForetokenError, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from ..engine.errors import ForetokenError, RequestFailed
 from ..engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
 from .metrics import Metrics
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
+    from ..engine.token_stream import TokenStream
 
 
 @dataclass
@@ -30,7 +31,10 @@ class ChoiceProgress:
 
 
 class Generation:
-    """P prompts with n choices each; choice `index` = prompt * n + choice of that prompt."""
+    """P prompts with n choices each, queued on construction; choice `index` = prompt * n + choice of that prompt.
+
+    Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is queued.
+    """
 
     def __init__(
         self,
@@ -48,50 +52,47 @@ class Generation:
         self.prompts = prompts
         self.params = params
         self.choices = [ChoiceProgress() for _ in range(len(prompts) * params.n)]
-        self._engine = engine
         self._metrics = metrics
-        self._priority = priority
-        self._cache_salt = cache_salt
         self._num_spec_tokens = num_spec_tokens
         self._start_time = time.monotonic()
+        self._streams: list[TokenStream] = []
+        for number, prompt in enumerate(prompts):
+            name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
+            try:
+                stream = engine.generate(prompt, params, request_id=name, priority=priority, cache_salt=cache_salt)
+            except ForetokenError:
+                self._close()
+                raise
+            self._streams.append(stream)
 
     @property
     def finished(self) -> bool:
         return all(choice.finish_reason is not None for choice in self.choices)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
-        """(index, delta) of all choices, as they come. Leaving early aborts what still runs.
+        """(index, delta) of all choices, as they come; to be read once. Leaving early aborts what still runs.
 
-        Raises what AsyncEngine.generate raises before the first delta, and RequestFailed if a choice ends in an error.
+        Raises RequestFailed if a choice ends in an error, EngineDead if all do.
         """
-        streams = [
-            self._engine.generate(
-                prompt,
-                self.params,
-                request_id=f"{self.request_id}-{number}" if len(self.prompts) > 1 else self.request_id,
-                priority=self._priority,
-                cache_salt=self._cache_salt,
-            )
-            for number, prompt in enumerate(self.prompts)
-        ]
-        unfinished: FinishReason | None = "abort"
+        unfinished: FinishReason = "abort"
         try:
-            async with aclosing(_merged(streams)) as merged:
+            async with aclosing(_merged(self._streams)) as merged:
                 async for number, delta in merged:
                     index = number * self.params.n + delta.choice
                     self._record(self.choices[index], delta)
                     if delta.finish_reason == "error":
                         raise RequestFailed(delta.error or "the request failed", delta.error_code or "engine_error")
                     yield index, delta
-        except (InvalidRequest, QueueFull, ShuttingDown):
-            unfinished = None  # never accepted
-            raise
         except ForetokenError:
             unfinished = "error"
             raise
         finally:
-            if unfinished is not None:
-                self._report(unfinished)
+            self._close()
+            self._report(unfinished)
+
+    def _close(self) -> None:
+        for stream in self._streams:
+            stream.close()
 
     def _record(self, choice: ChoiceProgress, delta: TokenDelta) -> None:
         now, num_new = time.monotonic(), len(delta.token_ids)
@@ -184,7 +185,7 @@ def _total(parts: Sequence[SpeculationStats]) -> SpeculationStats:
 
 async def _merged(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerator[tuple[int, TokenDelta]]:
     """Items of several streams with their stream's number, in order of arrival; the first error ends it."""
-    if len(streams) == 1:  # the common case needs no tasks: closing this generator closes the stream where it waits
+    if len(streams) == 1:  # the common case needs no tasks
         async for delta in streams[0]:
             yield 0, delta
         return

@@ -97,7 +97,11 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        await self._engine.start()
+        try:
+            await super().serve(sockets)
+        finally:
+            await self._engine.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -172,14 +176,14 @@ def banner(config: ServerConfig, engine: Engine, base_url: str, made_key: bool) 
     auth = f"-H 'Authorization: Bearer {key if made_key else '$FORETOKEN_API_KEY'}' " if key else ""
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
     sdk_key = repr(key if made_key else "...") if key else "'none'"
-    lines = [f"Foretoken {__version__}", *(f"  {line}" for line in engine.banner), f"  listening  {base_url}"]
+    lines = [f"Foretoken {__version__}", *(f"  {line}" for line in engine.banner), f"  listening   {base_url}"]
     if made_key:
-        lines.append(f"  api key    {key}  (made now, because this address is reachable from outside; --api-key sets your own)")
+        lines.append(f"  api key     {key}  (made now, because this address is reachable from outside; --api-key sets your own)")
     elif key is None and config.insecure_no_auth:
-        lines.append("  api key    none: everyone who reaches this address may use it (--insecure-no-auth)")
+        lines.append("  api key     none: everyone who reaches this address may use it (--insecure-no-auth)")
     return [
         *lines,
-        f"  try        curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d '{body}'",
-        f"  SDK        OpenAI(base_url='{base_url}/v1', api_key={sdk_key})",
-        f"  metrics    {base_url}/metrics",
+        f"  try         curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d '{body}'",
+        f"  SDK         OpenAI(base_url='{base_url}/v1', api_key={sdk_key})",
+        f"  metrics     {base_url}/metrics",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -38,7 +39,7 @@ class Serving:
         self.max_model_len = loaded.model.max_model_len
         self.proposer_names = loaded.proposer_names
         self.metrics = Metrics(engine.stats, self.model_names[0])
-        self.chat_format = ChatFormat(loaded.tokenizer, loaded.model.max_model_len)
+        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         ceilings = [proposer.num_speculative_tokens for proposer in loaded.speculative.proposers]
@@ -84,7 +85,7 @@ class Serving:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         return body.stream_options or StreamOptions()
 
-    def generation(
+    async def generation(
         self,
         request: Request,
         body: GenerationRequest,
@@ -93,11 +94,10 @@ class Serving:
         *,
         id_prefix: str,
     ) -> Generation:
+        """Queue it. Raises ApiError, and what Generation raises."""
         self.require_room(len(prompts) * params.n)
-        method = params.speculation_settings.method
-        if method not in ("auto", "off", *self.proposer_names):
-            known = ", ".join(("auto", "off", *self.proposer_names))
-            raise ApiError(400, f"speculation.method {method[:40]!r} is not configured; there are: {known}", param="speculation.method")
+        if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
+            params = replace(params, prediction=await self.chat_format.encode(params.prediction, add_special_tokens=False))
         # Behind several keys are several parties: none may learn from the shared cache what another has asked.
         salt = ".".join(part for part in (request.state.tenant, body.cache_salt) if part)
         return Generation(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -40,11 +41,8 @@ async def answer(request: Request, generation: Generation, shape: Shape, stream:
     """Run it. Raises ForetokenError if it fails before anything was sent, ClientDisconnect if nobody waits any more."""
     if not stream:
         return JSONResponse(await unless_gone(request, whole(generation, shape)))
-    # Mistakes are found before the first delta, and deserve a status of their own; a long queue must not look dead.
-    started = Started(generation)
-    await unless_gone(request, started.wait(PING_S))
     return EventSourceResponse(
-        events(started, shape, options),
+        events(generation, shape, options),
         ping=PING_S,
         ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
         send_timeout=STALLED_S,
@@ -64,53 +62,27 @@ async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:
     return shape.envelope(chunk=False) | {"choices": choices, "usage": generation.usage(), "metrics": generation.metrics()}
 
 
-class Started:
-    """A generation whose first delta is already awaited."""
-
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self._deltas = generation.deltas()
-        self._first = asyncio.ensure_future(anext(self._deltas))
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return with the first delta, or after timeout_s without it; raise what it raised. If cancelled, all ends."""
-        try:
-            await asyncio.wait({self._first}, timeout=timeout_s)
-        except asyncio.CancelledError:
-            self._first.cancel()
-            raise
-        if self._first.done():
-            self._first.result()
-
-    async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
-        try:
-            yield await self._first
-            async for item in self._deltas:
-                yield item
-        finally:
-            self._first.cancel()
-            await self._deltas.aclose()
-
-
-async def events(started: Started, shape: Shape, options: StreamOptions) -> AsyncGenerator[bytes]:
+async def events(generation: Generation, shape: Shape, options: StreamOptions) -> AsyncGenerator[bytes]:
     """The stream: an opening chunk per choice, one chunk per engine step and choice, the totals, [DONE].
 
-    A failure on the way is an event with an error; the status is long sent.
+    It opens with the first token, so that a client's time to the first event is what it takes it for. A failure on the way
+    is an event with an error; the status is long sent.
     """
-    generation, deltas = started.generation, started.deltas()
     envelope = shape.envelope(chunk=True)
     if options.include_usage or options.continuous_usage_stats:
         envelope["usage"] = None
+    opening = shape.opening()
     try:
-        for choice in shape.opening():
-            yield event(envelope | {"choices": [choice]})
-        async for index, delta in deltas:
-            chunk = envelope | {"choices": [shape.chunk(index, delta)]}
-            if options.continuous_usage_stats:
-                chunk["usage"] = generation.usage()
-            if delta.finish_reason is not None and generation.finished and not options.include_usage:
-                chunk["metrics"] = generation.metrics()
-            yield event(chunk)
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                while opening:
+                    yield event(envelope | {"choices": [opening.pop(0)]})
+                chunk = envelope | {"choices": [shape.chunk(index, delta)]}
+                if options.continuous_usage_stats:
+                    chunk["usage"] = generation.usage()
+                if generation.finished and not options.include_usage:
+                    chunk["metrics"] = generation.metrics()
+                yield event(chunk)
         if options.include_usage:
             yield event(envelope | {"choices": [], "usage": generation.usage(), "metrics": generation.metrics()})
     except ForetokenError as error:
@@ -118,8 +90,6 @@ async def events(started: Started, shape: Shape, options: StreamOptions) -> Asyn
     except Exception:
         logger.exception("stream %s failed", generation.request_id)
         yield event(internal_error(generation.request_id).body)
-    finally:
-        await deltas.aclose()
     yield b"data: [DONE]\n\n"
 
 

@@ -60,7 +60,7 @@ def _is_edit(record: Record) -> bool:
 
 
 def tool_dialogues(records: Iterable[Record]) -> Iterator[Conversation]:
-    """Chats with tool calls. The schemas are read off the calls; each chat is offered what it uses and a little more."""
+    """Chats with tool calls. Schemas are read off the calls; a chat is offered what it uses and two more."""
     records = list(records)
     schemas = _schemas_of_calls(records)
     for record in records:
@@ -102,8 +102,8 @@ def command_pages(records: Iterable[Record]) -> Iterator[Conversation]:
         body = re.sub(r"^> (More information|See also).*\n", "", body, flags=re.M)
         body = re.sub(r"\{\{(.*?)\}\}", r"\1", re.sub(r"^> ", "", body, flags=re.M)).strip()
         chance = Random(record.key)
-        asked = chance.choice(("How do I use {}?", "What does {} do?", "Show me how to use {}.", "Explain the {} command."))
-        yield pair(record.key, asked.format(f"`{name}`" if chance.random() < 0.3 else name), body)
+        asked = ("How do I use {}?", "What does {} do?", "Show me how to use {}.", "Explain the {} command.")
+        yield pair(record.key, chance.choice(asked).format(f"`{name}`" if chance.random() < 0.3 else name), body)
         examples = re.findall(r"^- (.+?):\n\n`(.+?)`$", body, flags=re.M)
         for what, command in chance.sample(examples, k=min(2, len(examples))):
             what = re.sub(r"[\[\]]", "", what)

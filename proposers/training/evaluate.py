@@ -36,8 +36,8 @@ def evaluate(
     draft: LlamaForCausalLM,
     held_out: Mapping[str, TokenIds],
     prompts: Sequence[Sequence[int]],
-    tokens_per_group: int = 16_384,
-    new_tokens: int = 64,
+    tokens_per_group: int = 8_192,
+    new_tokens: int = 48,
 ) -> Quality:
     """Measure on the first `tokens_per_group` tokens of each group and on greedy answers to `prompts`."""
     losses: tuple[dict[str, float], dict[str, float]] = ({}, {})
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="folder with target/ and draft/")
     parser.add_argument("--work", type=Path, required=True, help="work folder of the training run: held-out data")
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=24)
     args = parser.parse_args(argv)
     index = json.loads((args.work / "data.json").read_text())
     held_out = {group: load_ids(args.work / f"held_out_{group}.bin") for group in index["held_out"]}

@@ -1,4 +1,4 @@
-"""Write a trained target and draft as folders that transformers loads, with a model card measured on what is written."""
+"""Write target and draft as folders that transformers loads, with a model card measured on what was written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .evaluate import evaluate, spread
 from .mixture import PackedData
 from .model_card import TrainingFacts, model_card
 
+NAMES = ("target", "draft")
 QUESTIONS = (
     "Hello!",
     "What is the capital of France?",
@@ -30,22 +31,34 @@ def export(
 ) -> None:
     """Write target/, draft/, README.md and loss.png under `out`. The models are left as they are.
 
-    Everything is first written and measured under `work`; then each file replaces the old one in a single step, so
-    a server that starts meanwhile loads whole files.
+    The weights come first, so that they are there even if time runs out while they are being measured. Every file is
+    written under `work` and then replaces the old one in a single step: whoever loads meanwhile reads whole files.
     """
     staging = work / "export"
     shutil.rmtree(staging, ignore_errors=True)
-    written = []
-    for model, name in zip(models, ("target", "draft"), strict=True):
+    for model, name in zip(models, NAMES, strict=True):
         write_model(model, data.tokenizer, staging / name)
-        written.append(LlamaForCausalLM.from_pretrained(staging / name, dtype=torch.float32))
-    target, draft = written
-    quality = evaluate(target, draft, data.held_out, spread(data.prompts, 32))
+    publish(staging, out)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)         # a one-token step is too small to share, and a busy machine makes sharing it slow
+    target, draft = (LlamaForCausalLM.from_pretrained(staging / name, dtype=torch.float32) for name in NAMES)
+    quality = evaluate(target, draft, data.held_out, spread(data.prompts, 24))
     samples = list(answers(target, data.tokenizer, QUESTIONS))
+    torch.set_num_threads(threads)
     (staging / "README.md").write_text(model_card(facts, quality, samples), encoding="utf-8")
     plot_losses(work / "log.csv", staging / "loss.png")
-    for path in sorted(path for path in staging.rglob("*") if path.is_file()):
-        _replace(path, out / path.relative_to(staging))
+    publish(staging, out)
+
+
+def publish(staging: Path, out: Path) -> None:
+    """Copy every file under `staging` to its place under `out`; a reader sees the old file or the new one."""
+    for source in sorted(path for path in staging.rglob("*") if path.is_file()):
+        destination = out / source.relative_to(staging)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        partial = destination.with_name(destination.name + ".partial")
+        shutil.copyfile(source, partial)
+        os.replace(partial, destination)
 
 
 def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -86,15 +99,10 @@ def plot_losses(table: Path, image: Path) -> None:
     with table.open() as lines:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(lines)]
     axes = (figure := Figure(figsize=(7, 3.5))).subplots()
-    for name in ("target_loss", "draft_loss"):
-        axes.plot([row["tokens"] / 1e6 for row in rows], [row[name] for row in rows], label=name.replace("_", " "), lw=0.8)
+    tokens = [row["tokens"] / 1e6 for row in rows]
+    for model in NAMES:
+        axes.plot(tokens, [row[f"{model}_loss"] for row in rows], label=model, linewidth=0.8)
     axes.set(xlabel="million tokens", ylabel="cross-entropy, nats per token")
     axes.legend()
     figure.savefig(image, dpi=90, bbox_inches="tight")
 
-
-def _replace(source: Path, destination: Path) -> None:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    partial = destination.with_name(destination.name + ".partial")
-    shutil.copyfile(source, partial)
-    os.replace(partial, destination)

@@ -1,8 +1,8 @@
 """Loss and gradients of target and draft in one pass over the vocabulary, a chunk of tokens at a time.
 
 The target learns the text. The draft learns a mixture of the text and of what the target says about it (distillation,
-https://arxiv.org/abs/2310.08461), which is what acceptance depends on. Both are cross-entropies of a softmax, whose gradient is
-simply `probs - wanted probs`; writing it down saves autograd's copies of the [tokens, vocabulary] logits.
+https://arxiv.org/abs/2310.08461), which is what acceptance depends on. Both are cross-entropies of a softmax, whose
+gradient is `probs - wanted probs`; writing it down saves autograd's copies of the [tokens, vocabulary] logits.
 """
 
 from __future__ import annotations

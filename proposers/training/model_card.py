@@ -53,33 +53,41 @@ def model_card(facts: TrainingFacts, quality: Quality, samples: Sequence[tuple[s
     shares = ", ".join(f"{group} {share:.0%}" for group, share in facts.group_shares.items())
     shown = "\n\n".join(f"**{question}**\n\n```text\n{answer}\n```" for question, answer in samples)
     accepted = ", ".join(f"{value:.2f} at k={k}" for k, value in quality.accepted_length.items())
+    target_size, draft_size = (f"{count / 1e6:.1f}M" for count in facts.parameters)
+    target_lr, draft_lr = facts.peak_lr
     return f"""\
 # foretoken-demo: a target and its draft
 {state}
-A very small language model (`target/`, {facts.parameters[0] / 1e6:.1f}M parameters) and a smaller one that guesses ahead
-for it (`draft/`, {facts.parameters[1] / 1e6:.1f}M parameters), so that speculative decoding can be tried and tested on any
-machine, without a download. **It is a demonstration**: it writes English sentences, short programs, JSON and tool calls
-that look right and are often wrong. Do not rely on anything it says, and do not use it for anything but trying the server.
+A very small language model (`target/`, {target_size} parameters) and a smaller one that guesses ahead for it
+(`draft/`, {draft_size} parameters), so that speculative decoding can be tried and tested on any machine, without a
+download. **It is a demonstration**: it writes sentences, short programs, JSON and tool calls that look right from afar
+and are mostly wrong. Do not rely on anything it says, and use it for nothing but trying the server.
 
-Both are Llama models in bfloat16 with tied embeddings, one byte-level BPE vocabulary of 8,192 tokens, ChatML markers, and
-positions up to 2,048. Each folder loads by itself with transformers:
+Both are Llama models in bfloat16 with tied embeddings, one byte-level BPE vocabulary of 8,192 tokens, ChatML markers,
+and positions up to 2,048. Each folder loads by itself with transformers:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = (kind.from_pretrained("engine/demo_model/target") for kind in (AutoModelForCausalLM, AutoTokenizer))
+model = AutoModelForCausalLM.from_pretrained("engine/demo_model/target")
+tokenizer = AutoTokenizer.from_pretrained("engine/demo_model/target")
 ```
 
 ## Training
 
-From scratch on {facts.tokens / 1e6:.1f} million tokens, in {facts.hours:.1f} hours on {facts.machine}, both models together in one
-loop: the target learns the text, the draft {facts.distillation:.0%} of what the target says about it and
-{1 - facts.distillation:.0%} of the text. AdamW, peak learning rates {facts.peak_lr[0]:g} and {facts.peak_lr[1]:g}, warm-up, stable, then a
-linear cool-down over the last fifth with sequences of 1,024 and 2,048 tokens (512 before). Tokens seen: {shares}.
+- From scratch on {facts.tokens / 1e6:.1f} million tokens in {facts.hours:.1f} hours (wall clock) on {facts.machine}.
+- Tokens seen: {shares}.
+- Both models learn in one loop: the target from the text, the draft {facts.distillation:.0%} from the target's
+  probabilities and {1 - facts.distillation:.0%} from the text.
+- AdamW, peak learning rates {target_lr:g} (target) and {draft_lr:g} (draft), warm-up, stable, then a linear cool-down
+  in which chat has a larger share and sequences are 1,024 and 2,048 tokens long (512 before).
+
 The recipe is `proposers/training/`; the training text is not part of this repository:
 
 ```sh
 python -m foretoken.proposers.training.demo_family --data CORPORA --work WORK --out engine/demo_model
 ```
+
+![training loss](loss.png)
 
 ## Held-out results
 
@@ -106,7 +114,10 @@ The texts keep their authors' licences.
 
 
 def _results(quality: Quality) -> str:
-    lines = ["| text | target loss | target perplexity | draft loss | draft perplexity | agreement |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| text | target loss | target perplexity | draft loss | draft perplexity | agreement |",
+        "|---|---|---|---|---|---|",
+    ]
     for group, target in quality.target_loss.items():
         draft, same = quality.draft_loss[group], quality.agreement[group]
         lines.append(f"| {group} | {target:.3f} | {exp(target):.1f} | {draft:.3f} | {exp(draft):.1f} | {same:.0%} |")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from tiny_models import save_tokenizer
+from transformers import PreTrainedTokenizerFast
+
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
 from foretoken.engine.intake import Intake
 from foretoken.engine.request import SamplingParams
-from tiny_models import save_tokenizer
-from transformers import PreTrainedTokenizerFast
 
 VOCAB, CONTEXT = 320, 64
 
@@ -49,7 +48,9 @@ def test_seeds_are_random_unless_given(intake: Intake) -> None:
     assert intake.requests("r", [1], SamplingParams(), 0.0)[0].request_id == "r"
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens", "fits"), [(63, 1, True), (64, 1, False), (60, 4, True), (60, 5, False), (48, 16, True)])
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "fits"), [(63, 1, True), (64, 1, False), (60, 4, True), (60, 5, False), (48, 16, True)]
+)
 def test_context_is_exact(intake: Intake, num_prompt: int, max_tokens: int, fits: bool) -> None:
     prompt = [1] * num_prompt
     if fits:

@@ -187,7 +187,8 @@ def test_rows_that_do_not_sample_get_nothing_and_shift_nothing() -> None:
     assert verify([prefill, a_row(greedy, chain(1, 2)), prefill, a_row(drawn, chain(1, 2)), prefill]) == [
         RowVerdict([], []), alone[0], RowVerdict([], []), alone[1], RowVerdict([], [])
     ]  # fmt: skip
-    assert Verifier().verify(StepPlan([prefill], 16), ForwardOutput(torch.empty(0).long(), torch.empty(0), None)).rows == [RowVerdict([], [])]
+    nothing = ForwardOutput(torch.empty(0).long(), torch.empty(0), None)
+    assert Verifier().verify(StepPlan([prefill], 16), nothing).rows == [RowVerdict([], [])]
 
 
 @pytest.mark.parametrize("method", ["match", "standard"])
@@ -236,15 +237,21 @@ def test_parameters_that_cannot_work_fail_their_row_alone() -> None:
 
 @pytest.mark.parametrize("method", ["match", "standard"])
 def test_logprobs_of_every_emitted_token(method: Literal["match", "standard"]) -> None:
-    best = {(1, 2): 7, (1, 2, 7): 8, (1, 2, 7, 8): 9}
-    settings: list[dict[str, Any]] = [{}, {"temperature": 0.0, "logprobs": 2}, {"logprobs": 0, "repetition_penalty": 1.5}, {"temperature": 0.0}]
+    best = {(1, 2): 7, (1, 2, 7): 8, (1, 2, 7, 8): 9, (1, 2, 7, 3): 1}
+    settings: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0, "logprobs": 2},
+        {"logprobs": 0, "repetition_penalty": 1.5},
+        {"temperature": 0.0},
+    ]
     rows = [a_row(a_request(f"{i}", **s), chain(7, 8) if i != 1 else chain(7, 3)) for i, s in enumerate(settings)]
     verdicts = verify(rows, by_prefix(best), method)
     assert verdicts[0].logprobs is None and verdicts[3].logprobs is None
     sure = 50 - math.log(math.exp(50) + VOCAB - 1)
     for verdict, emitted, num_best in ((verdicts[1], [7, 8], 2), (verdicts[2], [7, 8, 9], 0)):
         assert verdict.token_ids == emitted and verdict.logprobs is not None
-        assert [(round(entry.logprob - sure, 5), entry.rank, len(entry.top)) for entry in verdict.logprobs] == [(0, 1, num_best)] * len(emitted)
+        assert [entry.logprob for entry in verdict.logprobs] == pytest.approx([sure] * len(emitted), abs=1e-5)
+        assert [(entry.rank, len(entry.top)) for entry in verdict.logprobs] == [(1, num_best)] * len(emitted)
         assert num_best == 0 or [entry.top[0][0] for entry in verdict.logprobs] == emitted
 
 
@@ -262,7 +269,8 @@ def log(probs: np.ndarray) -> np.ndarray:
 def repeated(n: int, guesses: Sequence[Guess], probs: dict[tuple[int, ...], np.ndarray]) -> tuple[list[PlanRow], ForwardOutput]:
     """n requests that differ in their seeds only; the target's probabilities by drafted prefix."""
     table = {prefix: log(p) for prefix, p in probs.items()}
-    rows = [a_row(a_request(f"{seed}", seed=seed), guess) for seed, guess in enumerate(guesses)]
+    params = SamplingParams()
+    rows = [a_row(Request(f"{seed}", [1, 2], params, 0.0, 100, seed), guess) for seed, guess in enumerate(guesses)]
     assert len(rows) == n
     return rows, forward(rows, lambda prefix: table[prefix[2:]])
 
@@ -376,8 +384,8 @@ def test_whole_verdicts_of_the_standard_rule_against_exact_enumeration() -> None
 def test_standard_rule_finds_its_rows_among_others() -> None:
     """draft_probs has a row for every drafted token of the plan, whether its row is judged by it or not."""
     one_hot = torch.eye(VOCAB)
-    requests = [a_request(f"{seed}", seed=seed, prompt=[seed, 1], repetition_penalty=1.0 + (seed % 2) * 0.4) for seed in range(40)]
-    guesses = [chain(*(int(hash_model((seed, 1)).argmax()), 3, 4)[: 1 + seed % 3]) for seed in range(40)]
+    requests = [a_request(f"{seed}", seed=seed, prompt=[seed % VOCAB, 1], repetition_penalty=1.0 + (seed % 2) * 0.4) for seed in range(40)]
+    guesses = [chain(*(int(hash_model((seed % VOCAB, 1)).argmax()), 3, 4)[: 1 + seed % 3]) for seed in range(40)]
     alone = [
         Verifier("standard").verify(StepPlan([row], 16, one_hot[row.draft_token_ids]), forward([row], hash_model)).rows[0]
         for row in map(a_row, requests, guesses)

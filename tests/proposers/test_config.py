@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
 from foretoken.proposers import LoadedDraft, Resources, build
 from foretoken.proposers.config import (
     DraftModelConfig,
@@ -20,9 +24,6 @@ from foretoken.proposers.config import (
     parse_speculative_config,
     read_speculative_config,
 )
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 
 def only(value: dict[str, Any]) -> ProposerConfig:
@@ -44,8 +45,12 @@ def only(value: dict[str, Any]) -> ProposerConfig:
         ({"method": "ngram", "match": "latest", "prompt_lookup_min": None}, NgramConfig(match="latest")),
         ({"model": "org/a-draft"}, DraftModelConfig("org/a-draft")),
         (
-            {"method": "draft_model", "draft_model": "D", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2, "max_model_len": 99},
-            DraftModelConfig("D", 3, max_model_len=99, draft_tensor_parallel_size=2),
+            {"method": "draft_model", "draft_model": "D", "num_speculative_tokens": 3, "max_model_len": 99},
+            DraftModelConfig("D", 3, max_model_len=99),
+        ),
+        (
+            {"method": "draft_model", "model": "D", "draft_tensor_parallel_size": 2},
+            DraftModelConfig("D", draft_tensor_parallel_size=2),
         ),
         (
             {"model": "D", "draft_sample_method": "probabilistic", "quantization": "int8", "revision": "main"},
@@ -206,7 +211,9 @@ def test_build_puts_predictions_first_and_off_builds_nothing(tmp_path: Path) -> 
     assert build(SpeculativeConfig(), _resources(tmp_path)).names == ("prediction",)
 
 
-@pytest.mark.parametrize("value", [{"method": "suffix"}, {"method": "mtp"}, {"method": "eagle", "model": "E"}, {"method": "pard", "model": "P"}])
+@pytest.mark.parametrize(
+    "value", [{"method": "suffix"}, {"method": "mtp"}, {"method": "eagle", "model": "E"}, {"method": "pard", "model": "P"}]
+)
 def test_methods_of_later_versions_are_known_and_refused(tmp_path: Path, value: dict[str, Any]) -> None:
     message = _refusal(value, tmp_path)
     assert f"{value['method']!r} is known and not available" in message and "ngram, draft_model" in message

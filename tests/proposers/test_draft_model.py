@@ -4,20 +4,26 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
-from foretoken.kernels.noise import Purpose, keys, sample, stream
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
-from foretoken.proposers.config import DraftModelConfig, SpeculativeConfigError
-from foretoken.proposers.draft_model import DraftModelProposer, check_vocabularies
+import transformers
 from tokenizers import AddedToken, Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.noise import Purpose, keys, sample, stream
+from foretoken.kernels.transformers_model import TransformersExecutor
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
+from foretoken.proposers.config import DraftModelConfig, SpeculativeConfigError
+from foretoken.proposers.draft_model import DraftModelProposer, check_vocabularies
+
 VOCAB = 13
+NUM_BLOCKS = 200
 
 
 class PrefixKV:
@@ -83,12 +89,16 @@ class CheckingModel:
         return run_chain_by_steps(self, batch, kv, counts, choose)
 
 
-def proposer_of(model: CheckingModel, config: DraftModelConfig, *, block_size: int = 4, vocab_size: int = VOCAB, return_probs: bool = False):
-    kv = model.allocate(64, block_size)
-    return DraftModelProposer(model, kv, config, vocab_size, return_probs=return_probs), kv
+def proposer_of(
+    model: CheckingModel, config: DraftModelConfig, *, block_size: int = 4, return_probs: bool = False
+) -> tuple[DraftModelProposer, PrefixKV]:
+    kv = model.allocate(NUM_BLOCKS, block_size)
+    return DraftModelProposer(model, kv, config, VOCAB, return_probs=return_probs), kv
 
 
-def row(request_id: str, tokens: Sequence[int], ceiling: int = 4, temperature: float = 0.0, seed: int = 0, blocks: Sequence[int] = range(8)):
+def row(
+    request_id: str, tokens: Sequence[int], ceiling: int = 4, temperature: float = 0.0, seed: int = 0, blocks: Sequence[int] = range(8)
+) -> DraftRow:
     return DraftRow(request_id, tokens, 1, len(tokens), ceiling, 0, blocks, (0,), Draw(temperature, seed, 0))
 
 
@@ -118,7 +128,7 @@ class Engine:
         self.target = CheckingModel()
         self.draft_model = CheckingModel(max_model_len=dice.choice([25, 1000]))
         self.proposer, self.kv = proposer_of(self.draft_model, DraftModelConfig("D", self.k), block_size=self.block_size)
-        self.free = list(range(64))
+        self.free = list(range(NUM_BLOCKS))
         dice.shuffle(self.free)
         self.requests: dict[str, Running] = {}
         self.num_accepted = self.num_guessing = 0
@@ -207,13 +217,13 @@ class Engine:
         del request.table[keep:]
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_cache_is_always_that_of_the_text(seed: int) -> None:
     """Chunked prompts, small ingestion budgets, rejections, cuts, preemptions onto cached blocks, silence, reuse of blocks."""
     engine = Engine(seed)
-    for number in range(80):
+    for number in range(60):
         engine.step(number)
-    assert engine.num_guessing > 20 and engine.num_accepted > 20
+    assert engine.num_guessing > 10 and engine.num_accepted > 10
 
 
 def test_a_perfect_draft_is_accepted_whole_and_reads_two_tokens_a_step() -> None:
@@ -305,17 +315,40 @@ def test_sampled_guesses_follow_the_probs_they_are_returned_with() -> None:
     model = CheckingModel()
     proposer, _ = proposer_of(model, DraftModelConfig("D", 1, draft_sample_method="probabilistic"), return_probs=True)
     counts: Counter[int] = Counter()
-    rows = [row(f"r{seed}", [1, 2], temperature=1.5, seed=seed, blocks=[seed % 64]) for seed in range(64)]
-    for batch in range(20):
-        shown = [DraftRow(r.request_id, r.token_ids, 1, 2, 1, 0, r.block_table, (0,), Draw(1.5, batch * 64 + i, 0)) for i, r in enumerate(rows)]
-        draft = proposer.propose(DraftContext(shown, 1000, 4))
-        counts.update(draft.token_ids)
-        for r in rows:
-            proposer.forget(r.request_id)
+    for batch in range(12):
+        seeds = range(batch * 64, batch * 64 + 64)
+        rows = [row(f"r{seed}", [1, 2], ceiling=1, temperature=1.5, seed=seed, blocks=[seed % 64]) for seed in seeds]
+        counts.update(proposer.propose(DraftContext(rows, 1000, 4)).token_ids)
     probs = torch.softmax(model.logits((1, 2)) / 1.5, -1)
     total = sum(counts.values())
     distance = sum(abs(counts[i] / total - probs[i].item()) for i in range(VOCAB)) / 2
-    assert total == 1280 and distance < 0.06
+    assert total == 768 and distance < 0.07
+
+
+@torch.no_grad()
+def test_a_real_network_drafting_for_itself_is_always_right(tiny_target: Path) -> None:
+    torch.set_num_threads(1)
+    executor = TransformersExecutor.load(tiny_target, transformers.AutoConfig.from_pretrained(tiny_target), torch.float32)
+    network: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 21], list(range(30, 43))]
+    texts = [list(prompt) for prompt in prompts]
+    for text in texts:
+        while len(text) < 40:
+            text.append(int(network(torch.tensor([text])).logits[0, -1].argmax()))
+    tables = [range(r, 48, 3) for r in range(3)]
+    proposer = DraftModelProposer(executor, executor.allocate(48, 4), DraftModelConfig("D", 5), executor.vocab_size)
+    known = [len(prompt) for prompt in prompts]
+    num_steps = 0
+    while min(known) < 34:
+        rows = [row(f"r{r}", text[:n], min(5, 39 - n), blocks=tables[r]) for r, (text, n) in enumerate(zip(texts, known, strict=True))]
+        guesses = by_row(proposer.propose(DraftContext(rows, 10, 4)))  # too little for all three prompts at once
+        emitted = [text[n : n + len(guess) + 1] for text, n, guess in zip(texts, known, guesses, strict=True)]
+        assert guesses == [tokens[:-1] for tokens in emitted]
+        accepted = [list(range(len(guess))) for guess in guesses]
+        proposer.observe(Feedback([r.request_id for r in rows], [], [], accepted, emitted, [False] * 3))
+        known = [n + len(tokens) for n, tokens in zip(known, emitted, strict=True)]
+        num_steps += 1
+    assert num_steps <= 9  # 5 to 6 for the longest way at 6 tokens a step, and the wait for the prompts
 
 
 def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], added: Sequence[str] = ()) -> PreTrainedTokenizerFast:

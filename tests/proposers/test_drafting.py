@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import torch
+
 from foretoken.proposers.base import DraftContext, DraftRow, Draw, Feedback
 from foretoken.proposers.drafting import Feed, OwnCache, ragged_batch
 

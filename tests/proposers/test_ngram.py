@@ -3,6 +3,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+
 from foretoken.proposers.base import DraftContext, DraftRow, Draw
 from foretoken.proposers.config import NgramConfig
 from foretoken.proposers.ngram import NgramProposer

@@ -130,7 +130,7 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
     server = server_process(tiny_target, "--host", "0.0.0.0", "--served-model-name", "tiny", "--log-level", "info")
 
     # 1. The banner says everything one needs.
-    found = re.search(r"^  api key    (\S+)  \(made now", server.log, re.MULTILINE)
+    found = re.search(r"^  api key     (\S+)  \(made now", server.log, re.MULTILINE)
     assert found, server.log
     key = found[1]
     assert "/v1/chat/completions" in server.log and f"Bearer {key}" in server.log and "/metrics" in server.log

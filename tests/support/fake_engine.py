@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from foretoken.engine.intake import Intake
 from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
 from foretoken.engine.stats import EngineStats, ProposerStats
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig
@@ -57,26 +58,26 @@ class FakeEngine:
     def engine(self) -> SimpleNamespace:
         model = SimpleNamespace(name="tiny", max_model_len=512, vocab_size=300)
         speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),))
-        return SimpleNamespace(model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative)
+        return SimpleNamespace(
+            model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, intake=self.intake
+        )
+
+    @property
+    def intake(self) -> Intake:
+        """The real one: what a request must be is the engine's to say."""
+        return Intake(self.tokenizer, 300, 300, 512, 512, [0], ("ngram",))
 
     def stats(self) -> EngineStats:
         return STATS
 
-    async def generate(
+    def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
-    ) -> AsyncIterator[TokenDelta]:
+    ) -> FakeStream:
+        self.intake.requests(request_id, prompt_token_ids, params, 0.0, priority, cache_salt)
         self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, salt=cache_salt, priority=priority))
         if self.error is not None:
             raise self.error
-        self.num_open += 1
-        try:
-            if self.stuck:
-                await asyncio.Event().wait()
-            for delta in self._deltas(request_id, params):
-                await asyncio.sleep(0)
-                yield delta
-        finally:
-            self.num_open -= 1
+        return FakeStream(self, self._deltas(request_id, params))
 
     def _deltas(self, request_id: str, params: SamplingParams) -> list[TokenDelta]:
         tokens = self.tokenizer.encode(self.reply, add_special_tokens=False)
@@ -107,3 +108,28 @@ class FakeEngine:
 
     def as_engine(self) -> AsyncEngine:
         return cast("AsyncEngine", self)
+
+
+class FakeStream:
+    """Delta after delta, each when it is asked for."""
+
+    def __init__(self, engine: FakeEngine, deltas: list[TokenDelta]) -> None:
+        self._engine = engine
+        self._deltas = deltas
+        self._open = True
+        engine.num_open += 1
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        if self._engine.stuck:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if not self._deltas:
+            raise StopAsyncIteration
+        return self._deltas.pop(0)
+
+    def close(self) -> None:
+        self._engine.num_open -= self._open
+        self._open = False

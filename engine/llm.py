@@ -1,0 +1,238 @@
+"""`LLM`: the engine for scripts. Lists of prompts in, lists of outputs out, in the calling thread."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+from tqdm import tqdm
+
+from ..proposers.config import SpeculativeConfig
+from .boot import Engine, boot
+from .errors import EngineDead, InvalidRequest
+from .llm_options import engine_config
+from .outputs import GrowingOutput, RequestOutput
+from .request import Request, SamplingParams
+from .stats import EngineStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("foretoken.engine")
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": [...]}."""
+Message = Mapping[str, Any]
+BAR_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt of a call: its requests (one per choice) and what becomes of them."""
+
+    requests: list[Request]
+    output: GrowingOutput
+
+
+class LLM:
+    """A model with its drafters, for offline use.
+
+    model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
+    list of them or JSON; None = the default (prompt lookup; the embedded model has its own drafter), {"method": "off"} = none.
+    Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, seed, ...
+
+    Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+        **options: Any,
+    ) -> None:
+        self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
+        self._num_prompts = 0
+        ceilings = [proposer.num_speculative_tokens for proposer in self._engine.speculative.proposers]
+        self._num_spec_tokens = max((ceiling for ceiling in ceilings if ceiling is not None), default=None)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete all prompts together; outputs in their order. One SamplingParams for all, or one per prompt.
+
+        priority: one per prompt, lower goes first. Raises InvalidRequest before anything runs. A prompt that fails later has
+        finish_reason "error"; the others are not affected.
+        """
+        engine, parsed = self._running(), [_parsed(prompt) for prompt in _listed(prompts)]
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(parsed))
+        priorities = _one_each("priority", priority or 0, int, len(parsed))
+        jobs: list[Job] = []
+        now = time.monotonic()
+        for (text, token_ids, cache_salt), settings, rank in zip(parsed, params, priorities, strict=True):
+            if token_ids is None:
+                token_ids = engine.intake.encode(text or "")
+            request_id = str(self._num_prompts + len(jobs))
+            requests = engine.intake.requests(request_id, token_ids, settings, now, rank, cache_salt)
+            jobs.append(Job(requests, GrowingOutput(request_id, text, token_ids, settings.n, now)))
+        self._num_prompts += len(jobs)
+        self._run(engine, jobs, use_tqdm)
+        return [job.output.build(self._num_spec_tokens) for job in jobs]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`."""
+        engine = self._running()
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            turns = [{**message, "content": _joined(message.get("content"))} for message in conversation if isinstance(message, Mapping)]
+            if chat_template is None and not engine.tokenizer.chat_template:
+                raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
+            try:
+                text = engine.tokenizer.apply_chat_template(
+                    turns,
+                    chat_template=chat_template,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    **(chat_template_kwargs or {}),
+                )
+            except TemplateError as error:
+                raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
+            # The template writes the special tokens itself.
+            prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._running().tokenizer
+
+    def stats(self) -> EngineStats:
+        """Totals since the start."""
+        return self._running().core.stats()
+
+    def shutdown(self) -> None:
+        """Give the model's memory back. Nothing works afterwards."""
+        self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead("this LLM has been shut down; make a new one")
+        return self._engine
+
+    def _run(self, engine: Engine, jobs: Sequence[Job], use_tqdm: bool) -> None:
+        """Step until every job has ended. Interrupted, it leaves nothing behind in the core."""
+        core, tokenizer = engine.core, engine.tokenizer
+        outputs = {request.request_id: job.output for job in jobs for request in job.requests}
+        unfinished = set(outputs)
+        progress = Progress(core.stats(), len(jobs), disable=not use_tqdm)
+        try:
+            for job in jobs:
+                for request in job.requests:
+                    core.add_request(request)
+            while unfinished:
+                deltas = core.step(time.monotonic())
+                now = time.monotonic()
+                num_ended = 0
+                for delta in deltas:
+                    output = outputs[delta.request_id]
+                    output.add(delta, tokenizer, now)
+                    if delta.finish_reason is not None:
+                        unfinished.discard(delta.request_id)
+                        num_ended += output.finished
+                if num_ended or progress.is_due(now):
+                    progress.show(core.stats(), num_ended, now)
+        finally:
+            for request_id in unfinished:
+                core.abort(request_id)
+            progress.close()
+
+
+class Progress:
+    """The bar of a call: prompts done, tokens a second, and the share of drafts accepted."""
+
+    def __init__(self, before: EngineStats, num_prompts: int, disable: bool) -> None:
+        self._before = before
+        self._start_time = self._shown_time = time.monotonic()
+        self._bar = tqdm(total=num_prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True, disable=disable)
+
+    def is_due(self, now: float) -> bool:
+        return now - self._shown_time >= BAR_INTERVAL_S
+
+    def show(self, stats: EngineStats, num_ended: int, now: float) -> None:
+        self._shown_time = now
+        tokens = stats.generation_tokens - self._before.generation_tokens
+        drafted = stats.num_draft_tokens - self._before.num_draft_tokens
+        accepted = stats.num_accepted_tokens - self._before.num_accepted_tokens
+        acceptance = f", {accepted / drafted:.0%} of drafts accepted" if drafted else ""
+        self._bar.set_postfix_str(f"{tokens / max(now - self._start_time, 1e-9):.1f} tokens/s{acceptance}", refresh=False)
+        self._bar.update(num_ended)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """["a", "b"] as it is; "a" -> ["a"]; [1, 2] -> [[1, 2]]."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and not isinstance(listed[0], (str, Mapping, Sequence)) else listed
+
+
+def _parsed(prompt: Prompt) -> tuple[str | None, list[int] | None, str]:
+    """(text, token ids, cache salt) as far as given; token ids go before text."""
+    match prompt:
+        case str():
+            return prompt, None, ""
+        case {"prompt_token_ids": token_ids}:
+            return prompt.get("prompt"), [operator.index(token) for token in token_ids], prompt.get("cache_salt", "")
+        case {"prompt": str(text)}:
+            return text, None, prompt.get("cache_salt", "")
+        case Sequence():
+            return None, [operator.index(token) for token in prompt], ""
+        case _:
+            raise TypeError('a prompt is a string, {"prompt": "..."}, {"prompt_token_ids": [...]} or a list of token ids')
+
+
+def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
+    """One value for all prompts, or a list with one for each."""
+    values = [value] * count if isinstance(value, kind) else list(value)
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+    return values
+
+
+def _joined(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """Text of a message; parts as in OpenAI's API are joined by line ends."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if wrong := [part for part in content if part.get("type", "text") != "text"]:
+        raise InvalidRequest(f"messages may hold text only, not {wrong[0].get('type')!r}", "messages")
+    return "\n".join(str(part["text"]) for part in content)

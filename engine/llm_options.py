@@ -1,0 +1,133 @@
+"""The keyword arguments of `LLM(...)`, in vLLM's names, as an EngineConfig. Knows no engine."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from ..proposers.config import SpeculativeConfig, SpeculativeConfigError, parse_speculative_config, read_speculative_config
+from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+# Names of vLLM that differ from ours.
+RENAMED = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
+COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks")
+ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+OUR_NAMES = (
+    *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name"),
+    *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED),
+    *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
+    *("quantization", "disable_log_stats", *ONE_DEVICE),
+)
+# Arguments of vLLM 0.5 to 0.33 that mean nothing here. Scripts go on to run without them.
+IGNORED = frozenset(
+    """
+    additional_config allowed_local_media_path async_scheduling attention_backend attention_config block_size calculate_kv_scales code_revision
+    compilation_config config_format convert cpu_offload_gb cuda_graph_sizes device disable_async_output_proc disable_cascade_attn
+    disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_sliding_window distributed_executor_backend
+    download_dir enable_chunked_prefill enable_expert_parallel enable_lora enable_prompt_adapter enable_prompt_embeds enable_sleep_mode
+    enforce_eager fully_sharded_loras generation_config guided_decoding_backend hf_config_path hf_overrides hf_token ignore_patterns
+    kv_cache_dtype kv_transfer_config limit_mm_per_prompt load_format logits_processors long_prefill_token_threshold lora_dtype
+    lora_extra_vocab_size mamba_cache_dtype max_context_len_to_capture max_cpu_loras max_logprobs max_long_partial_prefills max_lora_rank
+    max_loras max_num_partial_prefills max_parallel_loading_workers max_seq_len_to_capture mm_processor_cache_gb mm_processor_kwargs
+    model_impl model_loader_extra_config multi_step_stream_outputs num_lookahead_slots num_scheduler_steps override_generation_config
+    override_pooler_config pooler_config preemption_mode prefix_caching_hash_algo ray_workers_use_nsight reasoning_parser rope_scaling
+    rope_theta runner scheduler_cls scheduler_delay_factor scheduling_policy skip_tokenizer_init structured_outputs_config swap_space task
+    tokenizer tokenizer_mode tokenizer_revision trust_remote_code use_tqdm_on_load use_v2_block_manager worker_cls worker_use_ray
+    """.split()
+)
+OLD_SPECULATION = (
+    *("speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min"),
+    *("speculative_draft_tensor_parallel_size", "speculative_max_model_len", "speculative_disable_by_batch_size"),
+)
+
+
+def engine_config(
+    model: str | os.PathLike[str] | None,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None,
+    options: Mapping[str, Any],
+) -> EngineConfig:
+    """Raises TypeError for an unknown option, with the nearest name, and ConfigError for a value that cannot work.
+
+    Warns once, with all names, about options of vLLM that mean nothing here.
+    """
+    _check_names(options)
+    values = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    for name in ONE_DEVICE:
+        if values.get(name, 1) != 1:
+            raise ConfigError(f"{name} {values[name]} is not available: an engine uses one device; found here: {devices_found()}")
+    for name in COUNTS:
+        if name in values and (type(values[name]) is not int or values[name] < 1):
+            raise ConfigError(f"{name} must be a positive integer, not {values[name]!r}")
+    if not 0 < values.get("memory_share", 1) <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {values['memory_share']!r}")
+    if "kv_cache_memory_bytes" in values:
+        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 1e9)
+    if isinstance(values.get("served_model_name"), (list, tuple)):
+        values["served_model_name"] = values["served_model_name"][0]
+    _settle_dtype(values)
+    values["model"] = DEMO_MODEL if model is None else os.fspath(model)
+    return EngineConfig(
+        model=_fill(ModelConfig, values),
+        cache=_fill(CacheConfig, values),
+        scheduler=_fill(SchedulerConfig, values),
+        speculative=_speculative(speculative_config),
+    )
+
+
+def devices_found() -> str:
+    """"1 CPU (8 cores)" or "2 GPUs (NVIDIA H200, NVIDIA H200)"."""
+    import torch  # only to say what is there, on the way out
+
+    count = torch.cuda.device_count()
+    if not count:
+        return f"1 CPU ({os.cpu_count()} cores)"
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    return f"{count} GPU{'s' if count > 1 else ''} ({names})"
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in OLD_SPECULATION:
+            raise ConfigError(
+                f"{name} is an old name: use speculative_config, for example "
+                "speculative_config={'method': 'ngram', 'num_speculative_tokens': 5, 'prompt_lookup_max': 4}"
+            )
+        if name not in OUR_NAMES and name not in IGNORED:
+            near = difflib.get_close_matches(name, ("model", "speculative_config", *OUR_NAMES, *IGNORED), n=1)
+            raise TypeError(f"LLM() has no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if ignored := sorted(name for name, value in options.items() if name in IGNORED and value is not None):
+        warnings.warn(f"LLM(): these options of vLLM mean nothing here and are ignored: {', '.join(ignored)}", stacklevel=4)
+
+
+def _settle_dtype(values: dict[str, Any]) -> None:
+    dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
+    if dtype in ("half", "float16"):
+        warnings.warn(f"LLM(): dtype {dtype} is not served; auto is used", stacklevel=5)
+        dtype = "auto"
+    values["dtype"] = "float32" if dtype == "float" else dtype
+    if values.get("quantization") is not None:
+        warnings.warn(f"LLM(): quantization {values['quantization']} is not applied; weights run in dtype {dtype}", stacklevel=5)
+
+
+def _speculative(value: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None) -> SpeculativeConfig | None:
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    try:
+        config = read_speculative_config(value) if isinstance(value, str) else parse_speculative_config(value)
+    except SpeculativeConfigError as error:
+        raise ConfigError(f"speculative_config: {error}") from error
+    for sentence in config.warnings:
+        warnings.warn(f"speculative_config: {sentence}", stacklevel=4)
+    return config
+
+
+def _fill(config: type[T], values: Mapping[str, Any]) -> T:
+    """Defaults stand in the dataclasses only: what nobody gave is not passed."""
+    return config(**{f.name: values[f.name] for f in fields(config) if f.name in values})  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,150 @@
+"""What `LLM.generate` returns, with vLLM's attribute names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .request import FinishReason, SpeculationStats, TokenDelta
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """The target's log probability of one token, before any penalty."""
+
+    logprob: float
+    rank: int  # 1 = the best
+    decoded_token: str
+
+
+@dataclass
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None  # per token: itself and the best alternatives
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None  # with finish_reason "error"
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class SpeculativeDecodingMetrics:
+    """What speculation did for a request, all choices together. A step is one target pass with a draft."""
+
+    mean_acceptance_length: float  # tokens per step, the target's own one included
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # [j]: steps in which j drafts were accepted
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_spec_tokens: int | None  # the configured most drafts a step
+
+    @classmethod
+    def of(cls, parts: Sequence[SpeculationStats], num_spec_tokens: int | None) -> SpeculativeDecodingMetrics:
+        histogram = [0] * max((len(part.histogram) for part in parts), default=0)
+        for part in parts:
+            for num_accepted, num_steps in enumerate(part.histogram):
+                histogram[num_accepted] += num_steps
+        total = SpeculationStats(
+            num_steps=sum(part.num_steps for part in parts),
+            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        )
+        return cls(
+            total.mean_acceptance_length, total.draft_acceptance_rate, histogram,
+            total.num_steps, total.num_draft_tokens, total.num_accepted_tokens, num_spec_tokens,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times in seconds of one monotonic clock; None if no token came."""
+
+    arrival_time: float
+    first_token_time: float | None
+    last_token_time: float | None
+    num_generation_tokens: int
+    speculative_decoding: SpeculativeDecodingMetrics
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its choices."""
+
+    request_id: str
+    prompt: str | None  # None if token ids were given
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    metrics: RequestMetrics
+
+
+class GrowingOutput:
+    """A RequestOutput in the making."""
+
+    def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], num_choices: int, arrival_time: float) -> None:
+        self._request_id = request_id
+        self._prompt = prompt
+        self._prompt_token_ids = list(prompt_token_ids)
+        self._choices = [CompletionOutput(index) for index in range(num_choices)]
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._stats = [SpeculationStats() for _ in range(num_choices)]
+        self._num_cached_tokens = 0
+        self._arrival_time = arrival_time
+        self._first_token_time: float | None = None
+        self._last_token_time: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self._choices)
+
+    def add(self, delta: TokenDelta, tokenizer: PreTrainedTokenizerBase, now: float) -> None:
+        choice = self._choices[delta.choice]
+        choice.token_ids.extend(delta.token_ids)
+        self._texts[delta.choice].append(delta.text)
+        if delta.token_ids:
+            self._first_token_time = now if self._first_token_time is None else self._first_token_time
+            self._last_token_time = now
+        if delta.logprobs is not None:
+            self._add_logprobs(choice, delta, tokenizer)
+        if delta.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason, choice.error = delta.finish_reason, delta.stop_reason, delta.error
+            self._stats[delta.choice] = delta.stats or SpeculationStats()
+            if delta.choice == 0:  # later choices find the first one's prompt in the cache
+                self._num_cached_tokens = delta.num_cached_tokens
+
+    def build(self, num_spec_tokens: int | None) -> RequestOutput:
+        for choice, parts in zip(self._choices, self._texts, strict=True):
+            choice.text = "".join(parts)
+        metrics = RequestMetrics(
+            self._arrival_time,
+            self._first_token_time,
+            self._last_token_time,
+            sum(len(choice.token_ids) for choice in self._choices),
+            SpeculativeDecodingMetrics.of(self._stats, num_spec_tokens),
+        )
+        return RequestOutput(
+            self._request_id, self._prompt, self._prompt_token_ids, self._choices, self.finished, self._num_cached_tokens, metrics
+        )
+
+    def _add_logprobs(self, choice: CompletionOutput, delta: TokenDelta, tokenizer: PreTrainedTokenizerBase) -> None:
+        entries = [] if choice.logprobs is None else choice.logprobs
+        for token, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
+            best = {other: Logprob(logprob, rank, str(tokenizer.decode([other]))) for rank, (other, logprob) in enumerate(said.top, 1)}
+            entries.append({token: Logprob(said.logprob, said.rank, str(tokenizer.decode([token]))), **best})
+        choice.logprobs = entries
+        choice.cumulative_logprob = math.fsum(entry[token].logprob for entry, token in zip(entries, choice.token_ids, strict=True))

@@ -1,0 +1,123 @@
+"""What the engine gives for one API request, on its way to the one who reads it.
+
+Owns deltas that nobody has fetched yet and the request's times. Knows no thread: the engine puts, the reader iterates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .request import TokenDelta
+
+MAX_PENDING = 64
+"""Deltas of one choice that wait one by one; more are merged, so that a reader who sleeps costs little beside the text itself."""
+
+
+@dataclass(frozen=True)
+class RequestTiming:
+    """When things happened to one API request, in seconds of the engine's clock; over all its choices."""
+
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+    num_tokens: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def generation_time_s(self) -> float | None:
+        """From the first token to the last."""
+        return None if self.first_token is None or self.last_token is None else self.last_token - self.first_token
+
+
+class TokenStream:
+    """The deltas of one API request, for one reader: an async iterator that ends when every choice has its finish_reason.
+
+    What the reader has not fetched in time comes as one delta per choice. Closing, cancelling or dropping the stream aborts
+    the choices that have not ended. Raises RequestFailed or EngineDead if the engine gives them up.
+    """
+
+    def __init__(self, request_ids: Sequence[str], arrival: float, abort: Callable[[Sequence[str]], None]) -> None:
+        self._unfinished = set(request_ids)
+        self._abort = abort
+        self._pending: dict[str, list[TokenDelta]] = {}  # by request id, in order of arrival
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        self._timing = RequestTiming(arrival)
+
+    @property
+    def timing(self) -> RequestTiming:
+        """So far; it counts what the engine gave, read or not."""
+        return self._timing
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._unfinished:
+                raise StopAsyncIteration
+            self._changed.clear()
+            try:
+                await self._changed.wait()
+            except asyncio.CancelledError:
+                self.close()
+                raise
+        return merge(self._pending.pop(next(iter(self._pending))))
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abort what has not ended; nothing more comes."""
+        self._pending.clear()
+        unfinished, self._unfinished = self._unfinished, set[str]()
+        if unfinished:
+            self._abort(sorted(unfinished))
+        self._changed.set()
+
+    def __del__(self) -> None:
+        if self._unfinished:
+            self._abort(sorted(self._unfinished))
+
+    def put(self, delta: TokenDelta, at: float) -> None:
+        """Called by the engine, on the loop. at: when the step ended."""
+        if delta.token_ids:
+            timing = self._timing
+            first = at if timing.first_token is None else timing.first_token
+            self._timing = RequestTiming(timing.arrival, first, at, timing.num_tokens + len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._unfinished.discard(delta.request_id)
+        waiting = self._pending.setdefault(delta.request_id, [])
+        waiting.append(delta)
+        if len(waiting) > MAX_PENDING:
+            waiting[:] = [merge(waiting)]
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Called by the engine, on the loop: after what is pending, the reader gets this error."""
+        self._error = error
+        unfinished, self._unfinished = self._unfinished, set[str]()
+        self._abort(sorted(unfinished))
+        self._changed.set()
+
+
+def merge(deltas: Sequence[TokenDelta]) -> TokenDelta:
+    """Successive deltas of one choice as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    logprobs = [said for delta in deltas for said in delta.logprobs or ()]
+    return dataclasses.replace(
+        deltas[-1],
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        text="".join(delta.text for delta in deltas),
+        sources=[source for delta in deltas for source in delta.sources],
+        logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
+    )

@@ -1,0 +1,244 @@
+"""A network as plain data: a flat list of fused ops over named buffers, and the shapes of the weights they name.
+
+Knows no checkpoint, no model family and nothing that runs it: any executor can read a program, in Python or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .layout import KVLayerSpec
+
+# Every op reads the buffers `inputs` and writes the buffers `outputs`; a buffer is written once. A buffer has one row of
+# its width for each of the batch's T tokens, from GatherRows on for each of the N tokens whose logits are wanted.
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Rows of weight [vocab, width] at the batch's token ids, times scale."""
+
+    inputs: tuple[()]
+    outputs: tuple[str]
+    weight: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight + bias; weight or bias "" = none. add_one: the weight is stored less one."""
+
+    inputs: tuple[str]
+    outputs: tuple[str]
+    weight: str
+    eps: float
+    bias: str = ""
+    add_one: bool = False
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x @ weight.T + bias [+ residual]. Several weights [out, in] are fused along their outputs, in this order.
+
+    inputs: (x,) or (x, residual). biases: one name a weight, "" = none; () = none at all.
+    """
+
+    inputs: tuple[str] | tuple[str, str]
+    outputs: tuple[str]
+    weights: tuple[str, ...]
+    biases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Normalise and rotate q and k, write k and v to cache layer `layer`, attend.
+
+    inputs hold q | k | v side by side, in three buffers or in one. kv_layers[layer] has the kv heads, their widths and the
+    window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
+    rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
+    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    layer: int
+    num_heads: int
+    scale: float
+    rope: str = ""
+    softcap: float | None = None
+    q_norm: str = ""
+    k_norm: str = ""
+    norm_eps: float = 1e-6
+    norm_add_one: bool = False
+
+
+@dataclass(frozen=True)
+class Activation:
+    """function(x), or gated function(gate) * up. Gated inputs hold gate | up side by side, in two buffers or in one."""
+
+    inputs: tuple[str] | tuple[str, str]
+    outputs: tuple[str]
+    function: str  # one of ACTIVATIONS
+    gated: bool
+
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True)
+class Add:
+    inputs: tuple[str, str]
+    outputs: tuple[str]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The inputs' columns side by side."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str]
+
+
+@dataclass(frozen=True)
+class GatherRows:
+    """Rows logits_indices of a buffer: T rows become N."""
+
+    inputs: tuple[str]
+    outputs: tuple[str]
+
+
+@dataclass(frozen=True)
+class Scale:
+    inputs: tuple[str]
+    outputs: tuple[str]
+    factor: float
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """cap * tanh(x / cap)."""
+
+    inputs: tuple[str]
+    outputs: tuple[str]
+    cap: float
+
+
+@dataclass(frozen=True)
+class ArgMax:
+    """outputs: (column of the greatest entry, int64, the lowest among equals; its value)."""
+
+    inputs: tuple[str]
+    outputs: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """outputs: (columns of the k greatest entries, int64; their values), greatest first."""
+
+    inputs: tuple[str]
+    outputs: tuple[str, str]
+    k: int
+
+
+Op = Embed | RMSNorm | Linear | Attention | Activation | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Rotary embedding (Su et al. 2021): dimensions i and i + n of a head turn by position * inv_freq[i], n = len(inv_freq).
+
+    Sines and cosines are multiplied by attention_factor (YaRN, LongRoPE).
+    """
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network of T tokens in, N rows of logits out."""
+
+    ops: tuple[Op, ...]
+    weights: Mapping[str, tuple[int, ...]]  # name -> shape, of all weights that the ops name
+    kv_layers: tuple[KVLayerSpec, ...]
+    ropes: Mapping[str, RopeTable]
+    vocab_size: int
+    max_model_len: int  # positions
+    boundaries: tuple[str, ...]  # buffer of boundary id k: the input of layer k; one more for the output of the last layer
+    final: str  # buffer of boundary id FINAL
+    logits: str
+    best: ArgMax  # the op that writes argmax and top
+    inputs: Mapping[str, int] = field(default_factory=dict)  # name -> width, of buffers that the caller fills
+
+    @cached_property
+    def buffers(self) -> dict[str, int]:
+        """Name -> width of every buffer. Raises ValueError if the ops do not fit together."""
+        widths = dict(self.inputs)
+        for op in self.ops:
+            for name in op.inputs:
+                _require(name in widths, op, f"reads {name!r} before it is written")
+            produced = self._output_widths(op, [widths[name] for name in op.inputs])
+            _require(len(produced) == len(op.outputs), op, f"has {len(produced)} outputs")
+            for name, width in zip(op.outputs, produced, strict=True):
+                _require(name not in widths, op, f"writes {name!r} a second time")
+                widths[name] = width
+        for name in (*self.boundaries, self.final, self.logits, *self.best.outputs):
+            if name not in widths:
+                raise ValueError(f"no op writes {name!r}")
+        return widths
+
+    def _output_widths(self, op: Op, widths: list[int]) -> tuple[int, ...]:
+        match op:
+            case Embed():
+                return (self.weights[op.weight][1],)
+            case RMSNorm():
+                for name in filter(None, (op.weight, op.bias)):
+                    _require(self.weights[name] == (widths[0],), op, f"does not fit width {widths[0]}")
+                return (widths[0],)
+            case Linear():
+                shapes = [self.weights[name] for name in op.weights]
+                out = sum(shape[0] for shape in shapes)
+                _require(all(shape[1] == widths[0] for shape in shapes), op, f"does not fit width {widths[0]}")
+                _require(widths[1:] in ([], [out]), op, "residual does not fit the output")
+                biases = [(self.weights[name], (shape[0],)) for name, shape in zip(op.biases, shapes, strict=False) if name]
+                _require(all(shape == wanted for shape, wanted in biases), op, "biases do not fit the weights")
+                _require(len(op.biases) in (0, len(shapes)), op, "needs a bias name for each weight")
+                return (out,)
+            case Attention():
+                spec = self.kv_layers[op.layer]
+                expected = (op.num_heads + spec.num_kv_heads) * spec.k_dim + spec.num_kv_heads * spec.v_dim
+                _require(sum(widths) == expected, op, f"needs inputs of width {expected}, not {sum(widths)}")
+                norms = [self.weights[name] for name in (op.q_norm, op.k_norm) if name]
+                _require(norms in ([], [(spec.k_dim,)] * 2) or not op.num_heads, op, "needs norms of q and k, or neither")
+                _require(not op.rope or 2 * len(self.ropes[op.rope].inv_freq) <= spec.k_dim, op, "rotates more than k_dim dimensions")
+                return (op.num_heads * spec.v_dim,) if op.num_heads else ()
+            case Activation():
+                _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
+                _require(len(widths) == 1 or widths[0] == widths[1], op, "gate and up differ in width")
+                return (sum(widths) // 2 if op.gated else widths[0],)
+            case Add():
+                _require(widths[0] == widths[1], op, f"adds widths {widths}")
+                return (widths[0],)
+            case Concat():
+                return (sum(widths),)
+            case GatherRows() | Scale() | Softcap():
+                return (widths[0],)
+            case ArgMax():
+                return (1, 1)
+            case TopK():
+                return (op.k, op.k)
+
+
+def readers(ops: Iterable[Op]) -> dict[str, list[Op]]:
+    """Buffer -> the ops that read it, in order."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.inputs:
+            found.setdefault(name, []).append(op)
+    return found
+
+
+def _require(condition: bool, op: Op, message: str) -> None:
+    if not condition:
+        raise ValueError(f"{op}: {message}")

@@ -1,0 +1,324 @@
+"""Runs a program in torch: the readable reference of every op, and the path for machines without a native executor.
+
+Owns the tensors of a program: weights packed as its ops want them, and rotary tables. Knows no checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention import AttentionPlan, TorchKV, paged_attention
+from .chain import run_chain_by_steps
+from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .program import (
+    Activation,
+    Add,
+    ArgMax,
+    Attention,
+    Concat,
+    Embed,
+    GatherRows,
+    Linear,
+    Op,
+    Program,
+    RMSNorm,
+    RopeTable,
+    Scale,
+    Softcap,
+    TopK,
+)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What the ops of one pass share."""
+
+    buffers: dict[str, Tensor]
+    batch: RaggedBatch
+    kv: TorchKV
+    plan: AttentionPlan
+    ropes: dict[str, tuple[Tensor, Tensor]]  # cos, sin [T, 1, rotated dims]
+
+
+_Step = Callable[[_Pass], None]
+
+
+class TorchExecutor:
+    """A program bound to its weights. Implements `Executor`; results are inference tensors.
+
+    weights: the program's names -> tensors of its shapes, on one device, in any dtype. In float32 a weight is kept twice
+    if it is both embedding and output layer, because products with [in, out] weights are up to three times as fast on CPUs.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self.program = program
+        self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
+        self.vocab_size = program.vocab_size
+        self.max_model_len = program.max_model_len
+        self.dtype = dtype
+        bind = _Binder(program, weights, dtype)
+        self._steps = [bind(op) for op in program.ops]
+        self._device = bind.device
+        self._tables = {name: _rope_tables(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
+        self._schedules: dict[tuple[int, ...], list[tuple[_Step, tuple[str, ...]]]] = {}
+
+    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+        """A cache of num_blocks blocks for this network."""
+        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._device)
+
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        """One pass; see `Executor.run`. inputs: the buffers [T, width] that program.inputs names."""
+        assert isinstance(kv, TorchKV)
+        with torch.inference_mode():
+            ropes = {name: _rotation(table, batch.positions) for name, table in self._tables.items()}
+            state = _Pass(dict(inputs or {}), batch, kv, AttentionPlan(batch), ropes)
+            buffers = state.buffers
+            for step, dead in self._schedule(hidden):
+                step(state)
+                for name in dead:
+                    del buffers[name]
+            argmax, top = (buffers[name] for name in self.program.best.outputs)
+            logits = buffers[self.program.logits].index_select(0, batch.full_logits).float() if len(batch.full_logits) else None
+            return ForwardOutput(argmax, top.float(), logits, {boundary: buffers[self._boundary(boundary)] for boundary in hidden})
+
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+        """See `Executor.run_chain`."""
+        with torch.inference_mode():
+            return run_chain_by_steps(self, batch, kv, counts, choose)
+
+    def _boundary(self, boundary: int) -> str:
+        return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
+
+    def _schedule(self, hidden: tuple[int, ...]) -> list[tuple[_Step, tuple[str, ...]]]:
+        """Each step with the buffers that nobody reads after it: a pass holds no more than it needs."""
+        if hidden not in self._schedules:
+            kept = {*self.program.best.outputs, self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
+            last_use = {name: i for i, op in enumerate(self.program.ops) for name in (*op.inputs, *op.outputs)}
+            dead: list[list[str]] = [[] for _ in self._steps]
+            for name in last_use.keys() - kept:
+                dead[last_use[name]].append(name)
+            self._schedules[hidden] = [(step, tuple(names)) for step, names in zip(self._steps, dead, strict=True)]
+        return self._schedules[hidden]
+
+
+class _Binder:
+    """Turns ops into functions that already hold their weights, so that a pass is a loop over calls."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
+        self.device = weights[next(iter(program.weights))].device
+
+    def __call__(self, op: Op) -> _Step:
+        match op:
+            case Embed():
+                return self._embed(op)
+            case RMSNorm():
+                return self._rms_norm(op)
+            case Linear():
+                return self._linear(op)
+            case Attention():
+                return self._attention(op)
+            case Activation():
+                return _activation(op)
+            case Add(inputs=(x, y)):
+                return _elementwise(op, lambda b: b[x] + b[y])
+            case Concat(inputs=names):
+                return _elementwise(op, lambda b: torch.cat([b[name] for name in names], -1))
+            case Scale(inputs=(x,), factor=factor):
+                return _elementwise(op, lambda b: b[x] * factor)
+            case Softcap(inputs=(x,), cap=cap):
+                return _elementwise(op, lambda b: (b[x] / cap).tanh_().mul_(cap))
+            case GatherRows():
+                return _gather_rows(op)
+            case ArgMax() | TopK():
+                return _best(op)
+
+    def _embed(self, op: Embed) -> _Step:
+        weight, scale, (output,) = self._load(op.weight), op.scale, op.outputs
+
+        def step(state: _Pass) -> None:
+            rows = weight.index_select(0, state.batch.token_ids)
+            state.buffers[output] = rows if scale == 1.0 else rows * scale
+
+        return step
+
+    def _rms_norm(self, op: RMSNorm) -> _Step:
+        normalise = self._normaliser(self._norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one), op.eps)
+        bias = self._load(op.bias) if op.bias else None
+        (x,), (output,) = op.inputs, op.outputs
+
+        def step(state: _Pass) -> None:
+            normed = normalise(state.buffers[x])
+            state.buffers[output] = normed if bias is None else normed + bias
+
+        return step
+
+    def _linear(self, op: Linear) -> _Step:
+        matrix = torch.cat([self.weights[name].to(self.dtype) for name in op.weights]).t()
+        if self.dtype == torch.float32:  # [in, out] in memory; bfloat16 kernels like the stored layout as well or better
+            matrix = matrix.contiguous()
+        bias = torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
+        x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
+
+        def step(state: _Pass) -> None:
+            buffers = state.buffers
+            if residual is not None:
+                result = torch.addmm(buffers[residual], buffers[x], matrix)
+                buffers[output] = result if bias is None else result.add_(bias)
+            elif bias is not None:
+                buffers[output] = torch.addmm(bias, buffers[x], matrix)
+            else:
+                buffers[output] = torch.mm(buffers[x], matrix)
+
+        return step
+
+    def _attention(self, op: Attention) -> _Step:
+        spec, layer, num_heads = self.kv_layers[op.layer], op.layer, op.num_heads
+        num_rotated = num_heads + spec.num_kv_heads  # heads of q and k, which share their treatment
+        qk_width, v_shape = num_rotated * spec.k_dim, (spec.num_kv_heads, spec.v_dim)
+        normalise = None
+        if op.k_norm:
+            names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
+            head_weights = [self._norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
+            normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
+
+        def step(state: _Pass) -> None:
+            buffers = state.buffers
+            packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
+            tokens = len(packed)
+            heads = packed[:, :qk_width].view(tokens, num_rotated, spec.k_dim)
+            v = packed[:, qk_width:].view(tokens, *v_shape)
+            if normalise is not None:
+                heads = normalise(heads)
+            if op.rope:
+                heads = _rotate(heads, *state.ropes[op.rope])
+            if not num_heads:
+                state.plan.write(state.kv, layer, heads, v)
+                return
+            q, k = heads[:, :num_heads], heads[:, num_heads:]
+            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap)
+            buffers[op.outputs[0]] = attended.reshape(tokens, -1)
+
+        return step
+
+    def _normaliser(self, weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+        """x -> x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 within; weight [n] or [heads, n].
+
+        sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n): half the torch calls of the textbook form.
+        """
+        size = weight.shape[-1]
+        weight = weight * math.sqrt(size)
+        floor = torch.tensor(math.sqrt(size * eps), device=self.device)
+        dtype = self.dtype
+
+        def normalise(x: Tensor) -> Tensor:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+            return (x / torch.hypot(length, floor)).mul_(weight).to(dtype)
+
+        return normalise
+
+    def _norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
+        if not name:
+            return torch.ones(size, device=self.device)
+        return self.weights[name].float() + (1.0 if add_one else 0.0)
+
+    def _load(self, name: str) -> Tensor:
+        return self.weights[name].to(self.dtype, copy=True)  # never a view of a file that might change
+
+    def _bias(self, weight: str, bias: str) -> Tensor:
+        return self._load(bias) if bias else torch.zeros(self.weights[weight].shape[0], dtype=self.dtype, device=self.device)
+
+
+def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> _Step:
+    output = op.outputs[0]
+
+    def step(state: _Pass) -> None:
+        state.buffers[output] = compute(state.buffers)
+
+    return step
+
+
+def _gather_rows(op: GatherRows) -> _Step:
+    (x,), (output,) = op.inputs, op.outputs
+
+    def step(state: _Pass) -> None:
+        state.buffers[output] = state.buffers[x].index_select(0, state.batch.logits_indices)
+
+    return step
+
+
+def _activation(op: Activation) -> _Step:
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "relu": F.relu,
+    }
+    function, names, output = functions[op.function], op.inputs, op.outputs[0]
+
+    def step(state: _Pass) -> None:
+        first = state.buffers[names[0]]
+        if not op.gated:
+            state.buffers[output] = function(first)
+            return
+        gate, up = (first, state.buffers[names[1]]) if len(names) == 2 else first.chunk(2, -1)
+        state.buffers[output] = function(gate).mul_(up)
+
+    return step
+
+
+def _best(op: ArgMax | TopK) -> _Step:
+    (x,), (indices, values) = op.inputs, op.outputs
+
+    def step(state: _Pass) -> None:
+        buffers = state.buffers
+        if isinstance(op, TopK):
+            buffers[values], buffers[indices] = buffers[x].topk(op.k)
+        else:
+            buffers[values], buffers[indices] = max_of_rows(buffers[x])
+
+    return step
+
+
+def max_of_rows(scores: Tensor, block: int = 64) -> tuple[Tensor, Tensor]:
+    """Greatest entry of each row of scores [n, V] and its column, the lowest among equals; NaN counts as greatest.
+
+    The same as scores.max(-1), which on CPUs compares one by one: the maxima of blocks are found with vector instructions,
+    then only the first best block is searched. Up to seven times as fast for large n * V.
+    """
+    num_rows, width = scores.shape
+    if width % block or scores.numel() < 16384:
+        values, columns = scores.max(-1)
+        return values, columns
+    blocks = scores.view(num_rows, width // block, block)
+    best_block = blocks.amax(-1).argmax(-1)
+    inside, offset = blocks.gather(1, best_block[:, None, None].expand(-1, 1, block))[:, 0].max(-1)
+    return inside, best_block * block + offset
+
+
+def _rope_tables(rope: RopeTable, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[length, 2 n]: cosines, then sines, of n frequencies at each position."""
+    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * torch.tensor(rope.inv_freq, device=device)
+    return (torch.cat((angles.cos(), angles.sin()), -1) * rope.attention_factor).to(dtype)
+
+
+def _rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos | cos and -sin | sin, [T, 1, 2 n] each: gathered once, used by every layer."""
+    cos, sin = table.index_select(0, positions)[:, None].chunk(2, -1)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of heads [T, heads, dim]: x1 | x2 -> x1 cos - x2 sin | x2 cos + x1 sin. What cos lacks in width stays."""
+    width = cos.shape[-1]
+    if width < heads.shape[-1]:
+        return torch.cat((_rotate(heads[..., :width], cos, sin), heads[..., width:]), -1)
+    return torch.addcmul(heads * cos, heads.roll(width // 2, -1), sin)

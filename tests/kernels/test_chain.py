@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from foretoken.kernels.attention import TorchKV
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.transformers_model import TransformersExecutor
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def executor() -> TransformersExecutor:
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    return TransformersExecutor(transformers.AutoModelForCausalLM.from_config(config))
+
+
+PROMPTS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [20]]
+
+
+def prompts_batch(sampled: list[int]) -> RaggedBatch:
+    """All prompts from the start, with a chain behind each of the sampled rows; four blocks a row."""
+    starts = torch.tensor([0, *(len(p) for p in PROMPTS)]).cumsum(0)
+    tables = torch.arange(4 * len(PROMPTS)).flip(0).view(len(PROMPTS), 4).int()
+    places = torch.cat([torch.arange(len(p)) for p in PROMPTS])
+    rows = torch.arange(len(PROMPTS)).repeat_interleave(starts.diff())
+    return RaggedBatch(
+        token_ids=torch.tensor(sum(PROMPTS, [])),
+        positions=places,
+        slot_mapping=(tables[rows, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE).long(),
+        query_start_loc=starts.int(),
+        seq_lens=starts.diff().int(),
+        block_tables=tables,
+        num_causal=starts.diff().int(),
+        tree_mask=torch.zeros(len(places), dtype=torch.int64),
+        logits_indices=starts[1:][sampled] - 1,
+        full_logits=torch.arange(0),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def by_hand(executor: TransformersExecutor, tokens: list[int], count: int, rank: int = 0) -> tuple[list[int], list[float]]:
+    """The rank-th best token again and again, each time with a plain forward over everything."""
+    model, chosen, probabilities = executor._model, [], []
+    model.set_attn_implementation("eager")
+    for _ in range(count):
+        with torch.no_grad():
+            probs = model(torch.tensor([tokens + chosen]), use_cache=False).logits[0, -1].softmax(-1)
+        best = int(probs.argsort(descending=True)[rank])
+        chosen.append(best)
+        probabilities.append(float(probs[best]))
+    model.set_attn_implementation("foretoken_paged")
+    return chosen, probabilities
+
+
+@pytest.mark.parametrize(
+    ("sampled", "counts"), [([0, 1, 2, 3], [5, 5, 5, 5]), ([0, 2, 3], [1, 6, 3]), ([1], [1]), ([], []), ([3, 0], [2, 4])]
+)
+def test_greedy_chains(executor: TransformersExecutor, sampled: list[int], counts: list[int]):
+    kv = executor.allocate(16, BLOCK_SIZE)
+    out = run_chain_by_steps(executor, prompts_batch(sampled), kv, torch.tensor(counts, dtype=torch.int64))
+    assert out.logits is None
+    assert out.token_ids.shape == out.confidence.shape == (len(sampled), max(counts, default=0))
+    for chain, (row, count) in enumerate(zip(sampled, counts, strict=True)):
+        tokens, probabilities = by_hand(executor, PROMPTS[row], count)
+        assert out.token_ids[chain, :count].tolist() == tokens
+        assert out.confidence[chain, :count].tolist() == pytest.approx(probabilities, rel=1e-4)
+
+
+def test_a_chooser_sees_all_chains_in_order(executor: TransformersExecutor):
+    steps: list[int] = []
+
+    def second_best(logits: Tensor, step: int) -> Tensor:
+        assert logits.shape == (3, 64)
+        steps.append(step)
+        return logits.argsort(dim=-1, descending=True)[:, 1]
+
+    sampled, counts = [0, 1, 3], [4, 1, 2]
+    out = executor.run_chain(prompts_batch(sampled), executor.allocate(16, BLOCK_SIZE), torch.tensor(counts), second_best)
+    assert steps == [0, 1, 2, 3]
+    assert out.logits is not None and out.logits.shape == (3, 4, 64)
+    for chain, (row, count) in enumerate(zip(sampled, counts, strict=True)):
+        tokens, probabilities = by_hand(executor, PROMPTS[row], count, rank=1)
+        assert out.token_ids[chain, :count].tolist() == tokens
+        probs = out.logits[chain, :count].softmax(-1)
+        assert probs.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist() == pytest.approx(probabilities, rel=1e-4)
+
+
+def test_only_the_fed_tokens_are_written(executor: TransformersExecutor):
+    kv = executor.allocate(16, BLOCK_SIZE)
+    assert isinstance(kv, TorchKV)
+    kv.k[0].fill_(7.0)
+    run_chain_by_steps(executor, prompts_batch([0, 1]), kv, torch.tensor([4, 1]))
+    written = (kv.k[0] != 7.0).flatten(1).any(1).view(16, BLOCK_SIZE)
+    tables = prompts_batch([0]).block_tables.long()
+    per_row = [int(written[tables[row]].sum()) for row in range(len(PROMPTS))]
+    assert per_row == [5 + 3, 2, 3, 1]

@@ -1,0 +1,224 @@
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.kernels.layout import FINAL, KVLayerSpec
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback, Needs
+from foretoken.proposers.proposer_set import FORCED, ProposerSet
+
+KV = (KVLayerSpec(1, 8, 8),)
+FEEDBACK = Feedback([], [], [], [], [], [])
+
+
+class Scripted:
+    """Guesses what the script says for each request, however long; remembers what it was shown."""
+
+    def __init__(self, name: str, guesses: dict[str, list[int]], needs: Needs | None = None, **extra: Any) -> None:
+        self.name, self.guesses, self.needs = name, guesses, needs or Needs()
+        self.max_tokens = max((len(g) for g in guesses.values()), default=1)
+        self.extra = extra
+        self.seen: list[Sequence[DraftRow]] = []
+        self.heard: list[str] = []
+
+    def propose(self, context: DraftContext) -> Draft:
+        self.seen.append(context.rows)
+        draft = Draft.chains([self.guesses.get(row.request_id, []) for row in context.rows])
+        extra = {key: make(draft) for key, make in self.extra.items()}
+        return Draft(**{**vars(draft), "filled": {(0, row.request_id): 3 for row in context.rows} if self.needs.ingests else {}, **extra})
+
+    def observe(self, feedback: Feedback) -> None:
+        self.heard.append("observe")
+
+    def forget(self, request_id: str) -> None:
+        self.heard.append(request_id)
+
+    def check(self) -> None:
+        assert "corrupt" not in self.heard
+
+
+class Raising(Scripted):
+    def propose(self, context: DraftContext) -> Draft:
+        raise RuntimeError("no idea")
+
+
+class Deaf(Scripted):
+    def observe(self, feedback: Feedback) -> None:
+        raise ValueError("what?")
+
+
+class Clock:
+    """Time that passes only when a proposer takes it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(request_id: str, assigned: int = 0, ceiling: int = 4, **settings: Any) -> DraftRow:
+    whole = DraftRow(request_id, [1, 2, 3], 1, 3, ceiling, assigned, [], (10, 11, 12, 13), Draw(0, 0, 0))
+    return replace(whole, **settings)
+
+
+def ask(proposers: ProposerSet, *rows: DraftRow, ingest: int = 8) -> tuple[list[list[int]], Draft]:
+    draft = proposers.propose(DraftContext(rows, ingest, 16))
+    assert len(draft.parents) == len(draft.source) == len(draft.token_ids)
+    return [draft.token_ids[a:b] for a, b in zip(draft.start_loc, draft.start_loc[1:], strict=False)], draft
+
+
+def test_rows_go_to_their_proposer_and_fall_through_to_the_ones_behind() -> None:
+    a = Scripted("a", {"r1": [1], "r3": [1, 2]})
+    b = Scripted("b", {"r1": [7], "r2": [8, 9], "r3": [7], "r4": [6]})
+    guesses, draft = ask(ProposerSet([a, b]), row("r1"), row("r2"), row("r3", assigned=1), row("r4", assigned=-1), row("r5"))
+    assert guesses == [[1], [8, 9], [7], [], []]
+    assert (draft.source, draft.parents) == ([0, 1, 1, 1], [-1, -1, 0, -1])
+    assert draft.confidence is None and draft.probs is None
+    assert [r.request_id for r in a.seen[0]] == ["r1", "r2", "r5"]
+    assert [r.request_id for r in b.seen[0]] == ["r2", "r3", "r5"]
+
+
+def test_nobody_is_called_for_nothing() -> None:
+    a = Scripted("a", {})
+    assert ask(ProposerSet([a]), row("r1", ceiling=0), row("r2", assigned=-1))[0] == [[], []]
+    assert a.seen == [] and ask(ProposerSet([]), row("r1"))[0] == [[]]
+
+
+def test_drafts_are_cut_to_the_ceiling_trees_too() -> None:
+    tree = Scripted("a", {"r": [1, 2, 3, 4]}, parents=lambda draft: [-1, -1, 0, 1] if draft.token_ids else [])
+    guesses, draft = ask(ProposerSet([tree]), row("r", ceiling=3))
+    assert guesses == [[1, 2, 3]] and draft.parents == [-1, -1, 0]
+
+
+def test_a_row_that_does_not_reach_its_last_token_gets_no_draft() -> None:
+    assert ask(ProposerSet([Scripted("a", {"r": [1]})]), row("r", computed_after=2))[0] == [[]]
+
+
+def test_drafters_with_a_cache_see_every_row_but_guess_for_their_own_only() -> None:
+    first = Scripted("first", {"r1": [1]})
+    drafter = Scripted("drafter", {f"r{i}": [5, 6] for i in range(1, 6)}, Needs(kv_layers=KV))
+    rows = row("r1"), row("r2"), row("r3", assigned=-1), row("r4", forced=[9, 9]), row("r5", computed_after=1)
+    guesses, draft = ask(ProposerSet([first, drafter]), *rows)
+    assert guesses == [[1], [5, 6], [], [9, 9], []]
+    assert [(r.request_id, r.ceiling, r.num_filled) for r in drafter.seen[0]] == [
+        *[("r1", 0, (11,)), ("r2", 4, (11,)), ("r3", 0, (11,)), ("r4", 0, (11,)), ("r5", 0, (11,))]
+    ]
+    assert draft.filled == {(1, f"r{i}"): 3 for i in range(1, 6)}
+    ask(ProposerSet([first, drafter]), row("r1", ceiling=0))
+    assert len(drafter.seen) == 2  # it keeps up though nobody wants a guess
+
+
+def test_forced_tokens_are_the_draft() -> None:
+    a = Scripted("a", {"r": [1]})
+    guesses, draft = ask(ProposerSet([a]), row("r", ceiling=2, forced=[4, 5, 6]), row("s", ceiling=0, forced=[4]))
+    assert guesses == [[4, 5], []] and draft.source == [FORCED, FORCED] and draft.parents == [-1, 0] and a.seen == []
+
+
+def test_confidence_and_probs_of_several_proposers() -> None:
+    def probs(draft: Draft) -> torch.Tensor:
+        return torch.full((len(draft.token_ids), 6), 1 / 6)
+
+    sure = Scripted("sure", {"r1": [3]})
+    soft = Scripted("soft", {"r2": [1, 2, 3]}, confidence=lambda draft: [0.5, 0.4, 0.3][: len(draft.token_ids)], probs=probs)
+    _, draft = ask(ProposerSet([sure, soft]), row("r1"), row("r2", ceiling=2))
+    assert draft.confidence == [1.0, 0.5, 0.4]
+    assert draft.probs is not None
+    assert draft.probs[0].tolist() == [0, 0, 0, 1, 0, 0] and draft.probs[1:].tolist() == probs(draft)[:2].tolist()
+
+
+FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
+    "float ids": ({"token_ids": lambda draft: [1.0, 2]}, "no token id"),
+    "negative ids": ({"token_ids": lambda draft: [1, -1]}, "no token id"),
+    "ids past the vocabulary": ({"token_ids": lambda draft: [1, 100]}, "no token id"),
+    "a row missing": ({"start_loc": lambda draft: [0]}, "start_loc"),
+    "rows that overlap": ({"start_loc": lambda draft: [1, 2]}, "start_loc"),
+    "tokens of nobody": ({"start_loc": lambda draft: [0, 1]}, "start_loc"),
+    "a child before its parent": ({"parents": lambda draft: [1, -1]}, "parent"),
+    "its own parent": ({"parents": lambda draft: [0, 0]}, "parent"),
+    "parents missing": ({"parents": lambda draft: [-1]}, "parents"),
+    "sources missing": ({"source": lambda draft: []}, "source"),
+    "confidence NaN": ({"confidence": lambda draft: [0.5, math.nan]}, "confidence"),
+    "confidence infinite": ({"confidence": lambda draft: [0.5, math.inf]}, "confidence"),
+    "confidence missing": ({"confidence": lambda draft: [0.5]}, "confidence"),
+    "probs missing": ({"probs": lambda draft: torch.ones(1, 100)}, "probs"),
+    "no draft at all": ({"token_ids": lambda draft: None}, "TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_no_draft_costs_its_guesses_and_is_counted(name: str) -> None:
+    extra, words = FAULTS[name]
+    proposers = ProposerSet([Scripted("a", {"r": [1, 2]}, None, **extra), Scripted("b", {"r": [7]})], vocab_size=100)
+    for _ in range(3):
+        guesses, draft = ask(proposers, row("r"))
+        assert guesses == [[7]] and draft.source == [1]
+    assert words in proposers.off_reasons["a"] and "3 steps in a row" in proposers.off_reasons["a"]
+    assert [(s.name, s.num_failures, s.off_reason is None) for s in proposers.stats()] == [("a", 3, False), ("b", 0, True)]
+
+
+def test_who_is_off_is_asked_no_more_but_may_still_clean_up() -> None:
+    broken = Raising("a", {})
+    proposers = ProposerSet([broken, Scripted("b", {"r": [7, 8]})])
+    assert proposers.max_tokens_for(0) == 2
+    for _ in range(5):
+        assert ask(proposers, row("r"))[0] == [[7, 8]]
+        proposers.observe(FEEDBACK)
+    proposers.forget("r")
+    assert proposers.stats()[0].num_failures == 3 and "RuntimeError: no idea" in proposers.off_reasons["a"]
+    assert broken.heard == ["observe", "observe", "r"]  # off since the third propose
+
+
+def test_a_good_step_forgives() -> None:
+    flaky = Scripted("a", {"r": [1]})
+    proposers = ProposerSet([flaky])
+    for step in range(12):
+        flaky.extra = {} if step % 3 == 2 else {"parents": lambda draft: [5]}
+        ask(proposers, row("r"))
+    assert proposers.off_reasons == {} and proposers.stats()[0].num_failures == 8
+
+
+def test_failing_to_listen_counts_like_failing_to_guess() -> None:
+    proposers = ProposerSet([Deaf("a", {"r": [1]}), Scripted("b", {})])
+    for _ in range(3):
+        assert ask(proposers, row("r"))[0] == [[1]]
+        proposers.observe(FEEDBACK)
+    assert "ValueError: what?" in proposers.off_reasons["a"]
+    assert ask(proposers, row("r"))[0] == [[]]
+
+
+def test_a_slow_call_loses_its_guesses_and_time_to_ingest_is_granted() -> None:
+    clock = Clock()
+
+    def takes(seconds: float) -> Callable[[Draft], list[int]]:
+        def source(draft: Draft) -> list[int]:
+            clock.now += seconds
+            return draft.source
+
+        return source
+
+    proposers = ProposerSet([Scripted("a", {"r": [1]}, source=takes(2.5))], clock)
+    assert ask(proposers, row("r"))[0] == [[]]
+    assert proposers.stats()[0].num_failures == 1 and proposers.stats()[0].draft_seconds == 2.5
+
+    drafter = Scripted("a", {"r": [1]}, Needs(kv_layers=KV), source=takes(2.5))
+    proposers = ProposerSet([drafter], clock)
+    assert ask(proposers, row("r"), ingest=100)[0] == [[1]]
+    guesses, draft = ask(proposers, row("r"), ingest=5)
+    assert guesses == [[]] and draft.filled == {(0, "r"): 3}  # what it read, it has read
+
+
+def test_names_needs_and_checks() -> None:
+    a = Scripted("a", {"r": [1] * 3}, Needs(hidden=(2, FINAL), scratch_slots=4))
+    b = Scripted("b", {"r": [1] * 7}, Needs(hidden=(2, 5), kv_layers=KV))
+    c = Scripted("c", {"r": [1] * 5}, Needs(kv_layers=KV, scratch_slots=1))
+    proposers = ProposerSet([a, b, c])
+    assert proposers.names == ("a", "b", "c") and proposers.num_ingesting == 2
+    assert proposers.needs == Needs((FINAL, 2, 5), KV + KV, scratch_slots=4)
+    assert [proposers.max_tokens_for(i) for i in (-1, 0, 1, 2)] == [0, 7, 7, 5]
+    proposers.check()
+    c.heard.append("corrupt")
+    with pytest.raises(AssertionError):
+        proposers.check()
