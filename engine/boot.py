@@ -109,7 +109,7 @@ def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
         draft = DraftModelConfig(str(DEMO_DRAFT))
         return SpeculativeConfig((draft,)), "the embedded model's own drafter; --speculative-config changes it"
     return (
-        SpeculativeConfig((NgramConfig(),)),
+        SpeculativeConfig((NgramConfig(prompt_lookup_min=2, prompt_lookup_max=4),)),  # short enough to match, long enough to mean it
         "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",
     )
 

@@ -135,7 +135,7 @@ class Controller:
             recent_drafts=sum(b.drafts for b in self._recent),
             recent_draft_tokens=sum(b.draft_tokens for b in self._recent),
             recent_accepted_tokens=sum(b.accepted_tokens for b in self._recent),
-            num_speculative_tokens=self.latest.max_tokens,
+            num_speculative_tokens=min(self.latest.max_tokens, self.proposers[self._default].max_tokens if self._default >= 0 else 0),
             speculation_off=self.latest.off,
             steps_with_speculation_off=dict(self.steps_off),
             proposers=tuple(self.totals),

@@ -157,6 +157,7 @@ class LLM:
                 for request in job.requests:
                     core.add_request(request)
             while unfinished:
+                assert core.has_work, f"the engine is idle but owes {len(unfinished)} requests"
                 deltas = core.step(time.monotonic())
                 now = time.monotonic()
                 num_ended = 0

@@ -68,44 +68,56 @@ def load_model(config: ModelConfig, progress: Progress) -> LoadedModel:
     tokenizer = _load_tokenizer(folder)
     kind = choose_executor(hf_config, config.executor)
     progress(f"loading {config.model} with the {kind} executor")
-    executor = load_executor(folder, hf_config, dtype, kind)
-    name = config.served_model_name or config.model
-    max_model_len = config.max_model_len or executor.max_model_len
-    if max_model_len > executor.max_model_len:
-        raise ConfigError(f"max_model_len {max_model_len} is above the {executor.max_model_len} positions that {name} was made for")
+    executor = load_executor(folder, hf_config, dtype, kind, config.max_model_len)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
-        name=name,
+        name=config.served_model_name or config.model,
         path=folder,
         hf_config=hf_config,
         vocab_size=executor.vocab_size,
         tokenizer_size=len(tokenizer),
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len or executor.max_model_len,
         eos_token_ids=_eos_token_ids(folder, hf_config, tokenizer),
         dtype=dtype,
         executor_kind=kind,
     )
 
 
-def load_executor(folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype, kind: str = "auto") -> Executor:
-    """The network of a local folder, target or draft model. Raises ModelLoadError.
+def load_executor(
+    folder: Path,
+    hf_config: transformers.PretrainedConfig,
+    dtype: torch.dtype,
+    kind: str = "auto",
+    max_model_len: int | None = None,
+) -> Executor:
+    """The network of a local folder, target or draft model. Raises ModelLoadError, ConfigError for a max_model_len too large.
 
     kind: program, transformers, or auto (a program where the family is lowered).
     """
-    from ..kernels.transformers_model import TransformersExecutor, UnsupportedModel, refuse_unsupported
+    from ..kernels.rope import UnsupportedModel
+    from ..kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
+    from ..kernels.weights import WeightError, load_program_executor
 
     kind = choose_executor(hf_config, kind)
     try:
         refuse_unsupported(hf_config)
-        check_weights(folder)
+        _check_length(max_model_len, max_positions(hf_config), folder)
+        check_files(folder)
         if kind == "program":
-            from ..kernels.weights import load_program_executor
-
-            return load_program_executor(folder, hf_config, dtype)
-        return TransformersExecutor.load(folder, hf_config, dtype)
-    except UnsupportedModel as error:
+            executor = load_program_executor(folder, hf_config, dtype, max_model_len)  # checks every number itself
+        else:
+            check_numbers(folder)
+            executor = TransformersExecutor.load(folder, hf_config, dtype)
+    except (UnsupportedModel, WeightError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
+    _check_length(max_model_len, executor.max_model_len, folder)
+    return executor
+
+
+def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
+    if max_model_len is not None and max_model_len > limit:
+        raise ConfigError(f"max_model_len {max_model_len} is above the {limit} positions that the model in {folder} can be run with")
 
 
 def choose_executor(hf_config: transformers.PretrainedConfig, kind: str) -> str:
@@ -159,9 +171,8 @@ def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:
             snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FOLDERS_LEFT_OUT)
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ModelLoadError(
-            f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {reason}"
+            f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {_one_line(error)}"
         ) from error
 
 
@@ -185,23 +196,33 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         raise ModelLoadError(f"{folder} is quantised ({method}), which is not supported; use the model's unquantised weights")
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {error}") from error
+    except Exception as error:  # every config class has checks of its own
+        raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {_one_line(error)}") from error
 
 
-def check_weights(folder: Path) -> None:
-    """Every weight file is there, whole, and full of finite numbers. Raises ModelLoadError naming the file."""
+def check_files(folder: Path) -> None:
+    """Every weight file is there and whole. Raises ModelLoadError naming the file."""
     for file in _weight_files(folder):
-        try:
-            with safe_open(file, "pt") as weights:
-                for name in weights.keys():  # noqa: SIM118  not a dict
-                    tensor = weights.get_tensor(name)
-                    # A sum shows any NaN without a temporary of the tensor's size; only then look closer.
-                    if tensor.is_floating_point() and not torch.isfinite(tensor.sum(dtype=torch.float32)):
-                        if not torch.isfinite(tensor.float()).all():
-                            raise ModelLoadError(f"{file} is damaged: {name} has values that are not finite; fetch the file again")
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file} is damaged or incomplete ({error}); fetch the file again") from error
+        with _open(file):
+            pass
+
+
+def check_numbers(folder: Path) -> None:
+    """Every weight is finite: a damaged file still loads, and then every answer is nonsense. Raises ModelLoadError."""
+    for file in _weight_files(folder):
+        with _open(file) as weights:
+            for name in weights.keys():
+                tensor = weights.get_tensor(name)
+                # A sum shows any NaN without a temporary of the tensor's size; it may overflow, so look closer then.
+                if not torch.isfinite(tensor.sum(dtype=torch.float32)) and not torch.isfinite(tensor).all():
+                    raise ModelLoadError(f"{file} is damaged: {name} has values that are not finite; fetch the file again")
+
+
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{file} is damaged or incomplete ({error}); fetch the file again") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -249,12 +270,15 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     return value
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+        raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {_one_line(error)}") from error
 
 
 def _eos_token_ids(
@@ -287,8 +311,8 @@ def cache_blocks(
     blocks = int(budget // bytes_per_block)
     if blocks < needed:
         raise ConfigError(
-            f"the KV cache gets {budget / gib:.2f} GiB, but one sequence of max_model_len {max_model_len} needs "
-            f"{needed * bytes_per_block / gib:.2f} GiB; set kv_cache_gb to at least that, or lower max_model_len"
+            f"the KV cache gets {budget / 2**20:,.0f} MiB, but one sequence of max_model_len {max_model_len} needs "
+            f"{needed * bytes_per_block / 2**20:,.0f} MiB; set kv_cache_gb to at least that, or lower max_model_len"
         )
     if useful_tokens is not None:
         blocks = min(blocks, max(needed, -(-useful_tokens // config.block_size) + 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -142,9 +141,9 @@ class GrowingOutput:
         )
 
     def _add_logprobs(self, choice: CompletionOutput, delta: TokenDelta, tokenizer: PreTrainedTokenizerBase) -> None:
-        entries = [] if choice.logprobs is None else choice.logprobs
+        if choice.logprobs is None or choice.cumulative_logprob is None:
+            choice.logprobs, choice.cumulative_logprob = [], 0.0
         for token, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
             best = {other: Logprob(logprob, rank, str(tokenizer.decode([other]))) for rank, (other, logprob) in enumerate(said.top, 1)}
-            entries.append({token: Logprob(said.logprob, said.rank, str(tokenizer.decode([token]))), **best})
-        choice.logprobs = entries
-        choice.cumulative_logprob = math.fsum(entry[token].logprob for entry, token in zip(entries, choice.token_ids, strict=True))
+            choice.logprobs.append({token: Logprob(said.logprob, said.rank, str(tokenizer.decode([token])))} | best)
+            choice.cumulative_logprob += said.logprob

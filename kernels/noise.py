@@ -6,9 +6,11 @@ parts; the noise under a key is a 32-bit SplitMix sequence with its own odd incr
 
 A token is drawn by an exponential race, which is Gumbel-max written without logarithms: the winner of p_i / E_i with
 E_i ~ Exp(1) is distributed as p, and two distributions raced under the same noise agree with probability at least
-(1 - TV) / (1 + TV) (Daliri, Musco, Suresh 2024). The race has two rounds: between blocks of 128 token ids by their mass,
-then inside the winning block. Measured on one core of a Xeon with AVX-512, microseconds for all rows, softmax included
-(V = vocabulary), against a race over every token id and against one uniform through the inverse CDF:
+(1 - TV) / (1 + TV) (Daliri, Musco, Suresh 2024). We race in two rounds, each with that bound for what it decides: between
+blocks of 128 token ids by their mass, then inside the winning block.
+
+Measured on one core of a Xeon with AVX-512, microseconds for all rows, softmax included (V = vocabulary), against a race
+over every token id and against one uniform through the inverse CDF:
 
     V        rows   every id   two rounds   inverse CDF
     8192      1        124         83           19

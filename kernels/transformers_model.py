@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .attention import AttentionPlan, TorchKV, paged_attention
 from .chain import run_chain_by_steps
 from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .rope import UnsupportedModel
 
 ATTENTION = "foretoken_paged"
 PROBE_TOKENS = 8
@@ -30,10 +31,6 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-
-
-class UnsupportedModel(ValueError):
-    """A model that cannot run on the paged cache; the message names its type and says why."""
 
 
 @dataclass
@@ -99,7 +96,7 @@ class TransformersExecutor:
         self._config = model.config.get_text_config()
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.dtype = model.dtype
-        self.max_model_len = max_positions(model.config)
+        self.max_model_len = _servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
     @classmethod
@@ -213,19 +210,27 @@ def refuse_unsupported(hf_config: transformers.PretrainedConfig) -> None:
 
 
 def max_positions(hf_config: transformers.PretrainedConfig) -> int:
-    """Positions that the network was made for, its rope scaling included.
-
-    Rope whose frequencies change with the length of the batch counts only up to where they change.
-    """
+    """Positions that the network was made for, its rope scaling included. Raises UnsupportedModel if it does not say."""
     config = hf_config.get_text_config()
     positions = _entry(config, "max_position_embeddings")
     if positions is None:
         raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
     rope = _entry(config, "rope_parameters") or {}
-    original = rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
-    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        return int(min(positions, original or positions))
-    return int(max(positions, (original or 0) * rope.get("factor", 1)))
+    return int(max(positions, (_original_positions(config) or 0) * (rope.get("factor") or 1)))
+
+
+def _original_positions(config: transformers.PretrainedConfig) -> int | None:
+    """Positions before rope scaling."""
+    rope = _entry(config, "rope_parameters") or {}
+    return rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
+
+
+def _servable_positions(hf_config: transformers.PretrainedConfig) -> int:
+    """`max_positions`, but rope whose frequencies change with the length of the batch only up to where they change."""
+    config, positions = hf_config.get_text_config(), max_positions(hf_config)
+    if (_entry(config, "rope_parameters") or {}).get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        return min(positions, _original_positions(config) or int(config.max_position_embeddings))
+    return positions
 
 
 def _entry(config: transformers.PretrainedConfig, name: str) -> Any:

@@ -114,7 +114,8 @@ class Server(uvicorn.Server):
 
     def _on_signal(self, name: str) -> None:
         if self._draining is None:
-            logger.info("%s: finishing requests in flight, at most %g s; a second signal aborts them", name, self._drain_timeout_s)
+            in_flight, timeout_s = self._engine.num_in_flight, self._drain_timeout_s
+            logger.info("%s: %d requests in flight may finish within %g s; a second signal aborts them", name, in_flight, timeout_s)
             self._draining = self._loop.create_task(self._drain())
         else:
             logger.info("%s: aborting", name)
@@ -150,7 +151,7 @@ def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]
     """The settings with a fresh API key if strangers could reach a server without one, and whether one was made."""
     if config.api_keys or config.insecure_no_auth or not reachable:
         return config, False
-    return dataclasses.replace(config, api_keys=(secrets.token_urlsafe(24),)), True
+    return dataclasses.replace(config, api_keys=("ft-" + secrets.token_urlsafe(24),)), True
 
 
 def require_model_folder(model: str) -> None:

@@ -144,8 +144,14 @@ def test_serve_a_draft_model(server_process: Callable[..., RunningServer], tiny_
 
 def _generate(llm: LLM, **params: object) -> list[list[int]]:
     settings = {"max_tokens": 24, "temperature": 0.0, "top_p": 1.0, "ignore_eos": True} | params
-    outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings))  # pyright: ignore[reportArgumentType]
+    outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings), use_tqdm=False)  # pyright: ignore[reportArgumentType]
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain_tokens(tiny_target: Path) -> list[list[int]]:
+    """What the target says without any drafter."""
+    return _generate(LLM(model=str(tiny_target), speculative_config={"method": "off"}))
 
 
 def test_two_llms_in_one_process(tiny_target: Path, tiny_draft: Path) -> None:
@@ -169,14 +175,26 @@ def test_two_llms_in_one_process(tiny_target: Path, tiny_draft: Path) -> None:
     assert isinstance(text, str) and text
 
 
-def test_a_loop_over_k_and_acceptance_read_offline(tiny_target: Path) -> None:
-    texts = []
-    for k in (1, 3, 5, 7):
-        llm = LLM(model=str(tiny_target), speculative_config={"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": 2})
-        texts.append(_generate(llm))
-    assert all(text == texts[0] for text in texts)
+@pytest.mark.parametrize("k", [1, 3, 5, 7])
+def test_a_loop_over_k_and_acceptance_read_offline(k: int, tiny_target: Path, plain_tokens: list[list[int]]) -> None:
+    """The target as its own draft: every guess is right, so the figures of each request are known beforehand."""
+    llm = LLM(
+        model=str(tiny_target),
+        speculative_config={"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": k, "adaptive": False},
+    )
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True), use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == plain_tokens
+    for output in outputs:
+        assert output.metrics is not None
+        speculation = output.metrics.speculative_decoding
+        assert speculation.num_spec_tokens == k and speculation.draft_acceptance_rate > 0.9
+        assert 1 < speculation.mean_acceptance_length <= k + 1
+        assert sum(speculation.acceptance_histogram) == speculation.num_spec_steps > 0
 
 
 def test_one_request_without_speculation(tiny_target: Path) -> None:
     llm = LLM(model=str(tiny_target), speculative_config={"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 2})
-    assert _generate(llm, speculation={"method": "off"}) == _generate(llm)
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, speculation={"method": "off"})
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert all(output.metrics is not None and output.metrics.speculative_decoding.num_draft_tokens == 0 for output in outputs)
+    assert [output.outputs[0].token_ids for output in outputs] == _generate(llm)

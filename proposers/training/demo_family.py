@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .export import export
-from .joint_loss import JointLoss, joint_loss
+from .joint_loss import joint_loss
 from .mixture import COOLDOWN, STABLE, PackedData, TokenIds, prepare
 from .model_card import TrainingFacts
 from .schedule import Schedule
@@ -77,11 +78,12 @@ class Recipe:
     batch_tokens: int = 4096
     sequence: int = 512
     long_sequences: tuple[int, ...] = (1024, 2048)   # in turn during the cool-down, so that all positions are seen
-    target_lr: float = 3e-3
-    draft_lr: float = 5e-3
+    target_lr: float = 1e-3
+    draft_lr: float = 2e-3
     warmup_tokens: int = 400_000
     weight_decay: float = 0.05
     distillation: float = 0.7
+    workers: int = 2                 # parts of a batch, computed side by side
     seed: int = 0
     half: bool = True                # bfloat16 autocast; weights and optimizer stay float32
 
@@ -107,6 +109,10 @@ class Trainer:
         self.recipe, self.data = recipe, data
         self.target = recipe.target.build(len(data.tokenizer))
         self.draft = recipe.draft.build(len(data.tokenizer))
+        self.parameters = [*self.target.parameters(), *self.draft.parameters()]
+        # Parts of a batch side by side, one thread each, meet once a step. Splitting every operation over the threads
+        # instead waits at each of them, which on a machine with other work is most of the time.
+        self.pool = ThreadPoolExecutor(recipe.workers)
         self.optimizer = torch.optim.AdamW(
             [*_groups(self.target, recipe.target_lr, recipe), *_groups(self.draft, recipe.draft_lr, recipe)],
             betas=(0.9, 0.97), fused=True,
@@ -115,35 +121,43 @@ class Trainer:
         self.progress = Progress()
         self.cooling = False         # once begun, the cool-down's data stay, even if the end moves away again
 
-    def step(self) -> JointLoss:
-        """Train on one batch; returns its losses. Raises if a loss is not finite."""
+    def step(self) -> tuple[float, float]:
+        """Train on one batch; returns the losses of target and draft. Raises if one is not finite."""
         inputs, labels = self.next_batch()
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.half):
-            hidden = [
-                model.model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-                for model in (self.target, self.draft)
-            ]
-        dtype = torch.bfloat16 if self.recipe.half else torch.float32
-        heads = [model.lm_head.weight for model in (self.target, self.draft)]
-        loss = joint_loss(*(x.detach().to(dtype) for x in (*hidden, *heads)), labels, self.recipe.distillation)
-        if not loss.target + loss.draft < float("inf"):
-            raise FloatingPointError(f"loss is {loss.target}, {loss.draft} after {self.progress.seen} tokens")
+        parts = inputs.chunk(self.recipe.workers), labels.view_as(inputs).chunk(self.recipe.workers)
+        results = list(self.pool.map(self.gradients, *parts, [labels.numel()] * len(parts[0])))
+        target_loss, draft_loss = (sum(losses) for losses in zip(*(result[0] for result in results), strict=True))
+        if not target_loss + draft_loss < float("inf"):
+            raise FloatingPointError(f"loss is {target_loss}, {draft_loss} after {self.progress.seen} tokens")
 
-        torch.autograd.backward(
-            [*hidden, *heads],
-            [loss.target_hidden_grad.to(hidden[0].dtype), loss.draft_hidden_grad.to(hidden[1].dtype),
-             loss.target_head_grad, loss.draft_head_grad],
-        )
-        for model in (self.target, self.draft):
+        for parameter, *grads in zip(self.parameters, *(result[1] for result in results), strict=True):
+            parameter.grad = torch.stack(grads).sum(0)
+        for model in self.models:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self.schedule.factor(self.progress.seen)
         self.optimizer.step()
-        self.optimizer.zero_grad()
         self.progress.seen += labels.numel()
         if not self.cooling:
             self.progress.stable_seen = self.progress.seen
-        return loss
+        return target_loss, draft_loss
+
+    def gradients(self, inputs: Tensor, labels: Tensor, count: int) -> tuple[tuple[float, float], list[Tensor]]:
+        """Losses, and gradients in the order of `self.parameters`, of one part [b, S] of a batch of `count` tokens."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.half):
+            hidden = [
+                model.model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1) for model in self.models
+            ]
+        dtype = torch.bfloat16 if self.recipe.half else torch.float32
+        heads = [model.lm_head.weight for model in self.models]
+        loss = joint_loss(
+            *(x.detach().to(dtype) for x in (*hidden, *heads)), labels.flatten(), self.recipe.distillation, count)
+        hidden_grads = loss.target_hidden_grad.to(hidden[0].dtype), loss.draft_hidden_grad.to(hidden[1].dtype)
+        grads = list(torch.autograd.grad(hidden, self.parameters, hidden_grads))
+        for head, grad in zip(heads, (loss.target_head_grad, loss.draft_head_grad), strict=True):
+            index = next(i for i, parameter in enumerate(self.parameters) if parameter is head)
+            grads[index] = grads[index] + grad       # tied: the head is the embedding
+        return (loss.target, loss.draft), grads
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Inputs [B, S] and labels [B * S] at the present position; long sequences once the cool-down has begun."""
@@ -172,10 +186,16 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state` was taken. The end of training is the recipe's, unless a finish had begun."""
+        """Go on exactly where `state` was taken, with this recipe's learning rates.
+
+        The end of training is this recipe's too, unless the cool-down had begun.
+        """
         self.target.load_state_dict(state["target"])
         self.draft.load_state_dict(state["draft"])
+        peaks = [group["peak_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, peak in zip(self.optimizer.param_groups, peaks, strict=True):
+            group["peak_lr"] = peak
         self.progress = Progress(**state["progress"])
         self.cooling = state["cooling"]
         if self.cooling:
@@ -296,10 +316,10 @@ def replan(trainer: Trainer, clock: Clock, finish: Path) -> Schedule:
     return Schedule.over(total, schedule.warmup)
 
 
-def report(trainer: Trainer, clock: Clock, losses: list[JointLoss], table: Path) -> None:
+def report(trainer: Trainer, clock: Clock, losses: list[tuple[float, float]], table: Path) -> None:
     """One line to the log, one row to the table."""
     seen, schedule = trainer.progress.seen, trainer.schedule
-    target, draft = (sum(getattr(loss, name) for loss in losses) / len(losses) for name in ("target", "draft"))
+    target, draft = (sum(values) / len(values) for values in zip(*losses, strict=True))
     factor = schedule.factor(seen)
     log.info(
         "%s / %s tokens  %.0f tokens/s  target %.3f  draft %.3f  lr %.0f %%%s  ETA %.0f min",
@@ -323,7 +343,7 @@ def facts(trainer: Trainer, final: bool) -> TrainingFacts:
     return TrainingFacts(
         tokens=progress.seen,
         hours=progress.seconds / 3600,
-        machine=f"{torch.get_num_threads()} cores, CPU",
+        machine=f"{recipe.workers} cores, CPU, shared with other work",
         final=final,
         parameters=(trainer.target.num_parameters(), trainer.draft.num_parameters()),
         group_shares={group: (1 - cooled) * share + cooled * COOLDOWN[group] for group, share in STABLE.items()},
@@ -340,14 +360,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=Recipe.tokens)
     parser.add_argument("--deadline", type=datetime.fromisoformat, help="when the export should be done, ISO 8601")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, default=Recipe.workers, help="threads, each with a part of the batch")
     parser.add_argument("--export-only", action="store_true", help="export the last checkpoint and end")
     args = parser.parse_args(argv)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)         # see Trainer.pool
     args.work.mkdir(parents=True, exist_ok=True)
-    recipe = Recipe(tokens=args.tokens, seed=args.seed)
+    recipe = Recipe(tokens=args.tokens, seed=args.seed, workers=args.workers)
     data = prepare(args.data, args.work, args.tokens, recipe.vocab_size, args.seed)
     trainer = Trainer(recipe, data)
     if args.export_only:

@@ -40,12 +40,9 @@ def export(
         write_model(model, data.tokenizer, staging / name)
     publish(staging, out)
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)         # a one-token step is too small to share, and a busy machine makes sharing it slow
     target, draft = (LlamaForCausalLM.from_pretrained(staging / name, dtype=torch.float32) for name in NAMES)
     quality = evaluate(target, draft, data.held_out, spread(data.prompts, 24))
     samples = list(answers(target, data.tokenizer, QUESTIONS))
-    torch.set_num_threads(threads)
     (staging / "README.md").write_text(model_card(facts, quality, samples), encoding="utf-8")
     plot_losses(work / "log.csv", staging / "loss.png")
     publish(staging, out)

@@ -17,7 +17,7 @@ CHUNK = 512                          # rows of logits held at a time: 16 MB in f
 
 @dataclass(frozen=True)
 class JointLoss:
-    """Mean cross-entropy per token with the text, in nats, and the gradients of what is minimised."""
+    """Cross-entropy with the text in nats, and the gradients of what is minimised. All are sums divided by `count`."""
 
     target: float
     draft: float
@@ -35,13 +35,16 @@ def joint_loss(
     draft_head: Tensor,              # [vocabulary, draft width]
     labels: Tensor,                  # [N] int64
     distillation: float,             # weight of the target's opinion in what the draft should say, in [0, 1]
+    count: int,                      # tokens of the whole batch, of which these N may be a part
 ) -> JointLoss:
-    """Both losses are means over the N tokens. The target's gradient does not depend on the draft."""
-    count = len(labels)
+    """Losses and gradients of N tokens; over the parts of a batch they add up to its means.
+
+    The target's gradient does not depend on the draft.
+    """
     losses = torch.zeros(2, dtype=torch.float64)
     hidden_grads = torch.empty_like(target_hidden, dtype=torch.float), torch.empty_like(draft_hidden, dtype=torch.float)
     head_grads = torch.zeros_like(target_head, dtype=torch.float), torch.zeros_like(draft_head, dtype=torch.float)
-    for start in range(0, count, CHUNK):
+    for start in range(0, len(labels), CHUNK):
         rows = slice(start, start + CHUNK)
         label = labels[rows, None]
         target_probs = (target_hidden[rows] @ target_head.T).float().softmax(-1)

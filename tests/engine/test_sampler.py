@@ -188,6 +188,10 @@ def test_top_p_looks_past_its_first_candidates() -> None:
     assert (probs > 0).sum() > 4000
 
 
+def test_top_k_alone_keeps_tokens_whose_mass_rounds_to_nothing() -> None:
+    assert [probability > 0 for probability in distribution([0, -60, -70, -80], top_k=3)] == [True, True, True, False]
+
+
 def test_order_of_the_filters() -> None:
     p = [0.5, 0.25, 0.15, 0.1]
     logits = [math.log(x) for x in p]

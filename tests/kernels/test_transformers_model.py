@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from foretoken.kernels.layout import FINAL, RaggedBatch
-from foretoken.kernels.transformers_model import TransformersExecutor, UnsupportedModel, max_positions, refuse_unsupported
+from foretoken.kernels.rope import UnsupportedModel
+from foretoken.kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
@@ -269,10 +270,15 @@ def test_a_bidirectional_model_is_refused():
         TransformersExecutor(transformers.AutoModelForCausalLM.from_config(bert))
 
 
-def test_positions_follow_rope_scaling():
-    def positions(**rope: Any) -> int:
-        return max_positions(transformers.LlamaConfig(**GROUPED, rope_parameters={"rope_theta": 1e4, **rope}))
+def with_rope(**rope: Any) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(**GROUPED, rope_parameters={"rope_theta": 1e4, **rope})
 
-    assert positions(rope_type="default") == 128
-    assert positions(rope_type="yarn", factor=4.0, original_max_position_embeddings=128) == 512
-    assert positions(rope_type="dynamic", factor=4.0, original_max_position_embeddings=64) == 64
+
+def test_positions_follow_rope_scaling():
+    assert max_positions(with_rope(rope_type="default")) == 128
+    assert max_positions(with_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)) == 512
+
+
+def test_rope_that_changes_with_the_batch_is_served_up_to_there():
+    config = with_rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=64)
+    assert TransformersExecutor(transformers.AutoModelForCausalLM.from_config(config)).max_model_len == 64

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -128,42 +126,3 @@ def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestC
     assert configured.options("/v1/chat/completions", headers=preflight).status_code == 200
     assert allowed(configured, "https://app.example") == "https://app.example"  # on a 401, so that a page can read it
     assert allowed(configured, "http://localhost:3000") is None
-
-
-def exchange(fake: FakeEngine, body: dict[str, Any], *, leave: bool) -> list[dict[str, Any]]:
-    """One POST /v1/chat/completions by bare ASGI; with `leave`, the client goes once the engine has the request."""
-    app, sent = create_app(fake.as_engine(), ServerConfig()), []
-
-    async def run() -> None:
-        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
-            while not (leave and fake.num_open):
-                await asyncio.sleep(0.001)
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"", "app": app}
-        await asyncio.wait_for(app(scope, receive, send), 5)
-
-    asyncio.run(run())
-    return sent
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_client_that_leaves_before_the_first_token_ends_the_work(fake: FakeEngine, stream: bool, n: int) -> None:
-    fake.stuck = True
-    sent = exchange(fake, CHAT | {"stream": stream, "n": n}, leave=True)
-    assert fake.num_open == 0 and len(fake.calls) == 1
-    assert all(message.get("status", 200) == 200 for message in sent)
-
-
-def test_without_leaving_the_same_exchange_is_answered(fake: FakeEngine) -> None:
-    sent = exchange(fake, CHAT, leave=False)
-    assert sent[0]["status"] == 200 and fake.reply in sent[1]["body"].decode()

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from foretoken.engine.config import DEMO_MODEL, CacheConfig, ModelConfig
+from foretoken.engine.errors import ConfigError, ModelLoadError
+from foretoken.engine.model import (
+    LoadedModel,
+    cache_blocks,
+    find_folder,
+    free_memory_bytes,
+    load_executor,
+    load_model,
+    read_config,
+    resolve_dtype,
+)
+
+VOCAB = 64
+
+
+def config_of(family: str) -> transformers.PretrainedConfig:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
+    if family == "gpt_neox":
+        return transformers.GPTNeoXConfig(**sizes)
+    return transformers.LlamaConfig(**sizes, num_key_value_heads=2)
+
+
+def write_model(folder: Path, family: str = "llama") -> Path:
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config_of(family)).save_pretrained(folder)
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<|end|>": 3, **{chr(97 + i): 4 + i for i in range(26)}}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="<|end|>")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+def load(model: Path | str, **settings: Any) -> LoadedModel:
+    return load_model(ModelConfig(model=str(model), **settings), lambda line: None)
+
+
+def edit_config(folder: Path, **entries: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+def test_a_whole_folder(folder: Path):
+    lines: list[str] = []
+    model = load_model(ModelConfig(model=str(folder), served_model_name="mine", executor="transformers"), lines.append)
+    assert (model.name, model.path, model.vocab_size, model.tokenizer_size) == ("mine", folder, VOCAB, 30)
+    assert (model.max_model_len, model.dtype, model.executor_kind) == (128, torch.float32, "transformers")
+    assert model.tokenizer("a").input_ids == [4]
+    for part in ("mine", "llama", "2 layers", "float32", "transformers", str(folder)):
+        assert part in model.describe()
+    assert lines and all("\n" not in line for line in [*lines, model.describe()])
+
+
+def test_all_ends_are_found(folder: Path):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert load(folder).eos_token_ids == {2, 3, 7, 8}  # config, tokenizer, generation config
+
+
+def test_auto_is_a_program_where_there_is_one(tmp_path: Path, folder: Path):
+    assert load(folder).executor_kind == "program"
+    assert load(folder, executor="program").executor_kind == "program"
+    neox = write_model(tmp_path / "neox", "gpt_neox")
+    assert load(neox).executor_kind == "transformers"
+    with pytest.raises(ModelLoadError, match="'gpt_neox' model is not available as a program"):
+        load(neox, executor="program")
+    with pytest.raises(ConfigError, match="'fast' is not one of"):
+        load(folder, executor="fast")
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+def test_context_length(folder: Path, executor: str):
+    assert load(folder, max_model_len=100, executor=executor).max_model_len == 100
+    with pytest.raises(ConfigError, match="max_model_len 129 is above the 128 positions"):
+        load(folder, max_model_len=129, executor=executor)
+
+
+def test_dtypes(folder: Path):
+    assert resolve_dtype("auto") == resolve_dtype("float32") == torch.float32
+    assert load(folder, dtype="bfloat16", executor="transformers").dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="use bfloat16"):
+        resolve_dtype("half")
+    with pytest.raises(ConfigError, match="'int4' is not one of auto, float32, bfloat16"):
+        resolve_dtype("int4")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
+def test_paths_are_never_looked_for_on_the_hub(name: str):
+    with pytest.raises(ModelLoadError, match="there is no folder"):
+        find_folder(name, None, lambda line: pytest.fail(f"asked the hub: {line}"))
+
+
+def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelLoadError, match="some-org/some-model.*could not be fetched") as error:
+        find_folder("some-org/some-model", None, lambda line: None)
+    assert "\n" not in str(error.value)
+
+
+def test_the_embedded_model_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("foretoken.engine.model.__file__", str(tmp_path / "model.py"))
+    with pytest.raises(ModelLoadError, match="embedded model"):
+        find_folder(DEMO_MODEL, None, lambda line: None)
+    target = tmp_path / "demo_model" / "target"
+    target.mkdir(parents=True)
+    (target / "config.json").touch()
+    (target / "model.safetensors").touch()
+    assert find_folder(DEMO_MODEL, None, lambda line: None) == target
+
+
+@pytest.mark.parametrize(
+    ("entries", "phrase"),
+    [
+        ({"model_type": "never_heard_of"}, "has no model type 'never_heard_of'"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "code of its own"),
+        ({"architectures": ["MineForCausalLM"], "auto_map": {"AutoModel": "mine.Model"}}, "code of its own"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised \\(gptq\\)"),
+        ({"num_hidden_layers": "two"}, "not a valid llama config"),
+    ],
+)
+def test_configs_that_cannot_be_served(folder: Path, entries: dict[str, Any], phrase: str):
+    edit_config(folder, **entries)
+    with pytest.raises(ModelLoadError, match=phrase):
+        read_config(folder)
+
+
+def test_config_missing_or_broken(folder: Path):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="config.json is not valid JSON"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelLoadError, match="has no config.json"):
+        load(folder)
+
+
+def test_recurrent_models_are_refused(folder: Path):
+    edit_config(folder, model_type="mamba", architectures=["MambaForCausalLM"])
+    with pytest.raises(ModelLoadError, match="'mamba' model cannot be served"):
+        load(folder)
+
+
+def test_other_weight_formats_say_how_to_convert(folder: Path):
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="pytorch_model.bin only.*save_pretrained"):
+        load(folder)
+    (folder / "pytorch_model.bin").rename(folder / "tiny.gguf")
+    with pytest.raises(ModelLoadError, match="tiny.gguf is a GGUF file.*gguf_file"):
+        load(folder)
+    with pytest.raises(ModelLoadError, match="tiny.gguf is a GGUF file"):
+        load(folder / "tiny.gguf")
+    with pytest.raises(ModelLoadError, match="is a file; name the folder"):
+        load(folder / "config.json")
+    (folder / "tiny.gguf").unlink()
+    with pytest.raises(ModelLoadError, match="has no model.safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+class TestDamage:
+    def test_missing_shard(self, folder: Path, executor: str):
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        names = sorted(tensors)
+        shards = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+        for shard, members in shards.items():
+            save_file({name: tensors[name] for name in members}, folder / shard, {"format": "pt"})
+        weight_map = {name: shard for shard, members in shards.items() for name in members}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        assert load(folder, executor=executor).vocab_size == VOCAB
+        (folder / "model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(ModelLoadError, match="lacks 1 of its 2 weight files, the first is model-00002-of-00002"):
+            load(folder, executor=executor)
+
+    def test_truncated_file(self, folder: Path, executor: str):
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(ModelLoadError, match="model.safetensors is damaged or incomplete"):
+            load(folder, executor=executor)
+
+    def test_corrupt_header(self, folder: Path, executor: str):
+        file = folder / "model.safetensors"
+        file.write_bytes(b"\xff" * 16 + file.read_bytes()[16:])
+        with pytest.raises(ModelLoadError, match="model.safetensors is damaged or incomplete"):
+            load(folder, executor=executor)
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_numbers_that_are_none(self, folder: Path, executor: str, value: float):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelLoadError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+            load(folder, executor=executor)
+
+    def test_missing_weight(self, folder: Path, executor: str):
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelLoadError, match=r"missing.*model\.layers\.1\.mlp\.up_proj\.weight"):
+            load(folder, executor=executor)
+
+
+def test_damaged_or_missing_tokenizer(folder: Path):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="the tokenizer in .* cannot be loaded"):
+        load(folder)
+
+
+def test_draft_models_need_no_tokenizer(folder: Path):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    executor = load_executor(folder, read_config(folder), torch.float32)
+    assert executor.vocab_size == VOCAB and executor.max_model_len == 128
+
+
+class TestCacheBlocks:
+    def test_configured_size(self):
+        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 1000, 0) == 1024
+        assert cache_blocks(CacheConfig(num_blocks=3), 2**20, 1000, 0) == 3
+
+    def test_share_of_free_memory_up_to_a_ceiling(self):
+        assert cache_blocks(CacheConfig(memory_share=0.5), 2**20, 100, 2**30) == 512
+        assert cache_blocks(CacheConfig(memory_share=0.5, max_kv_cache_gb=0.25), 2**20, 100, 2**30) == 256
+
+    def test_one_sequence_must_fit(self):
+        assert cache_blocks(CacheConfig(kv_cache_gb=9 / 1024), 2**20, 128, 0) == 9  # 8 blocks and one more
+        with pytest.raises(ConfigError, match="gets 512 MiB.*max_model_len 8200 needs 514 MiB"):
+            cache_blocks(CacheConfig(kv_cache_gb=0.5), 2**20, 8200, 0)
+
+    def test_never_more_than_is_useful(self):
+        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 100, 0, useful_tokens=320) == 21
+        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 100, 0, useful_tokens=16) == 8  # but one whole sequence
+
+
+class TestFreeMemory:
+    @staticmethod
+    def write(root: Path, path: str, text: str) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+    def test_of_the_machine(self, tmp_path: Path):
+        self.write(tmp_path, "proc/meminfo", "MemTotal:  9000 kB\nMemFree: 10 kB\nMemAvailable:   4000 kB\n")
+        assert free_memory_bytes(tmp_path) == 4000 * 1024
+
+    def test_of_a_container(self, tmp_path: Path):
+        self.write(tmp_path, "proc/meminfo", "MemAvailable:   4000 kB\n")
+        self.write(tmp_path, "sys/fs/cgroup/memory.max", "1000000\n")
+        self.write(tmp_path, "sys/fs/cgroup/memory.current", "700000\n")
+        self.write(tmp_path, "sys/fs/cgroup/memory.stat", "anon 500000\ninactive_file 100000\n")
+        assert free_memory_bytes(tmp_path) == 400000
+        self.write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
+        assert free_memory_bytes(tmp_path) == 4000 * 1024
+
+    def test_of_this_machine_and_of_one_without_proc(self, tmp_path: Path):
+        assert free_memory_bytes() > 2**20
+        assert free_memory_bytes(tmp_path) > 2**20

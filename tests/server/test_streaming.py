@@ -1,0 +1,71 @@
+"""What happens on the wire when a client leaves, stalls or waits: by bare ASGI, where each of these is one message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+
+from foretoken.server import streaming
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def exchange(fake: FakeEngine, body: dict[str, Any], *, leaves_after_s: float | None = None, reads: int = 1000) -> list[dict[str, Any]]:
+    """One POST /v1/chat/completions: what was sent to a client that leaves once the engine works, or reads only some messages."""
+    app, sent = create_app(fake.as_engine(), ServerConfig()), []
+
+    async def run() -> None:
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            while leaves_after_s is None or not fake.num_open:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(leaves_after_s)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if len(sent) == reads:
+                await asyncio.Event().wait()
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"", "app": app}
+        await asyncio.wait_for(app(scope, receive, send), 5)
+
+    asyncio.run(run())
+    assert fake.num_open == 0, "work without a reader"
+    return sent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_before_the_first_token_ends_the_work(fake: FakeEngine, stream: bool, n: int) -> None:
+    fake.stuck = True
+    sent = exchange(fake, CHAT | {"stream": stream, "n": n}, leaves_after_s=0)
+    assert len(fake.calls) == 1 and not any(b"data" in message.get("body", b"") for message in sent)
+
+
+def test_without_leaving_the_same_exchange_is_answered(fake: FakeEngine) -> None:
+    sent = exchange(fake, CHAT)
+    assert sent[0]["status"] == 200 and fake.reply in sent[1]["body"].decode()
+
+
+def test_a_long_wait_is_filled_with_comments(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PING_S", 0.01)
+    fake.stuck = True
+    sent = exchange(fake, CHAT | {"stream": True}, leaves_after_s=0.1)
+    assert sent[0]["status"] == 200 and {message["body"] for message in sent[1:]} == {b": ping\n\n"}
+
+
+@pytest.mark.parametrize("reads", [1, 3])
+def test_a_client_that_stalls_is_gone_after_a_while(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
+    monkeypatch.setattr(streaming, "STALLED_S", 0.05)
+    assert len(exchange(fake, CHAT | {"stream": True}, reads=reads)) == reads

@@ -1,0 +1,76 @@
+"""The README is true: its files exist and all are named, its commands parse, its examples run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from foretoken.server.config import ServerConfig
+from running_server import RunningServer, environment
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+FENCED = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_source_file_is_in_the_tree() -> None:
+    tree = next(text for _, text in FENCED if text.startswith("__init__.py"))
+    named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
+    sources = [p for folder in ("server", "engine", "proposers", "kernels") for p in (ROOT / folder).rglob("*.py")]
+    missing = {p.name for p in sources if p.name != "__init__.py"} - named
+    assert not missing, f"say in one line what these are: {sorted(missing)}"
+    gone = {n for n in named if n.endswith(".py")} - {p.name for p in [*sources, *ROOT.glob("*.py"), *(ROOT / "tests").glob("*.py")]}
+    assert not gone, f"the tree names files that do not exist: {sorted(gone)}"
+
+
+def test_files_and_links_of_the_text_exist() -> None:
+    for path in re.findall(r"`((?:server|engine|proposers|kernels|docs|docker)/[\w/.]+)`|\]\(([\w/.]+)\)", README):
+        name = path[0] or path[1]
+        assert (ROOT / name).exists(), name
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_serve_commands_parse() -> None:
+    lines = re.findall(r"^foretoken serve(.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+    assert len(lines) >= 3
+    for line in lines:
+        if "--help" not in line:
+            ServerConfig.from_cli(shlex.split(line))
+
+
+@pytest.fixture
+def python_examples() -> list[str]:
+    return [text for language, text in FENCED if language == "python"]
+
+
+def test_the_sdk_example_streams_from_the_embedded_model(
+    python_examples: list[str], server_process: Callable[..., RunningServer]
+) -> None:
+    server = server_process()
+    code = python_examples[0].replace("http://127.0.0.1:8000", server.url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 0, done.stderr
+    count = re.search(r"-- (\d+) tokens, ([\d.]+) per target pass", done.stdout)
+    assert count and int(count[1]) > 5 and float(count[2]) >= 1.0
+    with server.client() as client:
+        metrics = client.get("/metrics").text
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        (line,) = [m for m in metrics.splitlines() if m.startswith(f"vllm:spec_decode_num_{name}_total{{")]
+        assert float(line.split()[-1]) > 0, f"{name}: the counters must move"
+
+
+def test_the_script_example_runs(python_examples: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", python_examples[1]], capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) >= 1.0
