@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ..kernels.layout import Executor, KVTensors, kv_bytes_per_block
 from ..proposers import LoadedDraft, Resources, build
@@ -54,7 +51,6 @@ class Engine:
 
 def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: None) -> Engine:
     """Load everything that the configuration names. Raises ConfigError with what to change."""
-    torch.set_num_threads(_num_cores())
     speculative, why = choose_speculation(config)
     model = load_model(config.model, progress)
     allocation = _Allocation(config, model)
@@ -144,7 +140,6 @@ def _proposers(
     config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, allocation: _Allocation, progress: Callable[[str], None]
 ) -> ProposerSet:
     def load_draft(draft: DraftModelConfig) -> LoadedDraft:
-        progress(f"loading the draft model {draft.model}")
         loaded = load_model(ModelConfig(draft.model, dtype=config.model.dtype, revision=draft.revision), progress)
         return LoadedDraft(loaded.executor, loaded.tokenizer)
 
@@ -168,7 +163,3 @@ def _described(config: SpeculativeConfig) -> str:
             case _:
                 pass
     return f"{'; '.join(parts) or 'predictions only'}; off above {config.disable_by_batch_size} running requests"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

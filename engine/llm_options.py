@@ -28,8 +28,10 @@ OUR_NAMES = (
 # Arguments of vLLM 0.5 to 0.33 that mean nothing here. Scripts go on to run without them.
 IGNORED = frozenset(
     """
-    additional_config allowed_local_media_path async_scheduling attention_backend attention_config block_size calculate_kv_scales
-    code_revision compilation_config config_format convert cpu_offload_gb cuda_graph_sizes device disable_async_output_proc disable_cascade_attn
+    additional_config allowed_local_media_path
+    async_scheduling attention_backend attention_config block_size calculate_kv_scales
+    code_revision compilation_config config_format convert cpu_offload_gb
+    cuda_graph_sizes device disable_async_output_proc disable_cascade_attn
     disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_sliding_window distributed_executor_backend
     download_dir enable_chunked_prefill enable_expert_parallel enable_lora enable_prompt_adapter enable_prompt_embeds enable_sleep_mode
     enforce_eager fully_sharded_loras generation_config guided_decoding_backend hf_config_path hf_overrides hf_token ignore_patterns

@@ -20,6 +20,10 @@ SPAN_TOKENS = 128
 WIDE_TOKENS = 16
 """Spans longer than this attend alone: there is enough work in one, and padding others to its length would waste it."""
 
+GROUP_PLACES = 4096
+"""Most places that a group reads, one long span apart: what is gathered should still be in the core's own cache when it is used.
+Measured with 16 rows of 1000 places (2 kv heads of 64, float32): 3.5 ms a layer, without the limit 5.4 ms."""
+
 
 class TorchKV:
     """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
@@ -188,18 +192,19 @@ class _Span:
 
 def _similar(spans: list[_Span]) -> list[list[_Span]]:
     """Spans that may be padded to one shape: all of one token, or of a few, and of similar context."""
-    if len(spans) <= 1:
-        return [spans] if spans else []
-    groups: dict[object, list[_Span]] = {}
-    shape, limit = (0, 0), 0
+    groups: list[list[_Span]] = []
     for span in sorted(spans, key=lambda s: (s.length > 1, s.length > WIDE_TOKENS, s.num_places)):
-        if span.length > WIDE_TOKENS:
-            groups[span] = [span]
-            continue
-        if (span.length > 1) != shape[0] or span.num_places > limit:
-            shape, limit = (span.length > 1, span.num_places), span.num_places * 3 // 2 + 64
-        groups.setdefault(shape, []).append(span)
-    return [sorted(group, key=lambda s: s.start) for group in groups.values()]
+        shortest = groups[-1][0] if groups else span
+        if (
+            not groups
+            or span.length > WIDE_TOKENS
+            or (span.length > 1) != (shortest.length > 1)
+            or span.num_places > shortest.num_places * 3 // 2 + 64
+            or span.num_places * (len(groups[-1]) + 1) > GROUP_PLACES
+        ):
+            groups.append([])
+        groups[-1].append(span)
+    return [sorted(group, key=lambda s: s.start) for group in groups]
 
 
 class SpanGroup:

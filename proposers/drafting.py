@@ -59,7 +59,7 @@ class OwnCache:
             row, holding = context.rows[index], holdings[index]
             holding.guessed = []
             length = len(row.token_ids)
-            stop = min(len(row.token_ids), holding.num_known + budget)
+            stop = min(row.computed_after, holding.num_known + budget)
             if length >= self.max_model_len or stop <= holding.num_known:
                 continue
             count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if stop == length else 0

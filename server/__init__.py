@@ -1,0 +1,1 @@
+"""The web: HTTP and OpenAI shapes, nothing about tensors."""

@@ -6,6 +6,7 @@ The only place that reads environment variables. Each setting is taken from the 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -176,8 +177,9 @@ def _translate(values: dict[str, Any]) -> None:
         values["api_keys"] = tuple(keys)
     if "gpu_memory_utilization" in values:
         values["memory_share"] = values["gpu_memory_utilization"]
+        values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant
     if "kv_cache_memory_bytes" in values:
-        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 1e9)
+        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if "num_gpu_blocks_override" in values:
         values["num_blocks"] = values["num_gpu_blocks_override"]
     match values.get("dtype"):

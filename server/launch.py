@@ -85,7 +85,7 @@ def _end_at_once(sig: int, frame: FrameType | None) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that lets requests finish: the first signal drains the engine while answers go on, a second one aborts."""
+    """uvicorn that lets requests finish: the first signal drains the engine while answers go on, a second one ends them."""
 
     def __init__(self, config: uvicorn.Config, engine: AsyncEngine, drain_timeout_s: float, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -115,13 +115,14 @@ class Server(uvicorn.Server):
     def _on_signal(self, name: str) -> None:
         if self._draining is None:
             in_flight, timeout_s = self._engine.num_in_flight, self._drain_timeout_s
-            logger.info("%s: %d requests in flight may finish within %g s; a second signal aborts them", name, in_flight, timeout_s)
-            self._draining = self._loop.create_task(self._drain())
+            logger.info("%s: %d requests in flight may finish within %g s; a second signal ends them", name, in_flight, timeout_s)
+            self._draining = self._loop.create_task(self._drain(timeout_s))
         else:
-            logger.info("%s: aborting", name)
-            self._draining.cancel()
+            logger.info("%s: ending the requests in flight", name)
             self.status = ABORTED
-            self.should_exit = self.force_exit = True
+            self.config.timeout_graceful_shutdown = 1
+            self._draining.cancel()
+            self._draining = self._loop.create_task(self._drain(0.0))
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end. An engine that died has failed its requests already; a supervisor restarts us."""
@@ -131,9 +132,9 @@ class Server(uvicorn.Server):
             return True
         return await super().on_tick(counter)
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout_s: float) -> None:
         self._engine.begin_drain()
-        await self._engine.drain(self._drain_timeout_s)
+        await self._engine.drain(timeout_s)
         self.should_exit = True
 
 

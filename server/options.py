@@ -185,7 +185,7 @@ class ServeParser(argparse.ArgumentParser):
         add("--max-num-seqs", type=count, metavar="N", help="most requests running at once")
         add("--max-num-batched-tokens", type=count, metavar="N", help="most tokens in one step")
         add("--max-draft-tokens-per-step", type=count, metavar="N", help="most guessed tokens in one step")
-        add("--kv-cache-gb", type=positive, metavar="GB", help="size of the KV cache")
+        add("--kv-cache-gb", type=positive, metavar="GB", help="size of the KV cache, in units of 2**30 bytes")
         add("--kv-cache-memory-bytes", type=count, metavar="BYTES", help="the same in bytes")
         add("--gpu-memory-utilization", type=share, metavar="SHARE", help="share of free memory that the KV cache may take")
         add("--num-gpu-blocks-override", type=count, metavar="N", help="exact number of cache blocks, for tests")

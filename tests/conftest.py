@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from running_server import RunningServer, start_server
+
+# Before anything imports torch: its threads spin, and on a busy machine with few cores two of them wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from foretoken import LLM, SamplingParams
 from foretoken.engine.boot import DEMO_DRAFT
 from foretoken.engine.logit_edits import Node

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from foretoken.server.config import ServerConfig
 from running_server import RunningServer, environment
+
+from foretoken.server.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -36,7 +36,7 @@ class Conversation:
 
     messages: list[Message]
     key: int
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)     # JSON schemas of the functions on offer
 
     @property
     def held_out(self) -> bool:

@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from .export import export
 from .joint_loss import joint_loss
@@ -75,11 +76,11 @@ class Recipe:
     draft: Shape = DRAFT
     vocab_size: int = 8192
     tokens: int = 20_000_000
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     sequence: int = 512
-    long_sequences: tuple[int, ...] = (1024, 2048)   # in turn during the cool-down, so that all positions are seen
-    target_lr: float = 1e-3
-    draft_lr: float = 2e-3
+    long_sequences: tuple[int, ...] = (1024, 1024, 1024, 2048)   # in turn in the cool-down: all positions are seen
+    target_lr: float = 1.5e-3
+    draft_lr: float = 2.5e-3
     warmup_tokens: int = 400_000
     weight_decay: float = 0.05
     distillation: float = 0.7
@@ -120,6 +121,7 @@ class Trainer:
         self.schedule = Schedule.over(recipe.tokens, recipe.warmup_tokens)
         self.progress = Progress()
         self.cooling = False         # once begun, the cool-down's data stay, even if the end moves away again
+        self.finishing = False       # the end was asked for by a finish file; a deadline only brings it nearer
 
     def step(self) -> tuple[float, float]:
         """Train on one batch; returns the losses of target and draft. Raises if one is not finite."""
@@ -150,8 +152,9 @@ class Trainer:
             ]
         dtype = torch.bfloat16 if self.recipe.half else torch.float32
         heads = [model.lm_head.weight for model in self.models]
+        target_hidden, draft_hidden, target_head, draft_head = (x.detach().to(dtype) for x in (*hidden, *heads))
         loss = joint_loss(
-            *(x.detach().to(dtype) for x in (*hidden, *heads)), labels.flatten(), self.recipe.distillation, count)
+            target_hidden, draft_hidden, target_head, draft_head, labels.flatten(), self.recipe.distillation, count)
         hidden_grads = loss.target_hidden_grad.to(hidden[0].dtype), loss.draft_hidden_grad.to(hidden[1].dtype)
         grads = list(torch.autograd.grad(hidden, self.parameters, hidden_grads))
         for head, grad in zip(heads, (loss.target_head_grad, loss.draft_head_grad), strict=True):
@@ -180,15 +183,17 @@ class Trainer:
             "draft": self.draft.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": vars(self.progress),
+            "tokens": self.recipe.tokens,
             "schedule": vars(self.schedule),
             "cooling": self.cooling,
+            "finishing": self.finishing,
             "rng": torch.get_rng_state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state` was taken, with this recipe's learning rates.
+        """Go on exactly where `state` was taken, with this recipe's peak learning rates.
 
-        The end of training is this recipe's too, unless the cool-down had begun.
+        If the recipe's number of tokens has changed since, it decides anew when training ends.
         """
         self.target.load_state_dict(state["target"])
         self.draft.load_state_dict(state["draft"])
@@ -198,8 +203,8 @@ class Trainer:
             group["peak_lr"] = peak
         self.progress = Progress(**state["progress"])
         self.cooling = state["cooling"]
-        if self.cooling:
-            self.schedule = Schedule(**state["schedule"])
+        if state["tokens"] == self.recipe.tokens:
+            self.schedule, self.finishing = Schedule(**state["schedule"]), state["finishing"]
         torch.set_rng_state(state["rng"])
 
 
@@ -242,6 +247,10 @@ class Clock:
         self.rate = rate if not self.rate else (1 - weight) * self.rate + weight * rate
         return seconds
 
+    def restart(self) -> None:
+        """Leave out the time since the last lap: it was not spent training."""
+        self._last = time.monotonic()
+
     def tokens_left(self) -> int | None:
         """Tokens until training must end for the export to be done by the deadline; None without one."""
         if self.deadline is None:
@@ -269,7 +278,7 @@ def train(trainer: Trainer, run: Run) -> None:
         trainer.load(torch.load(checkpoint, weights_only=True))
         log.info("resumed at %s tokens", f"{trainer.progress.seen:,}")
     stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     clock, progress = Clock(run.deadline), trainer.progress
     pending = [seconds for seconds in run.export_at_s if seconds > progress.seconds]
     saved_at, losses, lap_tokens = progress.seconds, [], 0
@@ -285,7 +294,7 @@ def train(trainer: Trainer, run: Run) -> None:
         progress.seconds += clock.lap(lap_tokens)
         report(trainer, clock, losses, run.work / "log.csv")
         losses, lap_tokens = [], 0
-        trainer.schedule = replan(trainer, clock, finish)
+        replan(trainer, clock, finish)
         if progress.seconds - saved_at >= run.checkpoint_s:
             save_checkpoint(checkpoint, trainer)
             saved_at = progress.seconds
@@ -293,27 +302,31 @@ def train(trainer: Trainer, run: Run) -> None:
             pending.pop(0)
             save_checkpoint(checkpoint, trainer)
             export(trainer.models, trainer.data, facts(trainer, final=False), run.work, run.out)
-            clock.lap(0)
+            clock.restart()
 
+    signal.signal(signal.SIGTERM, before)
     save_checkpoint(checkpoint, trainer)
     if not stopped:
         export(trainer.models, trainer.data, facts(trainer, final=True), run.work, run.out)
         log.info("finished: %s tokens, exported to %s", f"{progress.seen:,}", run.out)
 
 
-def replan(trainer: Trainer, clock: Clock, finish: Path) -> Schedule:
-    """The schedule that a finish file or the deadline leaves; otherwise the present one."""
+def replan(trainer: Trainer, clock: Clock, finish: Path) -> None:
+    """Move the end of training to where a finish file or the deadline wants it."""
     seen, schedule = trainer.progress.seen, trainer.schedule
     if finish.exists():
         tokens = int(finish.read_text().strip() or 1_000_000)
         finish.unlink()
         log.info("finish: cooling down over %s tokens", f"{tokens:,}")
-        return schedule.ending_after(tokens, seen)
+        trainer.schedule, trainer.finishing = schedule.ending_after(tokens, seen), True
+        return
     left = clock.tokens_left()
     if left is None:
-        return schedule
-    total = min(trainer.recipe.tokens, seen + left)
-    return Schedule.over(total, schedule.warmup)
+        return
+    if trainer.finishing:
+        trainer.schedule = replace(schedule, total=min(schedule.total, seen + left))
+    else:
+        trainer.schedule = Schedule.over(min(trainer.recipe.tokens, seen + left), schedule.warmup)
 
 
 def report(trainer: Trainer, clock: Clock, losses: list[tuple[float, float]], table: Path) -> None:
@@ -365,6 +378,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    disable_progress_bar()           # of saving and loading weights, which would break up the log
     torch.set_num_threads(1)         # see Trainer.pool
     args.work.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(tokens=args.tokens, seed=args.seed, workers=args.workers)

@@ -71,12 +71,25 @@ def greedy_matches(
     That is all acceptance needs. A greedy draft is kept up to its first miss, and up to there its own tokens are the
     target's.
     """
-    start = torch.tensor([list(prompt)])
-    answer = target.generate(
-        start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=new_tokens)
-    assert isinstance(answer, Tensor)
-    guesses = draft(input_ids=answer[:, :-1]).logits[0, len(prompt) - 1:].argmax(-1)
-    return (guesses == answer[0, len(prompt):]).tolist()
+    answer = greedy_answer(target, prompt, new_tokens)
+    text = torch.tensor([[*prompt, *answer]])
+    guesses = draft(input_ids=text[:, :-1]).logits[0, len(prompt) - 1:].argmax(-1)
+    return (guesses == text[0, len(prompt):]).tolist()
+
+
+@torch.inference_mode()
+def greedy_answer(model: LlamaForCausalLM, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    """At most `new_tokens` most likely tokens, up to and with the first that ends the text."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    answer: list[int] = []
+    cache, new = None, list(prompt)
+    while len(answer) < new_tokens:
+        output = model(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
+        cache, new = output.past_key_values, [int(output.logits[0, -1].argmax())]
+        answer += new
+        if isinstance(ends, list) and new[0] in ends:
+            break
+    return answer
 
 
 def mean_accepted_length(answers: Sequence[Sequence[bool]], k: int) -> float:

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .evaluate import evaluate, spread
+from .evaluate import evaluate, greedy_answer, spread
 from .mixture import PackedData
 from .model_card import TrainingFacts, model_card
 
@@ -60,7 +59,7 @@ def publish(staging: Path, out: Path) -> None:
 
 def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """A folder with bfloat16 weights, configuration, tokenizer and chat template."""
-    half = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    half = LlamaForCausalLM(model.config).bfloat16()
     half.load_state_dict(model.state_dict())
     half.generation_config = GenerationConfig(
         eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")],
@@ -70,19 +69,15 @@ def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
     tokenizer.save_pretrained(folder)
 
 
-@torch.inference_mode()
 def answers(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], new_tokens: int = 64
 ) -> Iterator[tuple[str, str]]:
-    """Greedy answers through the chat template."""
+    """Each question with the greedy answer to it, asked through the chat template."""
     for question in questions:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
-        prompt = torch.tensor([tokenizer(str(text), add_special_tokens=False)["input_ids"]])
-        output = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new_tokens)
-        assert isinstance(output, Tensor)
-        yield question, str(tokenizer.decode(output[0, prompt.shape[1]:], skip_special_tokens=True))
+        asked = [{"role": "user", "content": question}]
+        text = str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
+        answer = greedy_answer(model, tokenizer(text, add_special_tokens=False)["input_ids"], new_tokens)
+        yield question, str(tokenizer.decode(answer, skip_special_tokens=True))
 
 
 def plot_losses(table: Path, image: Path) -> None:

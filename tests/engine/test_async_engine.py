@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,9 @@ from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.boot import boot
 from foretoken.engine.committer import Committer
-from foretoken.engine.config import EngineConfig, SchedulerConfig
+from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.controller import Controller, ProposerInfo
 from foretoken.engine.core import EngineCore
 from foretoken.engine.detokenizer import Detokenizer
@@ -329,6 +331,24 @@ def test_a_hanging_step_is_seen(tokenizer: PreTrainedTokenizerFast) -> None:
         go_on.set()
         await reading
         await becomes(lambda: driver.last_step_age_s == 0.0)
+
+    run(engine, scenario)
+
+
+def test_a_booted_engine_says_the_same_as_offline(tiny_target: Path) -> None:
+    config = EngineConfig(ModelConfig(str(tiny_target), dtype="float32"), CacheConfig(num_blocks=64))
+    engine = boot(config)
+    prompt = engine.intake.encode("one two one two one")
+    requests = engine.intake.requests("offline", prompt, GREEDY, 0.0)
+    engine.core.add_request(requests[0])
+    expected: list[TokenDelta] = []
+    while engine.core.has_work:
+        expected.extend(engine.core.step(0.0))
+
+    async def scenario(driver: AsyncEngine) -> None:
+        deltas = await collect(driver.generate(prompt, GREEDY, request_id="r"))
+        assert tokens_of(deltas) == tokens_of(expected)
+        assert "".join(d.text for d in deltas) == "".join(d.text for d in expected)
 
     run(engine, scenario)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rows import a_request, a_scheduler
+
 from foretoken.engine.committer import Committer
 from foretoken.engine.detokenizer import Pushed
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, TokenDelta
 from foretoken.engine.scheduler import Scheduler
-from rows import a_request, a_scheduler
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rows import a_request
+
 from foretoken.engine.controller import Controller, ProposerInfo
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.stats import EngineStats
 from foretoken.proposers.config import SpeculativeConfig
-from rows import a_request
 
 
 def observed(controller: Controller, drafted: int, accepted: int, now: float, source: int = 1) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rows import a_request
+
 from foretoken.engine.plan import PlanRow, StepPlan
 from foretoken.engine.runner import ancestors, ragged_batch
-from rows import a_request
 
 
 def test_prefill_decode_chain_and_tree_in_one_batch() -> None:

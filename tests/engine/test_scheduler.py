@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rows import VOCAB, a_request, a_scheduler, computed
+
 from foretoken.engine.request import Status
 from foretoken.engine.scheduler import Scheduler
 from foretoken.proposers.base import Draft
-from rows import VOCAB, a_request, a_scheduler, computed
 
 
 def running(scheduler: Scheduler, count: int, **settings: int) -> None:

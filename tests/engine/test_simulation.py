@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from simulation import World, build_core, fresh, run_alone, simulate
+
 from foretoken.engine import kv_cache
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.kv_cache import BlockPool, KVCache
 from foretoken.proposers.config import SpeculativeConfig
-from simulation import World, build_core, fresh, run_alone, simulate
 
 NUM_SEEDS = 2000
 

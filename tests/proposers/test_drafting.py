@@ -55,7 +55,9 @@ def test_guesses_of_a_step_that_was_never_reported_are_given_up() -> None:
     cache = OwnCache(1000, 4)
     (feed,) = _plan(cache, [row("r", 5)])
     cache.fed([feed], [[100, 101, 102, 103]])
-    assert plan(cache, row("r", 8)) == [("r", 5, 8, 4)]
+    assert plan(cache, row("r", 8), budget=0) == []
+    cache.observe(Feedback(["r"], [0], [2], [[0, 1]], [[100, 101, 9]], [False]))  # of a later draft, not this drafter's
+    assert plan(cache, row("r", 11)) == [("r", 5, 11, 4)]
 
 
 def test_the_oldest_catch_up_first_and_who_is_behind_guesses_nothing() -> None:

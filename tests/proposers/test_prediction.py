@@ -100,6 +100,36 @@ def test_token_by_token_or_after_a_preemption_the_cursor_is_the_same() -> None:
                 stepwise.forget("r")
 
 
+def cursor(output: Sequence[int], prediction: Sequence[int]) -> int | None:
+    """The rule by exhaustive search: index of the predicted next token, None while lost."""
+    at, lost = 0, False
+    for i, token in enumerate(output):
+        if not lost and at < len(prediction) and prediction[at] == token:
+            at += 1
+            continue
+        lost = True
+        for n in (8, 4, 2):
+            ends = [end for end in range(n, len(prediction) + 1) if n <= i + 1 and prediction[end - n : end] == output[i + 1 - n : i + 1]]
+            if ends:
+                at, lost = next((end for end in ends if end > at), ends[-1]), False
+                break
+    return None if lost else at
+
+
+def test_equals_exhaustive_search() -> None:
+    for seed in range(60):
+        dice = random.Random(seed)
+        prediction = [dice.randrange(dice.choice([2, 3, 6])) for _ in range(dice.randint(1, 40))]
+        proposer, output = PredictionProposer(PredictionConfig(4)), list[int]()
+        while len(output) < 40:
+            at = cursor(output, prediction)
+            assert guess(proposer, output, prediction) == ([] if at is None else prediction[at : at + 4])
+            for _ in range(dice.randint(1, 3)):
+                follows = at is not None and at < len(prediction) and dice.random() < 0.8
+                output.append(prediction[at] if follows and at is not None else dice.randrange(6))
+                at = cursor(output, prediction)
+
+
 def test_an_edited_text_costs_few_steps() -> None:
     """200 tokens, one replaced, three inserted, five deleted: 13 passes would be the least without any edit."""
     prediction = list(range(200))

@@ -18,7 +18,7 @@ from running_server import RunningServer, environment
 from foretoken import __version__
 from foretoken.server.cli import CONFIG, UNAVAILABLE, USAGE
 from foretoken.server.config import ServerConfig
-from foretoken.server.launch import with_key
+from foretoken.server.launch import ABORTED, with_key
 from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
 from foretoken.server.logs import OneLineFormatter
 
@@ -176,3 +176,27 @@ def _ask_while_draining(server: RunningServer, key: str, answers: list[httpx.Res
                 answers.append(client.post("/v1/completions", json=body))
             except httpx.TransportError:  # it has already gone
                 return
+
+
+def test_a_second_signal_ends_requests_with_an_error(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
+    server = server_process(tiny_target, "--drain-timeout", 60)
+    body = {"prompt": "x", "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 16, "speculation": {"method": "off"}}
+    with server.client() as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        with client.stream("POST", "/v1/completions", json=body | {"model": model}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            _wait_for(lambda: "SIGTERM: 16 requests in flight" in server.log)
+            server.process.send_signal(signal.SIGINT)
+            errors = [line for line in lines if line.startswith('data: {"error"')]
+    assert errors and json.loads(errors[-1][5:])["error"]["code"] == "server_shutdown"
+    assert server.process.wait(20) == ABORTED
+    assert "Traceback" not in server.log
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -60,6 +60,12 @@ def test_every_flag_reaches_its_setting() -> None:
     assert config.served_model_names == ("a", "b")
 
 
+def test_cache_sizes_in_the_words_of_vllm() -> None:
+    assert read("--kv-cache-memory-bytes", 2**29).engine.cache.kv_cache_gb == 0.5
+    assert read("--kv-cache-memory-bytes", 2**29, "--kv-cache-gb", 2).engine.cache.kv_cache_gb == 2
+    assert read("--num-gpu-blocks-override", 77).engine.cache.num_blocks == 77
+
+
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(read("--api-key", "secret"))
 

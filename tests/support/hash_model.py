@@ -7,8 +7,9 @@ rejected draft changes the output: comparing outputs then tests the whole of the
 from __future__ import annotations
 
 import torch
-from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from torch import Tensor
+
+from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 
 EMPTY = -1
 

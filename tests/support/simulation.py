@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hash_model import HashModel, next_token
+
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.controller import Controller, ProposerInfo
@@ -25,7 +27,6 @@ from foretoken.proposers.config import DraftModelConfig, NgramConfig, Speculativ
 from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.ngram import NgramProposer
 from foretoken.proposers.proposer_set import ProposerSet
-from hash_model import HashModel, next_token
 
 VOCAB = 11
 EOS = 0

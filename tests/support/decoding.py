@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+
 from foretoken.kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 
 BLOCK_SIZE = 4

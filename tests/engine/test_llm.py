@@ -1,0 +1,179 @@
+"""LLM end to end with tiny random checkpoints: shapes of input, exactness with and without drafts, and what is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest
+from foretoken.engine.outputs import RequestOutput
+
+PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one two one", "x"]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+OPTIONS: dict[str, Any] = {"kv_cache_gb": 0.005, "max_num_seqs": 8, "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_target: Path) -> Iterator[LLM]:
+    """The target drafts for itself: nearly every draft is accepted."""
+    draft = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(tiny_target, speculative_config=draft, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target: Path) -> Iterator[LLM]:
+    with LLM(model=str(tiny_target), speculative_config={"method": "off"}, **OPTIONS) as llm:
+        yield llm
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [choice.token_ids for output in outputs for choice in output.outputs]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(seed=11, max_tokens=16, n=2, ignore_eos=True), SamplingParams(seed=5, top_k=5, presence_penalty=1.0)],
+    ids=["greedy", "seeded", "penalties"],
+)
+def test_speculation_changes_speed_only(drafting: LLM, plain: LLM, params: SamplingParams) -> None:
+    with_drafts, without = drafting.generate(PROMPTS, params, use_tqdm=False), plain.generate(PROMPTS, params, use_tqdm=False)
+    assert tokens(with_drafts) == tokens(without)
+    assert [c.text for o in with_drafts for c in o.outputs] == [c.text for o in without for c in o.outputs]
+    for output in without:
+        assert output.metrics.speculative_decoding.num_draft_tokens == 0
+
+
+def test_acceptance_of_each_request(drafting: LLM) -> None:
+    before = drafting.stats()
+    outputs = drafting.generate(PROMPTS, GREEDY, use_tqdm=False)
+    for output in outputs:
+        said = output.metrics.speculative_decoding
+        assert said.num_spec_tokens == 3 and said.num_draft_tokens > 0
+        assert sum(said.acceptance_histogram) == said.num_spec_steps
+        assert sum(n * steps for n, steps in enumerate(said.acceptance_histogram)) == said.num_accepted_draft_tokens
+        assert said.draft_acceptance_rate == said.num_accepted_draft_tokens / said.num_draft_tokens > 0.5
+        assert said.mean_acceptance_length == 1 + said.num_accepted_draft_tokens / said.num_spec_steps > 2
+    after = drafting.stats()
+    assert after.num_draft_tokens - before.num_draft_tokens == sum(o.metrics.speculative_decoding.num_draft_tokens for o in outputs)
+    assert after.generation_tokens - before.generation_tokens == 16 * len(PROMPTS)
+
+
+def test_one_request_without_speculation(drafting: LLM) -> None:
+    off = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, speculation={"method": "off"})
+    spared, drafted = drafting.generate(["one", "one"], [off, GREEDY], use_tqdm=False)
+    assert spared.metrics.speculative_decoding.num_draft_tokens == 0 < drafted.metrics.speculative_decoding.num_draft_tokens
+    assert spared.outputs[0].token_ids == drafted.outputs[0].token_ids
+
+
+def test_every_shape_of_prompt_is_the_same_prompt(plain: LLM) -> None:
+    ids = plain.get_tokenizer().encode(PROMPTS[0])
+    prompts: list[Any] = [PROMPTS[0], {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, ids]
+    outputs = plain.generate(prompts, GREEDY, use_tqdm=False)
+    assert all(output.prompt_token_ids == ids for output in outputs) and len({tuple(t) for t in tokens(outputs)}) == 1
+    assert [output.prompt for output in outputs] == [PROMPTS[0], PROMPTS[0], None, None]
+    for single in (PROMPTS[0], {"prompt": PROMPTS[0]}, ids):
+        assert tokens(plain.generate(single, GREEDY, use_tqdm=False)) == tokens(outputs)[:1]
+    assert len({output.request_id for output in outputs}) == 4
+    assert plain.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_text_logprobs_and_times(plain: LLM) -> None:
+    (output,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True), use_tqdm=False)
+    (choice,) = output.outputs
+    assert output.finished and choice.finished and (choice.finish_reason, choice.stop_reason) == ("length", None)
+    assert choice.text == plain.get_tokenizer().decode(choice.token_ids, skip_special_tokens=True)
+    assert choice.logprobs is not None and len(choice.logprobs) == 8
+    for token, entry in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert entry[token].rank == 1 and len(entry) == 3  # greedy: the chosen token is among the best
+        assert [e.rank for e in entry.values()] == [1, 2, 3] and entry[token].decoded_token == plain.get_tokenizer().decode([token])
+    assert choice.cumulative_logprob == pytest.approx(sum(e[t].logprob for e, t in zip(choice.logprobs, choice.token_ids, strict=True)))
+    times = output.metrics
+    assert times.first_token_time is not None and times.last_token_time is not None
+    assert times.arrival_time <= times.first_token_time <= times.last_token_time and times.num_generation_tokens == 8
+
+
+def test_stop_string_ends_text_and_tokens(plain: LLM) -> None:
+    (whole,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)
+    text = whole.outputs[0].text
+    stop = next(char for char in text[5:] if char != "\ufffd" and char not in text[:5])
+    (cut,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop), use_tqdm=False)
+    choice = cut.outputs[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == (text[: text.index(stop)], "stop", stop)
+    assert choice.token_ids == whole.outputs[0].token_ids[: len(choice.token_ids)] and len(choice.token_ids) < 40
+
+
+def test_choices_differ_and_share_the_prompt(plain: LLM) -> None:
+    (output,) = plain.generate(["a long enough prompt to fill some blocks of cache"], SamplingParams(n=3, max_tokens=12), use_tqdm=False)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2] and len({c.text for c in output.outputs}) == 3
+
+
+def test_parameters_one_or_one_each(plain: LLM) -> None:
+    each = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 5)]
+    assert [len(t) for t in tokens(plain.generate(PROMPTS[:2], each, use_tqdm=False, priority=[1, 0]))] == [2, 5]
+    assert len(tokens(plain.generate("x", use_tqdm=False))[0]) <= 16
+    with pytest.raises(ValueError, match="2 entries for 1 prompts"):
+        plain.generate(["x"], each, use_tqdm=False)
+    with pytest.raises(TypeError, match="a prompt is"):
+        plain.generate([{"text": "x"}], use_tqdm=False)
+
+
+def test_one_bad_prompt_refuses_the_call_before_it_runs(plain: LLM) -> None:
+    before = plain.stats().num_steps
+    with pytest.raises(ContextTooLong, match="512"):
+        plain.generate(["fine", [1] * 600], GREEDY, use_tqdm=False)
+    assert plain.stats().num_steps == before and plain.stats().num_waiting == 0
+
+
+def test_interrupted_calls_leave_nothing_behind(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = plain._running().core
+    step = core.step
+
+    def interrupted(now: float) -> Any:
+        if core.stats().num_running:
+            raise KeyboardInterrupt
+        return step(now)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(core, "step", interrupted)
+        plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert not core.has_work
+    core.check()
+    assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
+
+
+def test_chat_is_generate_behind_the_template(plain: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    text = "<|user|>hi<|end|><|assistant|>"
+    ids = plain.get_tokenizer().encode(text, add_special_tokens=False)
+    (expected,) = plain.generate([ids], GREEDY, use_tqdm=False)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    for outputs in (plain.chat(messages, GREEDY, use_tqdm=False), plain.chat([messages, parts], GREEDY, use_tqdm=False)):
+        for output in outputs:
+            assert (output.prompt, output.prompt_token_ids) == (text, ids)
+            assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    (bare,) = plain.chat(messages, GREEDY, use_tqdm=False, add_generation_prompt=False)
+    assert bare.prompt == "<|user|>hi<|end|>"
+    with pytest.raises(InvalidRequest, match="image_url"):
+        plain.chat([{"role": "user", "content": [{"type": "image_url"}]}], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="template"):
+        plain.chat(messages, GREEDY, use_tqdm=False, chat_template="{% for %}")
+
+
+def test_the_bar_shows_speed_and_acceptance(drafting: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    drafting.generate(PROMPTS, GREEDY)
+    shown = capsys.readouterr().err
+    assert "4/4" in shown and "tokens/s" in shown and "% of drafts accepted" in shown
+    drafting.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_shut_down_says_so(tiny_target: Path) -> None:
+    with LLM(tiny_target, **OPTIONS) as llm:
+        assert tokens(llm.generate("x", GREEDY, use_tqdm=False))
+    with pytest.raises(EngineDead):
+        llm.generate("x")

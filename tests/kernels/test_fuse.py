@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from decoding import Decoding
+
+from foretoken.kernels.decoder import decoder_program
+from foretoken.kernels.fuse import fuse, fuse_linears, fuse_residual_adds
+from foretoken.kernels.program import Activation, Add, Attention, Linear, Program
+from foretoken.kernels.torch_executor import TorchExecutor
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
+CONFIGS = [transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True), transformers.Qwen2Config(**SIZES)]
+
+
+def logits(program: Program) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in program.weights.items()}
+    output = Decoding(TorchExecutor(program, weights, torch.float32), num_rows=2, max_len=8).feed([[5, 6, 7, 8, 9, 10], [11, 12]])
+    assert output.logits is not None
+    return output.logits
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+@pytest.mark.parametrize("transform", [fuse_linears, fuse_residual_adds, fuse])
+def test_results_stay(config: transformers.PretrainedConfig, transform: Callable[[Program], Program]) -> None:
+    program = decoder_program(config)
+    transformed = transform(program)
+    assert len(transformed.ops) < len(program.ops)
+    torch.testing.assert_close(logits(transformed), logits(program), rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_becomes_eight_ops() -> None:
+    program = fuse(decoder_program(CONFIGS[1]))
+    linears = [op for op in program.ops if isinstance(op, Linear)]
+    assert [len(op.weights) for op in linears] == [3, 1, 2, 1] * 2 + [1]
+    assert linears[0].biases == tuple(f"model.layers.0.self_attn.{part}_proj.bias" for part in "qkv")
+    assert linears[1].biases == () and linears[1].inputs[1:] == ("hidden.0",)
+    assert not any(isinstance(op, Add) for op in program.ops)
+    assert all(len(op.inputs) == 1 for op in program.ops if isinstance(op, Attention | Activation))
+    assert len(program.ops) == 1 + 8 * 2 + 4
+
+
+def test_what_others_read_is_not_fused_away() -> None:
+    program = decoder_program(CONFIGS[1])
+    gate, attended = "model.layers.0.mlp.gate_proj", "model.layers.0.self_attn.o_proj"
+    watched = fuse(dataclasses.replace(program, boundaries=(*program.boundaries, gate, attended)))
+    assert {gate, attended} <= watched.buffers.keys()
+    assert [len(op.weights) for op in watched.ops if isinstance(op, Linear)] == [3, 1, 1, 1, 1, 3, 1, 2, 1, 1]

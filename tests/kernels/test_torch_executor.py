@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+from decoding import ragged
+from torch import Tensor
+
+from foretoken.kernels.layout import ForwardOutput, KVLayerSpec
+from foretoken.kernels.program import (
+    Activation,
+    ArgMax,
+    Attention,
+    Concat,
+    Embed,
+    GatherRows,
+    Linear,
+    Op,
+    Program,
+    RMSNorm,
+    RopeTable,
+    Scale,
+    Softcap,
+    TopK,
+)
+from foretoken.kernels.torch_executor import TorchExecutor, max_of_rows
+
+IDS = [3, 1, 4, 1, 5]
+ONE_HEAD = KVLayerSpec(num_kv_heads=1, k_dim=6, v_dim=6)
+BEST = ArgMax(("logits",), ("argmax", "top"))
+WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, (name, shape) in enumerate(
+    {"embed": (12, 8), "norm": (8,), "bias": (8,), "wide": (12, 8), "k_norm": (6,), "q_norm": (6,), "qkv": (24, 8)}.items()
+)}  # fmt: skip
+X = WEIGHTS["embed"][IDS]
+
+
+def run(*ops: Op, x: str = "y", spec: KVLayerSpec = ONE_HEAD, rope: RopeTable | None = None, **inputs: Tensor) -> Tensor:
+    """Buffer x after embed -> "x" and the given ops, for the five tokens of one row."""
+    output, _ = run_all(*ops, x=x, spec=spec, rope=rope, **inputs)
+    return output.hidden[0]
+
+
+def run_all(
+    *ops: Op, x: str, spec: KVLayerSpec, rope: RopeTable | None, **inputs: Tensor
+) -> tuple[ForwardOutput, tuple[Tensor, Tensor]]:
+    head = (GatherRows(("x",), ("rows",)), Linear(("rows",), ("logits",), ("wide",)), BEST)
+    shapes = {name: tuple(weight.shape) for name, weight in WEIGHTS.items()}
+    widths = {name: value.shape[1] for name, value in inputs.items()}
+    ropes: Mapping[str, RopeTable] = {"rope": rope} if rope else {}
+    program = Program((Embed((), ("x",), "embed"), *ops, *head), shapes, (spec,), ropes, 12, 16, (x,), "x", "logits", BEST, widths)
+    executor = TorchExecutor(program, WEIGHTS, torch.float32)
+    kv = executor.allocate(2, 4)
+    batch = ragged([(IDS, 0, [1, 0])])
+    output = executor.run(batch, kv, (0,), inputs)
+    return output, kv.gather(0, batch.slot_mapping)
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (Embed((), ("y",), "embed", scale=2.5), X * 2.5),
+        (RMSNorm(("x",), ("y",), "norm", 0.1), rms(X, WEIGHTS["norm"], 0.1)),
+        (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True), rms(X, 1 + WEIGHTS["norm"], 0.1) + WEIGHTS["bias"]),
+        (RMSNorm(("x",), ("y",), "", 0.1), rms(X, torch.ones(8), 0.1)),
+        (Linear(("x",), ("y",), ("wide", "qkv"), ("", "")), X @ torch.cat((WEIGHTS["wide"], WEIGHTS["qkv"])).T),
+        (Scale(("x",), ("y",), 0.25), X / 4),
+        (Softcap(("x",), ("y",), 0.5), 0.5 * torch.tanh(X / 0.5)),
+        (Concat(("x", "x"), ("y",)), torch.cat((X, X), 1)),
+        (Activation(("x",), ("y",), "relu", gated=False), F.relu(X)),
+        (Activation(("x",), ("y",), "gelu", gated=True), F.gelu(X[:, :4]) * X[:, 4:]),
+        (Activation(("x", "x"), ("y",), "gelu_tanh", gated=True), F.gelu(X, approximate="tanh") * X),
+        (TopK(("x",), ("columns", "y"), k=3), X.sort(-1, descending=True).values[:, :3]),
+        (TopK(("x",), ("y", "values"), k=2), X.argsort(-1, descending=True)[:, :2]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_ops_are_their_formulas(op: Op, expected: Tensor) -> None:
+    torch.testing.assert_close(run(op), expected)
+
+
+def rotate_by_pairs(x: Tensor, inv_freq: list[float], factor: float) -> Tensor:
+    """Rotary embedding of x [T, dim], one plane at a time."""
+    out, n = x.clone(), len(inv_freq)
+    for position in range(len(x)):
+        for i, freq in enumerate(inv_freq):
+            cos, sin = factor * math.cos(position * freq), factor * math.sin(position * freq)
+            a, b = x[position, i], x[position, i + n]
+            out[position, i], out[position, i + n] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def test_attention_with_all_its_features() -> None:
+    """Norms of q and k, partial rotary with a factor, softcap and window, two query heads on one kv head of other width."""
+    inv_freq, factor = [1.0, 0.3], 1.2
+    spec = KVLayerSpec(1, k_dim=6, v_dim=6, window=3)
+    attention = Attention(("qkv",), ("y",), 0, 2, 0.7, "rope", softcap=2.0, q_norm="q_norm", k_norm="k_norm", norm_eps=0.1)
+    found = run(Linear(("x",), ("qkv",), ("qkv",)), attention, spec=spec, rope=RopeTable(tuple(inv_freq), factor))
+
+    q1, q2, k, v = (X @ WEIGHTS["qkv"].T).split(6, 1)
+    k = rms(k, WEIGHTS["k_norm"], 0.1)
+    k = rotate_by_pairs(k, inv_freq, factor)
+    distance = torch.arange(5)[:, None] - torch.arange(5)
+    outside = (distance < 0) | (distance >= 3)
+    heads: list[Tensor] = []
+    for q in (q1, q2):
+        q = rotate_by_pairs(rms(q, WEIGHTS["q_norm"], 0.1), inv_freq, factor)
+        scores = 2.0 * torch.tanh(q @ k.T * 0.7 / 2.0)
+        heads.append(scores.masked_fill(outside, -math.inf).softmax(-1) @ v)
+    torch.testing.assert_close(found, torch.cat(heads, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_cache_may_be_written_without_a_query() -> None:
+    spec = KVLayerSpec(2, k_dim=8, v_dim=4)
+    only_write = Attention(("kv",), (), layer=0, num_heads=0, scale=1.0, rope="rope")
+    _, (k, v) = run_all(Linear(("x",), ("kv",), ("qkv",)), only_write, x="x", spec=spec, rope=RopeTable((1.0, 0.5, 0.2, 0.1)))
+    kv = X @ WEIGHTS["qkv"].T
+    expected = torch.stack([rotate_by_pairs(part, [1.0, 0.5, 0.2, 0.1], 1.0) for part in kv[:, :16].split(8, 1)], 1)
+    torch.testing.assert_close(k, expected)
+    torch.testing.assert_close(v, kv[:, 16:].view(5, 2, 4))
+
+
+def test_inputs_of_the_caller_are_read() -> None:
+    features = torch.randn(5, 3)
+    torch.testing.assert_close(run(Concat(("features", "x"), ("y",)), features=features), torch.cat((features, X), 1))
+
+
+def test_only_the_wanted_logits_come_back() -> None:
+    output, _ = run_all(x="x", spec=ONE_HEAD, rope=None)
+    expected = X @ WEIGHTS["wide"].T
+    assert output.logits is not None
+    torch.testing.assert_close(output.logits, expected)
+    assert output.argmax.dtype == torch.int64 and torch.equal(output.argmax, expected.argmax(-1))
+
+
+@pytest.mark.parametrize("shape", [(1, 100), (5, 12), (3, 8192), (40, 640), (0, 8192), (20, 1001)])
+def test_max_of_rows_takes_the_first_of_equals(shape: tuple[int, int]) -> None:
+    scores = torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(0)).float()  # full of ties
+    values, columns = max_of_rows(scores)
+    assert torch.equal(values, scores.amax(-1))
+    assert columns.tolist() == [row.index(max(row)) for row in scores.tolist()]
+
+
+def test_max_of_rows_shows_rows_that_are_not_finite() -> None:
+    scores = torch.zeros(3, 8192)
+    scores[1, 5000], scores[2, 7] = math.nan, math.inf
+    assert [math.isfinite(value) for value in max_of_rows(scores)[0].tolist()] == [True, False, False]

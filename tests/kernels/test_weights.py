@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from decoding import Decoding
+from safetensors.torch import load_file, save_file
+
+from foretoken.kernels.layout import Executor
+from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors
+
+CONFIG = transformers.LlamaConfig(
+    vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32
+)
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(CONFIG).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Overwrite, add or (None) remove tensors of the checkpoint; "__" in a name stands for "."."""
+    path = folder / "model.safetensors"
+    kept = load_file(path)
+    for name, tensor in tensors.items():
+        kept.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            kept[name.replace("__", ".")] = tensor
+    save_file({name: tensor.clone() for name, tensor in kept.items()}, path)
+
+
+def load(folder: Path) -> Executor:
+    return load_program_executor(folder, CONFIG, torch.float32)
+
+
+def test_shards_and_a_single_file_hold_the_same_tensors(folder: Path) -> None:
+    single = load_file(folder / "model.safetensors")
+    transformers.LlamaForCausalLM.from_pretrained(folder).save_pretrained(folder / "shards", max_shard_size="20KB")
+    tensors = read_tensors(folder / "shards")
+    assert len(list((folder / "shards").glob("*.safetensors"))) > 1
+    assert set(tensors) == set(single) and len(tensors) == len(single)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in single.items())
+
+
+def test_a_second_copy_in_another_format_is_left_alone(folder: Path) -> None:
+    save_file({"other": torch.zeros(1)}, folder / "consolidated.safetensors")
+    assert "other" not in read_tensors(folder)
+
+
+def test_missing_and_unexpected_tensors_are_named_together(folder: Path) -> None:
+    change(folder, **{UP.replace(".", "__"): None, "model__layers__1__mlp__up_proj__bias": torch.zeros(40)})
+    with pytest.raises(WeightError, match=f"missing: {UP}; unexpected: model.layers.1.mlp.up_proj.bias"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    change(folder, **{UP.replace(".", "__"): torch.zeros(41, 32)})
+    with pytest.raises(WeightError, match=rf"{UP} has shape \(41, 32\), but config.json asks for \(40, 32\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_damaged_numbers_are_refused(folder: Path, bad: float) -> None:
+    weight = torch.zeros(40, 32, dtype=torch.bfloat16)
+    weight[3, 4] = bad
+    change(folder, **{UP.replace(".", "__"): weight})
+    with pytest.raises(WeightError, match=f"{UP} contains NaN or infinite"):
+        load(folder)
+
+
+def test_large_finite_numbers_are_not_damage(folder: Path) -> None:
+    change(folder, **{UP.replace(".", "__"): torch.full((40, 32), 3e38)})  # their sum overflows
+    load(folder)
+
+
+def test_redundant_tensors_of_old_checkpoints_are_ignored(folder: Path) -> None:
+    change(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8))
+    load(folder)
+
+
+def test_folders_that_hold_no_model(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    with pytest.raises(WeightError, match="no .safetensors file"):
+        load(folder / "empty")
+    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(WeightError, match="model.safetensors cannot be read"):
+        load(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {UP: "model-00001.safetensors"}}))
+    with pytest.raises(WeightError, match="lacks model-00001.safetensors"):
+        load(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(WeightError, match="not a safetensors index"):
+        load(folder)
+
+
+def test_weights_are_copies_not_views_of_the_files(folder: Path) -> None:
+    executor = load(folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1000:] = b"\x7f" * 1000
+    with path.open("r+b") as file:  # in place, as a download over the old file would
+        file.write(data)
+    output = Decoding(executor, max_len=8).feed([[1, 2, 3, 96, 95]])
+    assert output.logits is not None and output.logits.isfinite().all()
