@@ -221,7 +221,8 @@ class _Binder:
 
         def normalise(x: Tensor) -> Tensor:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-            return (x / torch.hypot(length, floor)).mul_(weight).to(dtype)
+            normed = (x / torch.hypot(length, floor)).mul_(weight)
+            return normed if dtype == torch.float32 else normed.to(dtype)
 
         return normalise
 

@@ -123,8 +123,8 @@ def _pack_all(data: Path, work: Path, tokens: int, vocab_size: int, seed: int) -
     tokenizer = train_tokenizer(_tokenizer_sample(documents, weights), vocab_size)
     tokenizer.save_pretrained(work / "tokenizer")
 
-    train = {name: [d for d in docs if not d.held_out] for name, docs in documents.items()}
-    heard = {name: [d for d in docs if d.held_out] for name, docs in documents.items()}
+    train = {name: [document for document in docs if not document.held_out] for name, docs in documents.items()}
+    held_out = {name: [document for document in docs if document.held_out] for name, docs in documents.items()}
     encoded = {name: encode(docs, tokenizer, limit=int(2 * weights[name] * tokens) + 1) for name, docs in train.items()}
     cooldown_weights = source_weights(COOLDOWN, sources)
     for name, part, share, salt in (("stable", weights, 0.85, 0), ("cooldown", cooldown_weights, 0.3, 1)):
@@ -134,9 +134,9 @@ def _pack_all(data: Path, work: Path, tokens: int, vocab_size: int, seed: int) -
     groups = sorted({source.group for source in sources})
     for group in groups:
         names = [source.name for source in sources if source.group == group]
-        ids = [encode(heard[name], tokenizer, limit=50_000 // len(names)) for name in names]
+        ids = [encode(held_out[name], tokenizer, limit=50_000 // len(names)) for name in names]
         np.concatenate([np.empty(0, np.uint16), *chain.from_iterable(ids)]).tofile(work / f"held_out_{group}.bin")
-    prompts = [prompt for docs in heard.values() for prompt in first_turns(docs[:8], tokenizer)]
+    prompts = [prompt for docs in held_out.values() for prompt in first_turns(docs[:8], tokenizer)]
     index = {
         "held_out": groups,
         "prompts": prompts,

@@ -45,6 +45,7 @@ class TrainingFacts:
     group_shares: Mapping[str, float]    # share of all tokens seen, by group
     peak_lr: tuple[float, float]     # target, draft
     distillation: float
+    notes: str = ""                  # Markdown: what this run did that the recipe does not say
 
 
 def model_card(facts: TrainingFacts, quality: Quality, samples: Sequence[tuple[str, str]]) -> str:
@@ -80,7 +81,7 @@ tokenizer = AutoTokenizer.from_pretrained("engine/demo_model/target")
   probabilities and {1 - facts.distillation:.0%} from the text.
 - AdamW, peak learning rates {target_lr:g} (target) and {draft_lr:g} (draft), warm-up, stable, then a linear cool-down
   in which chat has a larger share and sequences are 1,024 and 2,048 tokens long (512 before).
-
+{facts.notes}
 The recipe is `proposers/training/`; the training text is not part of this repository:
 
 ```sh

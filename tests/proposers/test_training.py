@@ -15,26 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken.proposers.training import conversations
 from foretoken.proposers.training.corpus import Record, pieces, read_records
-from foretoken.proposers.training.demo_family import (
-    DRAFT,
-    EXPORT_S,
-    TARGET,
-    Clock,
-    Recipe,
-    Run,
-    Shape,
-    Trainer,
-    facts,
-    replan,
-    save_checkpoint,
-    train,
-)
+from foretoken.proposers.training.demo_family import EXPORT_S, Clock, Run, facts, replan, train
 from foretoken.proposers.training.evaluate import greedy_matches, mean_accepted_length
 from foretoken.proposers.training.export import export
 from foretoken.proposers.training.joint_loss import joint_loss
 from foretoken.proposers.training.mixture import PackedData, Source, pack, plain, prepare, source_weights
 from foretoken.proposers.training.schedule import Schedule
 from foretoken.proposers.training.tokenizer import SPECIAL_TOKENS, TOOL_TOKENS
+from foretoken.proposers.training.trainer import DRAFT, TARGET, Recipe, Shape, Trainer, save_checkpoint
 
 VOCAB = 400
 TINY = Recipe(
@@ -301,8 +289,10 @@ def test_a_whole_run_exports_models_that_transformers_loads(data: PackedData, wo
 
 def test_an_export_says_when_it_is_early(data: PackedData, work: Path, tmp_path: Path) -> None:
     trainer = Trainer(TINY, data)
-    export(trainer.models, data, facts(trainer, final=False), work, tmp_path)
-    assert "early export" in (tmp_path / "README.md").read_text()
+    (work / "notes.md").write_text("It rained.")
+    export(trainer.models, data, facts(trainer, work, final=False), work, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "early export" in card and "It rained." in card
     assert not list(tmp_path.rglob("*.partial"))
 
 

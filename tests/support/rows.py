@@ -14,7 +14,9 @@ from foretoken.proposers.config import SpeculativeConfig
 VOCAB = 50
 
 
-def a_request(request_id: str, num_prompt: int = 3, *, arrival: float = 0.0, priority: int = 0, max_tokens: int = 20, **params: Any) -> Request:
+def a_request(
+    request_id: str, num_prompt: int = 3, *, arrival: float = 0.0, priority: int = 0, max_tokens: int = 20, **params: Any
+) -> Request:
     """A greedy request whose prompt is 1, 2, 3, ..."""
     settings: dict[str, Any] = {"temperature": 0.0, "detokenize": False, **params}
     prompt = tuple(1 + i % (VOCAB - 1) for i in range(num_prompt))
