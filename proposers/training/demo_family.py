@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from . import checkpoint
 from .export import export
 from .mixture import COOLDOWN, STABLE, prepare
 from .model_card import TrainingFacts
 from .schedule import Schedule
-from .trainer import Recipe, Trainer, save_checkpoint
+from .trainer import Recipe, Trainer
 
 log = logging.getLogger("demo_family")
 
@@ -75,9 +76,9 @@ class Run:
 
 def train(trainer: Trainer, run: Run) -> None:
     """Train to the end of the schedule, with checkpoints, log and early exports. SIGTERM saves and stops."""
-    checkpoint, finish = run.work / "checkpoint.pt", run.work / "finish"
-    if checkpoint.exists():
-        trainer.load(torch.load(checkpoint, weights_only=True))
+    saved, finish = run.work / "checkpoint.safetensors", run.work / "finish"
+    if saved.exists():
+        trainer.load(checkpoint.load(saved))
         log.info("resumed at %s tokens", f"{trainer.progress.seen:,}")
     stopped: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
@@ -98,16 +99,16 @@ def train(trainer: Trainer, run: Run) -> None:
         losses, lap_tokens = [], 0
         replan(trainer, clock, finish)
         if progress.seconds - saved_at >= run.checkpoint_s:
-            save_checkpoint(checkpoint, trainer)
+            checkpoint.save(saved, trainer.state())
             saved_at = progress.seconds
         if pending and progress.seconds >= pending[0]:
             pending.pop(0)
-            save_checkpoint(checkpoint, trainer)
+            checkpoint.save(saved, trainer.state())
             export(trainer.models, trainer.data, facts(trainer, run.work, final=False), run.work, run.out)
             clock.restart()
 
     signal.signal(signal.SIGTERM, before)
-    save_checkpoint(checkpoint, trainer)
+    checkpoint.save(saved, trainer.state())
     if not stopped:
         export(trainer.models, trainer.data, facts(trainer, run.work, final=True), run.work, run.out)
         log.info("finished: %s tokens, exported to %s", f"{progress.seen:,}", run.out)
@@ -189,7 +190,7 @@ def main(argv: list[str] | None = None) -> None:
     data = prepare(args.data, args.work, args.tokens, recipe.vocab_size, args.seed)
     trainer = Trainer(recipe, data)
     if args.export_only:
-        trainer.load(torch.load(args.work / "checkpoint.pt", weights_only=True))
+        trainer.load(checkpoint.load(args.work / "checkpoint.safetensors"))
         export(trainer.models, data, facts(trainer, args.work, final=False), args.work, args.out)
     else:
         train(trainer, Run(args.work, args.out, args.deadline))

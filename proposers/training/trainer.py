@@ -5,10 +5,8 @@ Knows nothing of time or files: how long to train, and what to do meanwhile, is 
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,10 +202,3 @@ def _window(stream: TokenIds, position: int, length: int) -> Tensor:
     """`length` tokens from `position` on; the stream begins again at its end."""
     start = position % (len(stream) - length)
     return torch.from_numpy(stream[start:start + length].astype("int64"))
-
-
-def save_checkpoint(path: Path, trainer: Trainer) -> None:
-    """Write beside, then rename: a kill at any moment leaves a whole checkpoint."""
-    partial = path.with_suffix(".partial")
-    torch.save(trainer.state(), partial)
-    os.replace(partial, path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foretoken.proposers.training import conversations
+from foretoken.proposers.training import checkpoint, conversations
 from foretoken.proposers.training.corpus import Record, pieces, read_records
 from foretoken.proposers.training.demo_family import EXPORT_S, Clock, Run, facts, replan, train
 from foretoken.proposers.training.evaluate import greedy_matches, mean_accepted_length
@@ -22,7 +22,7 @@ from foretoken.proposers.training.joint_loss import joint_loss
 from foretoken.proposers.training.mixture import PackedData, Source, pack, plain, prepare, source_weights
 from foretoken.proposers.training.schedule import Schedule
 from foretoken.proposers.training.tokenizer import SPECIAL_TOKENS, TOOL_TOKENS
-from foretoken.proposers.training.trainer import DRAFT, TARGET, Recipe, Shape, Trainer, save_checkpoint
+from foretoken.proposers.training.trainer import DRAFT, TARGET, Recipe, Shape, Trainer
 
 VOCAB = 400
 TINY = Recipe(
@@ -261,11 +261,11 @@ def test_training_lowers_both_losses_and_resumes_bit_for_bit(data: PackedData, t
 
     for steps in (9, 8, 3):
         trainer = Trainer(TINY, data)
-        if (tmp_path / "checkpoint.pt").exists():
-            trainer.load(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
+        if (tmp_path / "checkpoint.safetensors").exists():
+            trainer.load(checkpoint.load(tmp_path / "checkpoint.safetensors"))
         for _ in range(steps):
             trainer.step()
-        save_checkpoint(tmp_path / "checkpoint.pt", trainer)
+        checkpoint.save(tmp_path / "checkpoint.safetensors", trainer.state())
     assert trainer.progress.seen == straight.progress.seen == TINY.tokens
     assert trainer.progress.cooldown_seen == straight.progress.cooldown_seen == TINY.tokens // 5
     assert all(torch.equal(one, other) for one, other in zip(trainer.parameters, straight.parameters, strict=True))
