@@ -18,6 +18,7 @@ An OpenAI-compatible inference server built around exact speculative decoding.
 commands:
   serve [MODEL] [flags]   serve a model; without one, the small embedded model
   chat [flags]            talk to a running server in the terminal
+  bench speculation       compare generation with and without speculation on this machine
   bench overhead          measure what the engine adds to the model's own time
   version                 print the version
 
@@ -29,10 +30,12 @@ examples:
   foretoken chat --url http://127.0.0.1:8000
 """
 BENCH_HELP = """\
-usage: foretoken bench overhead [flags]
+usage: foretoken bench speculation [MODEL] [flags]
+       foretoken bench overhead [flags]
 
 examples:
-  foretoken bench overhead
+  foretoken bench speculation
+  foretoken bench speculation ./my-model --draft ./my-draft --k 1,3,5,7 --batch 1,8
   foretoken bench overhead --help
 """
 COMMANDS = ("serve", "chat", "bench", "version", "help")
@@ -67,6 +70,11 @@ def _run(words: list[str]) -> int:
             from ..engine.overhead import main as overhead
 
             overhead(flags)
+            return 0
+        case ["bench", "speculation", *flags]:
+            from ..engine.compare import main as compare
+
+            compare(flags)
             return 0
         case ["bench", *rest]:
             print(BENCH_HELP, end="")

@@ -1,0 +1,234 @@
+"""A whole engine on tiny networks: whatever was never written, or was given back, must not reach a row that lives."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.engine.boot import Engine, boot
+from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from foretoken.engine.request import SamplingParams
+from foretoken.kernels.attention import TorchKV
+from foretoken.kernels.layout import FINAL
+from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
+from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.proposer_set import ProposerSet
+
+
+def start(target: Path, proposers: tuple[Any, ...], executor: str, dtype: str = "float32", blocks: int = 64, **scheduler: int) -> Engine:
+    speculative = SpeculativeConfig(proposers, off=not proposers)
+    return boot(
+        EngineConfig(
+            ModelConfig(str(target), dtype=dtype, executor=executor),
+            CacheConfig(num_blocks=blocks, block_size=4),
+            SchedulerConfig(**({"max_num_batched_tokens": 24, "max_num_seqs": 6} | scheduler)),
+            speculative,
+        )
+    )
+
+
+def caches(engine: Engine) -> list[TorchKV]:
+    found = [engine.core.runner.kv]
+    found += [p._kv for p in engine.core.proposers.proposers if isinstance(p, DraftModelProposer)]
+    return [kv for kv in found if isinstance(kv, TorchKV)]
+
+
+def poison(engine: Engine) -> None:
+    """NaN into every slot that holds no committed token and no known prefix."""
+    kv = engine.core.scheduler.kv
+    size = kv.block_size
+    live = {b * size + i for b in kv.pool.prefixes for i in range(size)}
+    for table in kv.tables.values():
+        live |= {table.blocks[p // size] * size + p % size for p in range(table.num_committed)}
+    dead = torch.tensor([s for s in range(kv.pool.num_blocks * size) if s not in live])
+    for cache in caches(engine):
+        for tensor in (*cache.k, *cache.v):
+            tensor[dead] = float("nan")
+
+
+def run(engine: Engine, jobs: list[tuple[list[int], SamplingParams, int]], arrivals: list[int], poisoned: bool = True) -> dict[str, Any]:
+    core, said, step = engine.core, {}, 0
+    todo = list(enumerate(jobs))
+    if poisoned:
+        for cache in caches(engine):
+            for tensor in (*cache.k, *cache.v):
+                tensor.fill_(float("nan"))
+    while todo or core.has_work:
+        while todo and arrivals[todo[0][0]] <= step:
+            i, (prompt, params, priority) = todo.pop(0)
+            for request in engine.intake.requests(f"r{i}", prompt, params, float(step), priority):
+                core.add_request(request)
+        for delta in core.step(float(step)):
+            assert delta.finish_reason != "error", delta.error
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+        core.check()
+        if poisoned:
+            poison(engine)
+        step += 1
+        assert step < 2000
+    return said
+
+
+class TreeProposer:
+    """Trees of n-gram guesses and noise: right often enough that paths are moved."""
+
+    name = "trees"
+    needs = Needs()
+    max_tokens = 6
+
+    def __init__(self, book: dict[tuple[int, ...], list[int]]) -> None:
+        self.book = book
+        self.dice = random.Random(3)
+
+    def propose(self, context: DraftContext) -> Draft:
+        token_ids: list[int] = []
+        parents: list[int] = []
+        starts = [0]
+        for row in context.rows:
+            # the truth hangs off nodes 1, 3, 5; lies between
+            truth = self.book.get(tuple(row.token_ids[: row.num_prompt_tokens]), [])[len(row.token_ids) - row.num_prompt_tokens :]
+            parent = -1
+            for node in range(min(row.ceiling, self.max_tokens)):
+                if node % 2 and node // 2 < len(truth):
+                    token_ids.append(truth[node // 2])
+                    parents.append(parent)
+                    parent = node
+                else:
+                    token_ids.append(self.dice.randrange(300))
+                    parents.append(parent)
+            starts.append(len(token_ids))
+        return Draft(token_ids, starts, parents, [0] * len(token_ids))
+
+    def observe(self, feedback: Feedback) -> None: ...
+    def forget(self, request_id: str) -> None: ...
+    def check(self) -> None: ...
+
+
+def jobs_of(dice: random.Random, n: int = 10) -> list[tuple[list[int], SamplingParams, int]]:
+    stem = [dice.randrange(4, 300) for _ in range(30)]
+    jobs = []
+    for i in range(n):
+        prompt = stem[: dice.randint(1, 30)] + [dice.randrange(4, 300) for _ in range(dice.randint(0, 10))]
+        params = SamplingParams(
+            temperature=dice.choice([0.0, 0.0, 0.8]), seed=i, max_tokens=dice.randint(1, 24), ignore_eos=True,
+            n=dice.choice([1, 1, 2]), presence_penalty=dice.choice([0, 0, 0.5]),
+            prediction=tuple(stem) if dice.random() < 0.3 else None,
+        )
+        jobs.append((prompt, params, dice.choice([0, 0, 1, -1])))
+    return jobs
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+def test_nan_slots_reach_nobody(tiny_target: Path, tiny_draft: Path, executor: str) -> None:
+    dice = random.Random(1)
+    jobs = jobs_of(dice)
+    arrivals = sorted(dice.randint(0, 12) for _ in jobs)
+    plain_engine = start(tiny_target, (), executor, blocks=400, max_num_batched_tokens=2048)
+    plain = {}
+    for i, job in enumerate(jobs):
+        alone = run(plain_engine, [job], [0], poisoned=False)
+        plain |= {key.replace("r0", f"r{i}", 1): value for key, value in alone.items()}
+    for proposers in ((DraftModelConfig(str(tiny_draft), 3),), (DraftModelConfig(str(tiny_target), 4), NgramConfig(3, 2, 1))):
+        for blocks in (17, 30, 200):
+            engine = start(tiny_target, proposers, executor, blocks=blocks)
+            assert run(engine, jobs, arrivals) == plain, (proposers, blocks)
+            assert all(p.num_failures == 0 for p in engine.core.proposers.stats())
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
+    dice = random.Random(2)
+    jobs = jobs_of(dice, 8)
+    arrivals = [0] * len(jobs)
+    plain = run(start(tiny_target, (), executor, blocks=400), jobs, arrivals, poisoned=False)
+    book = {tuple(p): plain[f"r{i}"] for i, (p, s, _) in enumerate(jobs) if s.n == 1}
+    engine = start(tiny_target, (DraftModelConfig(str(tiny_target), 4),), executor, blocks=60)
+    core = engine.core
+    members = (*core.proposers.proposers[:1], TreeProposer(book), *core.proposers.proposers[1:])
+    proposers = ProposerSet(members, vocab_size=300)
+    from foretoken.engine.controller import Controller, ProposerInfo
+
+    controller = Controller(engine.speculative, tuple(ProposerInfo(p.name, p.max_tokens) for p in members))
+    core.proposers = proposers
+    core.controller = core.scheduler.controller = controller
+    core.scheduler._on_preempt = proposers.forget
+    # every other row is the draft model's
+    assign = controller.assign
+    controller.assign = lambda request: (2, 4) if int(request.request_id[1:2]) % 2 and request.params.n > 0 else assign(request)  # type: ignore
+    assert run(engine, jobs, arrivals) == plain
+    by_name = {t.name: t for t in controller.totals}
+    assert by_name["trees"].num_accepted_tokens > 10 and by_name["draft_model"].num_accepted_tokens > 10
+    assert all(p.num_failures == 0 for p in proposers.stats())
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+def test_bfloat16_runs(tiny_target: Path, tiny_draft: Path, executor: str) -> None:
+    dice = random.Random(5)
+    jobs = jobs_of(dice, 6)
+    engine = start(tiny_target, (DraftModelConfig(str(tiny_draft), 3),), executor, dtype="bfloat16")
+    said = run(engine, jobs, [0] * len(jobs))
+    assert all(len(t) for t in said.values())
+    assert all(p.num_failures == 0 for p in engine.core.proposers.stats())
+
+
+class Probe:
+    """Wants hidden states and keeps what it is told."""
+
+    name = "probe"
+    max_tokens = 3
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+        self.feedback: list[Feedback] = []
+        self.texts: dict[str, list[int]] = {}
+
+    def propose(self, context: DraftContext) -> Draft:
+        guesses = []
+        for row in context.rows:
+            self.texts[row.request_id] = list(row.token_ids)
+            guesses.append([(row.token_ids[-1] + 1) % 300, 5, 6][: row.ceiling])
+        return Draft.chains(guesses)
+
+    def observe(self, feedback: Feedback) -> None:
+        self.feedback.append(feedback)
+
+    def forget(self, request_id: str) -> None: ...
+    def check(self) -> None: ...
+
+
+@pytest.mark.parametrize("executor", ["program", "transformers"])
+def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor: str) -> None:
+    engine = start(tiny_target, (NgramConfig(3, 2, 1),), executor)
+    probe = Probe(Needs(hidden=(0, 1, 2, FINAL)))
+    core = engine.core
+    from foretoken.engine.controller import Controller, ProposerInfo
+
+    core.proposers = ProposerSet([probe])
+    core.controller = core.scheduler.controller = Controller(engine.speculative, (ProposerInfo("probe", 3),))
+    core.runner._hidden = core.proposers.needs.hidden
+    prompts = [list(range(10, 40)), [7, 8, 9]]
+    said = run(engine, [(p, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 0) for p in prompts], [0, 0], poisoned=False)
+    model = start(tiny_target, (), "program").core.runner
+    from decoding import Decoding
+
+    whole = {}
+    for i, prompt in enumerate(prompts):
+        text = prompt + said[f"r{i}"]
+        whole[f"r{i}"] = Decoding(model.executor).feed([text], (0, 1, 2, FINAL)).hidden
+    seen: dict[str, int] = {}
+    for feedback in probe.feedback:
+        for r, request_id in enumerate(feedback.request_ids):
+            first = feedback.query_start_loc[r]
+            keep = feedback.num_scheduled[r] + len(feedback.accepted[r])
+            start_at = seen.get(request_id, 0)
+            for boundary in (0, 1, 2, FINAL):
+                got = feedback.hidden[boundary][first : first + keep]
+                want = whole[request_id][boundary][start_at : start_at + keep]
+                assert torch.allclose(got, want, atol=1e-3), (boundary, request_id)
+            seen[request_id] = start_at + keep
+            assert feedback.num_committed[r] == seen[request_id]
