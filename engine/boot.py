@@ -11,15 +11,16 @@ from ..kernels.layout import Executor, KVTensors, kv_bytes_per_block
 from ..proposers import LoadedDraft, Resources, build
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig, SpeculativeConfigError
 from ..proposers.proposer_set import ProposerSet
+from .cache_size import cache_blocks, free_memory_bytes
 from .committer import Committer
-from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig
+from .config import DEMO_MODEL, EngineConfig, ModelConfig
 from .controller import PREDICTION, Controller, ProposerInfo
 from .core import EngineCore
 from .detokenizer import Detokenizer
 from .errors import ConfigError
 from .intake import Intake
 from .kv_cache import KVCache
-from .model import LoadedModel, cache_blocks, free_memory_bytes, load_model
+from .model import LoadedModel, load_model
 from .request import Request
 from .runner import Runner
 from .sampler import full_logits_wanted
@@ -92,7 +93,8 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
         f"model       {model.describe()}",
         f"speculation {_described(speculative)} ({why})",
         f"kv cache    {capacity:,} tokens in {allocation.num_blocks:,} blocks of {config.cache.block_size}"
-        f" ({allocation.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}",
+        f" ({allocation.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
+        + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
     )
     return Engine(core, model, intake, config, speculative, proposers.names, banner)
 
@@ -124,16 +126,17 @@ class _Allocation:
         cache, model = self._config.cache, self._model
         layers = (*model.executor.kv_layers, *(layer for executor in drafters for layer in executor.kv_layers))
         block_bytes = kv_bytes_per_block(layers, cache.block_size, model.dtype)
-        self.num_blocks = cache.num_blocks or self._blocks(cache, block_bytes)
+        self.num_blocks = cache_blocks(
+            cache,
+            block_bytes,
+            free_memory_bytes(),
+            max_model_len=model.max_model_len,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            wanted_len=self._config.model.max_model_len,
+        )
         self.num_bytes = self.num_blocks * block_bytes
         self.target = model.executor.allocate(self.num_blocks, cache.block_size)
         return [executor.allocate(self.num_blocks, cache.block_size) for executor in drafters]
-
-    def _blocks(self, cache: CacheConfig, block_bytes: int) -> int:
-        """As configured, but never more than all rows together could fill."""
-        model = self._model
-        useful = self._config.scheduler.max_num_seqs * (-(-model.max_model_len // cache.block_size) + 1)
-        return min(useful, cache_blocks(cache, block_bytes, model.max_model_len, free_memory_bytes()))
 
 
 def _proposers(

@@ -116,7 +116,7 @@ class Committer:
         self._close(request, reason)
         return TokenDelta(
             request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
-            stats=request.stats, num_cached_tokens=request.num_cached_tokens,
+            stats=request.stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
         )  # fmt: skip
 
     def _cut(self, request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:

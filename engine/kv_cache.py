@@ -79,6 +79,7 @@ class _Table:
     blocks: array[int] = field(default_factory=lambda: array("i"))
     digests: list[bytes] = field(default_factory=list)  # of the full committed blocks
     num_committed: int = 0
+    num_marked: dict[int, int] = field(default_factory=dict)  # drafter -> leading blocks that `mark_filled` has been through
 
 
 class KVCache:
@@ -130,14 +131,12 @@ class KVCache:
     def mark_filled(self, request_id: str, drafter: int, num_tokens: int) -> None:
         """Drafter's own layers hold the first num_tokens committed tokens."""
         table = self.tables[request_id]
-        # Backwards, and no further than the first block already marked: constant cost a step.
-        for index in range(min(num_tokens // self.block_size, len(table.digests)) - 1, -1, -1):
+        num_full = min(num_tokens // self.block_size, len(table.digests))
+        for index in range(table.num_marked.get(drafter, 0), num_full):
             prefix = self.pool.prefixes.get(table.blocks[index])
-            if prefix is None:
-                continue
-            if prefix.filled >> drafter & 1:
-                break
-            prefix.filled |= 1 << drafter
+            if prefix is not None:
+                prefix.filled |= 1 << drafter
+        table.num_marked[drafter] = num_full
 
     def block_table(self, request_id: str) -> array[int]:
         """Live view: block of each run of block_size places."""
@@ -201,6 +200,7 @@ class KVCache:
         assert {p.digest: b for b, p in pool.prefixes.items()} == pool.by_digest, "prefix index drifted"
         for prefix in pool.prefixes.values():
             assert prefix.digest == _digest(prefix.parent, prefix.tokens), "a prefix stands under a wrong digest"
+            assert len(prefix.tokens) == self.block_size, "a block is remembered that was not full"
         for request_id, table in self.tables.items():
             full = table.num_committed // self.block_size
             assert len(table.blocks) * self.block_size >= table.num_committed, f"{request_id}: committed places without a block"

@@ -70,7 +70,7 @@ def engine_config(
     if not 0 < values.get("memory_share", 1) <= 1:
         raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {values['memory_share']!r}")
     if "kv_cache_memory_bytes" in values:
-        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 1e9)
+        values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if isinstance(values.get("served_model_name"), (list, tuple)):
         values["served_model_name"] = values["served_model_name"][0]
     _settle_dtype(values)

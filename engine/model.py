@@ -1,38 +1,27 @@
-"""From a model's name to a network that runs: finding its folder, checking its files, choosing what runs it.
+"""From a model's folder to a network that runs: which executor, which number format, and what goes with it.
 
-Everything that can be wrong with a folder is found before the weights are loaded and told in one sentence. Also sizes the
-cache. Knows no requests. Weights come from safetensors only, and no code from a model's folder is ever run.
+Everything that can be wrong with a folder is found before the weights are loaded and told in one sentence. Knows no requests.
+Weights come from safetensors only, and no code from a model's folder is ever run.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 import transformers
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..kernels.layout import Executor
-from .config import DEMO_MODEL, CacheConfig, ModelConfig
+from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
+from .model_folder import Progress, config_json, find_folder, one_line, read_json, weight_files
 
-HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-HUB_FOLDERS_LEFT_OUT = ["*/*"]  # other formats of the same weights
 DTYPES = {"auto": torch.float32, "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -144,44 +133,9 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
-    """The local folder of foretoken-demo, of a path or of a hub id, downloaded if needed. Raises ModelLoadError."""
-    if model == DEMO_MODEL:
-        folder = Path(__file__).parent / "demo_model" / "target"
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise ModelLoadError(f"the weights of the embedded model are not in this installation ({folder}); name another model")
-        return folder
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        if path.suffix == ".gguf":
-            raise ModelLoadError(_gguf_sentence(path))
-        raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
-    if not HUB_ID.fullmatch(model):
-        raise ModelLoadError(f"there is no folder {model}")
-    return _download(model, revision, progress)
-
-
-def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:
-    """A snapshot in the hub's cache; files already there are not fetched again, partial ones go on where they stopped."""
-    progress(f"looking for {hub_id} on the Hugging Face hub")
-    try:
-        return Path(
-            snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FOLDERS_LEFT_OUT)
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {_one_line(error)}"
-        ) from error
-
-
 def read_config(folder: Path) -> transformers.PretrainedConfig:
     """config.json, if it is one that can be served without code of its own. Raises ModelLoadError."""
-    raw = _read_json(folder, "config.json")
-    if raw is None:
-        ggufs = sorted(folder.glob("*.gguf"))
-        raise ModelLoadError(_gguf_sentence(ggufs[0]) if ggufs else f"{folder} has no config.json; is it a model's folder?")
+    raw = config_json(folder)
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if "auto_map" in raw and (model_type not in CONFIG_MAPPING or not causal.intersection(architectures)):
@@ -197,19 +151,19 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
     try:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class has checks of its own
-        raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {_one_line(error)}") from error
+        raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {one_line(error)}") from error
 
 
 def check_files(folder: Path) -> None:
     """Every weight file is there and whole. Raises ModelLoadError naming the file."""
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         with _open(file):
             pass
 
 
 def check_numbers(folder: Path) -> None:
     """Every weight is finite: a damaged file still loads, and then every answer is nonsense. Raises ModelLoadError."""
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         with _open(file) as weights:
             for name in weights.keys():
                 tensor = weights.get_tensor(name)
@@ -225,133 +179,20 @@ def _open(file: Path) -> safe_open:
         raise ModelLoadError(f"{file} is damaged or incomplete ({error}); fetch the file again") from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = _read_json(folder, "model.safetensors.index.json")
-    if index is not None:
-        files = [folder / name for name in sorted(set(index.get("weight_map", {}).values()))]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise ModelLoadError(f"{folder} lacks {len(missing)} of its {len(files)} weight files, the first is {missing[0]}")
-        return files
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if ggufs := sorted(folder.glob("*.gguf")):
-        raise ModelLoadError(_gguf_sentence(ggufs[0]))
-    if pickles := sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)):
-        raise ModelLoadError(
-            f"{folder} has its weights as {pickles[0].name} only, a format that can run code when it is read. If you trust it, "
-            f'convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
-            f"M.from_pretrained(r'{folder}', dtype='auto').save_pretrained(r'{folder}')\""
-        )
-    if (folder / "adapter_config.json").is_file():
-        raise ModelLoadError(f"{folder} is an adapter; merge it into its base model and serve the result")
-    raise ModelLoadError(f"{folder} has no model.safetensors")
-
-
-def _gguf_sentence(file: Path) -> str:
-    return (
-        f"{file.name} is a GGUF file; serve the original safetensors, or convert it once: python -c "
-        f'"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
-        f"[x.from_pretrained(r'{file.parent}', gguf_file='{file.name}').save_pretrained('converted') for x in (M, T)]\""
-    )
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """None if there is no such file. Raises ModelLoadError if it is no JSON object."""
-    file = folder / name
-    if not file.is_file():
-        return None
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} is not a JSON object")
-    return value
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
-        raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {_one_line(error)}") from error
+        raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
 
 def _eos_token_ids(
     folder: Path, hf_config: transformers.PretrainedConfig, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> frozenset[int]:
     """All ids that anything in the folder calls an end: chat models often list the end of turn in one place only."""
-    generation = _read_json(folder, "generation_config.json") or {}
+    generation = read_json(folder, "generation_config.json") or {}
     values: list[Any] = [generation.get("eos_token_id"), hf_config.get_text_config().eos_token_id, tokenizer.eos_token_id]
     ids: set[int] = set()
     for value in values:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(ids)
-
-
-def cache_blocks(
-    config: CacheConfig, bytes_per_block: int, max_model_len: int, free_bytes: int, useful_tokens: int | None = None
-) -> int:
-    """How many blocks the cache gets: the configured size, else a share of free memory.
-
-    useful_tokens (max_num_seqs * max_model_len) caps it. Raises ConfigError if a sequence of max_model_len would not fit.
-    """
-    if config.num_blocks is not None:
-        return config.num_blocks
-    gib = 2**30
-    if config.kv_cache_gb is not None:
-        budget = config.kv_cache_gb * gib
-    else:
-        budget = min(free_bytes * config.memory_share, config.max_kv_cache_gb * gib)
-    needed = -(-max_model_len // config.block_size) + 1
-    blocks = int(budget // bytes_per_block)
-    if blocks < needed:
-        raise ConfigError(
-            f"the KV cache gets {budget / 2**20:,.0f} MiB, but one sequence of max_model_len {max_model_len} needs "
-            f"{needed * bytes_per_block / 2**20:,.0f} MiB; set kv_cache_gb to at least that, or lower max_model_len"
-        )
-    if useful_tokens is not None:
-        blocks = min(blocks, max(needed, -(-useful_tokens // config.block_size) + 1))
-    return blocks
-
-
-def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken without swapping: the machine's, or what the container's limit leaves."""
-    free = [_meminfo_available(root / "proc/meminfo")]
-    for limit_file, usage_file in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),  # version 2
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _read_int(root / limit_file), _read_int(root / usage_file)
-        if limit is not None and usage is not None:
-            cached = _read_entry((root / usage_file).with_name("memory.stat"), "inactive_file") or 0  # given back on demand
-            free.append(max(0, limit - usage + cached))
-    known = [value for value in free if value is not None]
-    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _meminfo_available(file: Path) -> int | None:
-    kibibytes = _read_entry(file, "MemAvailable:")
-    return None if kibibytes is None else kibibytes * 1024
-
-
-def _read_entry(file: Path, name: str) -> int | None:
-    """The number behind `name` in a file of lines "name number"."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
-
-
-def _read_int(file: Path) -> int | None:
-    """None if the file is not there or says "max"."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ..kernels.attention import TorchKV
 from ..kernels.chain import run_chain_by_steps
 from ..kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from ..kernels.torch_kv import TorchKV
 from ..proposers.config import NgramConfig, SpeculativeConfig
 from ..proposers.ngram import NgramProposer
 from ..proposers.proposer_set import ProposerSet

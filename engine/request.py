@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -106,7 +105,7 @@ class SamplingParams:
             )
         if len(self.logit_bias) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
-        if any(not math.isfinite(b) or abs(b) > 100 for b in self.logit_bias.values()):
+        if any(not abs(b) <= 100 for b in self.logit_bias.values()):
             raise InvalidRequest("logit_bias values must be from -100 to 100", "logit_bias")
         if len(self.bad_words) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
@@ -125,7 +124,7 @@ class SamplingParams:
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # NaN is in no range
         raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}", name)
 
 
@@ -179,6 +178,7 @@ class Request:
     num_computed_tokens: int = 0  # leading tokens with committed target KV
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0
+    first_scheduled_time: float | None = None  # seconds, the engine's clock
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -186,6 +186,10 @@ class Request:
     def __post_init__(self) -> None:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def queue_time_s(self) -> float | None:
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -221,3 +225,4 @@ class TokenDelta:
     error_code: str | None = None
     stats: SpeculationStats | None = None  # with a finish_reason only
     num_cached_tokens: int = 0
+    queue_time_s: float | None = None  # with a finish_reason only: from arrival to the first step; None = it never ran

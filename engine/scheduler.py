@@ -117,6 +117,7 @@ class Scheduler:
             if not self._admit(request):
                 break
             heapq.heappop(self._waiting)
+            request.first_scheduled_time = now if request.first_scheduled_time is None else request.first_scheduled_time
             num_new = min(len(request.token_ids) - request.num_computed_tokens, prompt_budget)
             reserved = self.kv.reserve(request.request_id, request.num_computed_tokens + num_new)
             assert reserved, "admission promised places that are not there"
@@ -172,6 +173,8 @@ class Scheduler:
         waiting = [entry[3] for entry in self._waiting]
         for request in self.running:
             assert request.status is Status.RUNNING, f"{request.request_id} runs but is {request.status}"
+            committed = self.kv.tables[request.request_id].num_committed
+            assert committed == request.num_computed_tokens, f"{request.request_id}: the cache counts {committed} tokens as final"
         for request in waiting:
             assert request.status is Status.WAITING, f"{request.request_id} waits but is {request.status}"
             assert request.num_computed_tokens == 0, f"{request.request_id} waits with computed tokens"

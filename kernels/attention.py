@@ -1,7 +1,4 @@
-"""Paged attention in torch: the cache of one network, and what reads and writes it.
-
-Owns the memory layout of `TorchKV` and the meaning of a `RaggedBatch` for attention. Knows no network and no weights.
-"""
+"""Paged attention in torch: owns what a `RaggedBatch` means for attention, whatever the network. Knows no weights."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layout import KVLayerSpec, RaggedBatch
+from .layout import RaggedBatch
+from .torch_kv import TorchKV
 
 SPAN_TOKENS = 128
 """Most tokens that attend together. Shorter pieces of a prompt skip more of the keys that lie ahead of them."""
@@ -23,69 +21,6 @@ WIDE_TOKENS = 16
 GROUP_PLACES = 4096
 """Most places that a group reads, one long span apart: what is gathered should still be in the core's own cache when it is used.
 Measured with 16 rows of 1000 places (2 kv heads of 64, float32): 3.5 ms a layer, without the limit 5.4 ms."""
-
-
-class TorchKV:
-    """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
-
-    Slots start uninitialised, so that memory is taken as it is used. Nothing reads a slot that no pass has written.
-    """
-
-    def __init__(
-        self, layers: tuple[KVLayerSpec, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        slots = num_blocks * block_size
-        self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=dtype, device=device) for spec in layers]
-        self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=dtype, device=device) for spec in layers]
-        self._k_scratch = self._v_scratch = torch.empty(0, dtype=dtype, device=device)
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
-        kept = slots >= 0
-        self.write_all(layer, slots[kept], k[kept], v[kept])
-
-    def write_all(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """`write` for callers that know that no slot is -1."""
-        self.k[layer].index_copy_(0, slots, k)
-        self.v[layer].index_copy_(0, slots, v)
-
-    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
-        return self.k[layer].index_select(0, slots), self.v[layer].index_select(0, slots)
-
-    def read(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """`gather` without a copy of its own: what it returns holds until the next read.
-
-        A slice is a view of the cache. Other slots are copied to one buffer that all layers and passes reuse: page faults of
-        a fresh one would cost more than the copy.
-        """
-        k, v = self.k[layer], self.v[layer]
-        if isinstance(slots, slice):
-            return k[slots], v[slots]
-        self._k_scratch, self._v_scratch = (
-            _at_least(buffer, len(slots) * cache[0].numel()) for buffer, cache in ((self._k_scratch, k), (self._v_scratch, v))
-        )
-        return _select(k, slots, self._k_scratch), _select(v, slots, self._v_scratch)
-
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
-        for cache in (*self.k, *self.v):
-            cache.index_copy_(0, dst, cache.index_select(0, src))
-
-
-def _at_least(buffer: Tensor, numel: int) -> Tensor:
-    if buffer.numel() >= numel:
-        return buffer
-    with torch.inference_mode(False):  # else it could not be written to outside inference mode
-        return torch.empty(numel, dtype=buffer.dtype, device=buffer.device)
-
-
-def _select(cache: Tensor, slots: Tensor, buffer: Tensor) -> Tensor:
-    shape = (len(slots), *cache.shape[1:])
-    out = buffer[: len(slots) * cache[0].numel()].view(shape)
-    return torch.index_select(cache, 0, slots, out=out)
 
 
 def paged_attention(
@@ -320,38 +255,3 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     if mask is not None:
         scores += mask
     return (scores.softmax(-1) @ v.float()).to(q.dtype)
-
-
-def attention_reference(
-    q: Tensor, kv: TorchKV, layer: int, batch: RaggedBatch, scale: float, window: int | None = None, softcap: float | None = None
-) -> Tensor:
-    """`paged_attention` token by token in float64 over a cache already written: slow and plainly right."""
-    num_tokens, num_heads, _ = q.shape
-    kv_heads, v_dim = kv.v[layer].shape[1:]
-    out = torch.zeros(num_tokens, num_heads, v_dim, dtype=torch.float64)
-    for row in range(len(batch.seq_lens)):
-        start, end = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
-        seq_len, num_causal = int(batch.seq_lens[row]), int(batch.num_causal[row])
-        first = seq_len - (end - start)  # place of the row's first token
-        tree = first + num_causal  # place of its first tree token
-        for token in range(start, end):
-            if batch.slot_mapping[token] < 0:
-                continue
-            own_place, bits = first + token - start, int(batch.tree_mask[token])
-            seen: list[int] = []
-            for place in range(seq_len):
-                if own_place < tree:
-                    visible = place <= own_place
-                else:
-                    visible = place < tree or bool(bits >> (place - tree) & 1)
-                position = place if place < tree else int(batch.positions[start + place - first])
-                if window is not None:
-                    visible = visible and abs(int(batch.positions[token]) - position) < window
-                if visible:
-                    seen.append(int(batch.block_tables[row, place // batch.block_size]) * batch.block_size + place % batch.block_size)
-            keys, values = (x.double().repeat_interleave(num_heads // kv_heads, 1) for x in kv.gather(layer, torch.tensor(seen)))
-            scores = torch.einsum("hd,nhd->hn", q[token].double(), keys) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
-    return out.to(q.dtype)

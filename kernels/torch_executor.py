@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import AttentionPlan, TorchKV, paged_attention
+from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .program import (
@@ -33,6 +33,7 @@ from .program import (
     Softcap,
     TopK,
 )
+from .torch_kv import TorchKV
 
 
 @dataclass(slots=True)

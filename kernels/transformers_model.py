@@ -17,10 +17,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from .attention import AttentionPlan, TorchKV, paged_attention
+from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .rope import UnsupportedModel
+from .torch_kv import TorchKV
 
 ATTENTION = "foretoken_paged"
 PROBE_TOKENS = 8
@@ -127,10 +128,13 @@ class TransformersExecutor:
 
     @torch.no_grad()
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
-        """One pass; see `Executor.run`. Raises UnsupportedModel if the model gives no hidden states of that boundary."""
+        """One pass; see `Executor.run`. Raises UnsupportedModel if the model gives no hidden states of that boundary.
+
+        The last layer's output is never among them: transformers gives it behind the final norm only.
+        """
         assert isinstance(kv, TorchKV)
-        if hidden and not self._gives_hidden:
-            raise UnsupportedModel(f"a {self._config.model_type!r} model does not give the hidden states of its layers")
+        if hidden and not (self._gives_hidden and max(hidden) < len(self.kv_layers)):
+            raise UnsupportedModel(f"a {self._config.model_type!r} model does not give the hidden states {hidden} of its layers")
         output = self._forward(batch, _Pass(kv, AttentionPlan(batch)), bool(hidden))
         logits = self._logits(output, batch)
         top, argmax = logits.max(-1)
@@ -240,7 +244,9 @@ def _entry(config: transformers.PretrainedConfig, name: str) -> Any:
 
 def _check_windows(config: transformers.PretrainedConfig, layers: list[KVLayerSpec]) -> None:
     """A sliding window that lives in the model's mask only would be lost with the mask."""
-    kinds = _entry(config, "layer_types") or ["full_attention"] * len(layers)
+    window = _entry(config, "sliding_window")
+    every_kind = "sliding_attention" if window and window < max_positions(config) else "full_attention"
+    kinds = _entry(config, "layer_types") or [every_kind] * len(layers)
     for index, (kind, spec) in enumerate(zip(kinds, layers, strict=True)):
         if kind == "sliding_attention" and spec.window is None:
             raise UnsupportedModel(f"layer {index} of this {config.model_type!r} model does not pass its sliding window on")

@@ -49,7 +49,7 @@ class DraftModelProposer:
         self._samples = config.draft_sample_method == "probabilistic"
         self._return_probs = return_probs and self._samples
         max_model_len = min(executor.max_model_len, config.max_model_len or executor.max_model_len)
-        self._cache = OwnCache(max_model_len, self.max_tokens)
+        self._cache = OwnCache(max_model_len, self.max_tokens, executor.vocab_size)
 
     def propose(self, context: DraftContext) -> Draft:
         feeds = self._cache.plan(context)

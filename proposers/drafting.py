@@ -40,17 +40,19 @@ class OwnCache:
     a chain was never fed, so after full acceptance two tokens are to be read next, after a rejection one.
     """
 
-    def __init__(self, max_model_len: int, max_tokens: int) -> None:
+    def __init__(self, max_model_len: int, max_tokens: int, vocab_size: int) -> None:
+        """What the drafter can read: texts shorter than max_model_len, of ids below vocab_size (a target's may be padded further)."""
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
+        self.vocab_size = vocab_size
         self._holdings: dict[str, _Holding] = {}
         self._num_seen = 0
 
     def plan(self, context: DraftContext) -> list[Feed]:
         """Who reads what, in the context's row order: at most max_ingest_tokens over all rows, the oldest rows first.
 
-        A row that is still behind afterwards guesses nothing; a row with ceiling 0 keeps up all the same. Rows longer than
-        the drafter can read are left alone. Changes nothing but this: guesses that no commit confirmed are given up.
+        A row that is still behind afterwards guesses nothing; a row with ceiling 0 keeps up all the same. Rows that the
+        drafter cannot read are left alone. Changes nothing but this: guesses that no commit confirmed are given up.
         """
         feeds: list[Feed] = []
         budget = context.max_ingest_tokens
@@ -61,6 +63,8 @@ class OwnCache:
             length = len(row.token_ids)
             stop = min(row.computed_after, holding.num_known + budget)
             if length >= self.max_model_len or stop <= holding.num_known:
+                continue
+            if max(row.token_ids[holding.num_known : stop]) >= self.vocab_size:
                 continue
             count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if stop == length else 0
             feeds.append(Feed(index, row, holding.num_known, stop, count))

@@ -13,7 +13,6 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 
-from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +22,8 @@ from .errors import ApiError, internal_error
 logger = logging.getLogger("foretoken.server")
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 * 2**10
 BODY_DEADLINE_S = 30.0
 CLIENT_GONE = 499
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -55,7 +56,7 @@ class Labelled:
         except ApiError as error:
             if not status:
                 await error.response()(scope, receive, labelled_send)
-        except (ClientDisconnect, SendTimeoutError):
+        except ClientDisconnect:
             logger.info("the client of request %s has gone", label)
         except Exception:
             logger.exception("request %s failed", label)
@@ -84,7 +85,7 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             scope.setdefault("state", {})["tenant"] = self._tenant(scope["path"], headers)
-            self._check_declared_length(headers)
+            self._check_head(headers)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -108,7 +109,12 @@ class Gate:
             )
         return digest.hex()[:16] if len(self._digests) > 1 else ""
 
-    def _check_declared_length(self, headers: Headers) -> None:
+    def _check_head(self, headers: Headers) -> None:
+        if len(headers.raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:
+            message = f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES:,} bytes of them"
+            raise ApiError(431, message, code="headers_too_large", headers={"Connection": "close"})
+        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy in front may have seen another request in it
+            raise ApiError(400, "Transfer-Encoding and Content-Length exclude each other", headers={"Connection": "close"})
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()

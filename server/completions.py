@@ -23,8 +23,8 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     params = body.to_sampling_params()
     serving.require_room(len(body.prompt) * params.n)
     prompts = [await _token_ids(prompt, body, serving) for prompt in body.prompt]
-    generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
     echoed = [_echo(prompt, serving) if body.echo else "" for prompt in body.prompt for _ in range(params.n)]
+    generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
     shape = CompletionShape(generation.request_id, model, echoed, serving, options)
     return await answer(request, generation, shape, bool(body.stream), options)
 

@@ -7,7 +7,6 @@ The only place that reads environment variables. Each setting is taken from the 
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ..engine.errors import ConfigError
+from ..engine.llm_options import devices_found
 from ..proposers.config import (
     DraftModelConfig,
     EagleConfig,
@@ -49,6 +49,7 @@ class Environment(BaseSettings):
     max_model_len: str | None = None
     model: str | None = None
     port: str | None = None
+    request_timeout: str | None = None
     served_model_name: str | None = None
     speculative_config: str | None = None
 
@@ -69,6 +70,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()  # all names of the model in the API; empty = its own
     allowed_origins: tuple[str, ...] = ()  # exact origins, or "*"; empty = LOCAL_ORIGINS
     max_body_bytes: int = 4 * 2**20
+    request_timeout_s: float = 600.0  # from a request's arrival to its last token
     drain_timeout_s: float = 30.0  # for requests in flight after SIGTERM
     log_level: str = "info"
 
@@ -207,17 +209,6 @@ def _require_one_device(values: Mapping[str, Any]) -> None:
 
 def _one_device(setting: str, wanted: int) -> str:
     return f"{setting} {wanted} is not available: a server uses one device; found here: {devices_found()}"
-
-
-def devices_found() -> str:
-    """"1 CPU (8 cores)" or "2 GPUs (NVIDIA H200, NVIDIA H200)"."""
-    import torch  # only to say what is there, on the way out
-
-    count = torch.cuda.device_count()
-    if not count:
-        return f"1 CPU ({os.cpu_count()} cores)"
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
-    return f"{count} GPU{'s' if count > 1 else ''} ({names})"
 
 
 def _named(config: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

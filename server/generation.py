@@ -27,13 +27,15 @@ class ChoiceProgress:
     last_token_time: float = 0.0
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    queue_time_s: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 
 class Generation:
     """P prompts with n choices each, queued on construction; choice `index` = prompt * n + choice of that prompt.
 
-    Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is queued.
+    Whoever makes one closes it, read or not. Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is
+    queued.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         num_spec_tokens: int | None = None,
+        timeout_s: float = 600.0,
     ) -> None:
         self.request_id = request_id
         self.prompts = prompts
@@ -61,20 +64,21 @@ class Generation:
             try:
                 stream = engine.generate(prompt, params, request_id=name, priority=priority, cache_salt=cache_salt)
             except ForetokenError:
-                self._close()
+                self._close_streams()
                 raise
             self._streams.append(stream)
+        self._unfinished: FinishReason | None = "abort"  # what becomes of choices that have not ended; None once all is reported
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, timeout_s)
 
     @property
     def finished(self) -> bool:
         return all(choice.finish_reason is not None for choice in self.choices)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
-        """(index, delta) of all choices, as they come; to be read once. Leaving early aborts what still runs.
+        """(index, delta) of all choices, as they come; to be read once.
 
-        Raises RequestFailed if a choice ends in an error, EngineDead if all do.
+        Raises RequestFailed if a choice ends in an error or the time is up, EngineDead if all do.
         """
-        unfinished: FinishReason = "abort"
         try:
             async with aclosing(_merged(self._streams)) as merged:
                 async for number, delta in merged:
@@ -84,15 +88,25 @@ class Generation:
                         raise RequestFailed(delta.error or "the request failed", delta.error_code or "engine_error")
                     yield index, delta
         except ForetokenError:
-            unfinished = "error"
+            if self._unfinished is not None:
+                self._unfinished = "error"
             raise
-        finally:
-            self._close()
+
+    def close(self) -> None:
+        """Abort what still runs and count every choice, once."""
+        self._timer.cancel()
+        self._close_streams()
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
             self._report(unfinished)
 
-    def _close(self) -> None:
+    def _close_streams(self) -> None:
         for stream in self._streams:
             stream.close()
+
+    def _time_out(self, timeout_s: float) -> None:
+        for stream in self._streams:
+            stream.fail(RequestFailed(f"the request did not finish within {timeout_s:g} s; ask for fewer tokens", "timeout"))
 
     def _record(self, choice: ChoiceProgress, delta: TokenDelta) -> None:
         now, num_new = time.monotonic(), len(delta.token_ids)
@@ -107,6 +121,9 @@ class Generation:
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason
             choice.num_cached_tokens = delta.num_cached_tokens
+            choice.queue_time_s = delta.queue_time_s
+            if delta.queue_time_s is not None:
+                self._metrics.on_queued(delta.queue_time_s)
             choice.stats = delta.stats or choice.stats
 
     def _report(self, unfinished: FinishReason) -> None:
@@ -135,7 +152,7 @@ class Generation:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Times in ms and what speculation did, in vLLM's shape. Times per token are means over the choices' tokens."""
+        """Times in ms and what speculation did, in vLLM's shape. Times per token are means over the choices' tokens, the queue's is the longest."""
         started = [choice for choice in self.choices if choice.first_token_time is not None]
         first = min((choice.first_token_time or 0.0 for choice in started), default=None)
         if first is None:
@@ -144,7 +161,9 @@ class Generation:
         gaps = sum(choice.num_tokens - 1 for choice in started)
         decoding = sum(choice.last_token_time - (choice.first_token_time or 0.0) for choice in started)
         num_tokens = sum(choice.num_tokens for choice in started)
+        queued = [choice.queue_time_s for choice in started if choice.queue_time_s is not None]
         return {
+            "queue_time_ms": _ms(max(queued)) if queued else None,
             "time_to_first_token_ms": _ms(first - self._start_time),
             "generation_time_ms": _ms(last - first),
             "mean_itl_ms": _ms(decoding / gaps) if gaps else None,
@@ -189,15 +208,16 @@ async def _merged(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerato
         async for delta in streams[0]:
             yield 0, delta
         return
-    arrived: asyncio.Queue[tuple[int, TokenDelta | Exception | None]] = asyncio.Queue()
+    # Short: what a slow reader leaves waits in the streams, which merge it.
+    arrived: asyncio.Queue[tuple[int, TokenDelta | Exception | None]] = asyncio.Queue(len(streams))
 
     async def pump(number: int, stream: AsyncIterator[TokenDelta]) -> None:
         try:
             async for delta in stream:
-                arrived.put_nowait((number, delta))
-            arrived.put_nowait((number, None))
+                await arrived.put((number, delta))
+            await arrived.put((number, None))
         except Exception as error:
-            arrived.put_nowait((number, error))
+            await arrived.put((number, error))
 
     pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
     try:

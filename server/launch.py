@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ import uvicorn
 from .. import __version__
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ModelLoadError
+from .admission import MAX_HEADER_BYTES
 from .config import ServerConfig
+from .connection import Connection
 from .listener import reachable_from_outside, url
 from .logs import log_config
 
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("foretoken.server")
 
-MAX_HEADER_BYTES = 64 * 2**10
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
 
@@ -65,7 +68,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
 
     web = uvicorn.Config(
         create_app(driver, config),
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -97,11 +100,20 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        for sig in ENDING_SIGNALS:
+            signal.signal(sig, self.handle_exit)
         await self._engine.start()
         try:
             await super().serve(sockets)
         finally:
             await self._engine.stop()
+            for sig in ENDING_SIGNALS:
+                signal.signal(sig, signal.SIG_IGN)  # we are ending already, and an interrupted exit only prints a traceback
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's handlers would go before the engine has stopped; `serve` has its own for longer."""
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -16,6 +16,17 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record).translate(_UNPRINTABLE)
 
 
+class NoProbes(logging.Filter):
+    """Drops the access log's lines of probes and scrapes: they come by the clock and say nothing."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        match record.args:
+            case (_, _, str(path), _, 200):
+                return not path.startswith(("/health", "/metrics"))
+            case _:
+                return True
+
+
 def log_config(level: str) -> dict[str, Any]:
     """For `logging.config.dictConfig`. `level` is debug, info, warning or error."""
     ours = level.upper()
@@ -24,7 +35,8 @@ def log_config(level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": OneLineFormatter, "fmt": FORMAT}},
+        "filters": {"no_probes": {"()": NoProbes}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
-        "loggers": {"foretoken": {"level": ours}, "uvicorn.access": {"level": ours}, "uvicorn.error": {"level": quiet}},
+        "loggers": {"foretoken": {"level": ours}, "uvicorn.access": {"level": ours, "filters": ["no_probes"]}, "uvicorn.error": {"level": quiet}},
     }

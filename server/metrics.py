@@ -42,6 +42,7 @@ class Metrics:
             return Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets).labels(*labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step, of a finished choice.", _SECONDS)
         self._itl = histogram(
             "vllm:inter_token_latency_seconds", "Gap between steps divided by the tokens of the step, per token.", _TOKEN_SECONDS
         )
@@ -59,6 +60,9 @@ class Metrics:
 
     def on_first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
+
+    def on_queued(self, seconds: float) -> None:
+        self._queue.observe(seconds)
 
     def on_tokens(self, gap_s: float, num_tokens: int) -> None:
         """A step brought several tokens at once: each counts with its share, so that the histogram's mean is true."""

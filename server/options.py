@@ -201,6 +201,7 @@ class ServeParser(argparse.ArgumentParser):
         add("--insecure-no-auth", action="store_true", help="no key although the host is reachable from outside")
         add("--allowed-origins", type=origins, metavar="ORIGINS", help="web pages that may call: a JSON list, or commas")
         add("--max-body-bytes", type=count, metavar="N", help="longer requests are refused")
+        add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails (600)")
         add("--drain-timeout", "--shutdown-timeout", type=seconds, dest="drain_timeout_s", metavar="S", help="time to finish on SIGTERM")
         add("--log-level", "--uvicorn-log-level", choices=["debug", "info", "warning", "error"], help="debug shows tracebacks")
         add("--config", metavar="FILE", help="YAML with the flags' names as keys")

@@ -109,6 +109,7 @@ class Serving:
             priority=body.priority or 0,
             cache_salt=salt,
             num_spec_tokens=self._num_spec_tokens,
+            timeout_s=self.config.request_timeout_s,
         )
 
 

@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any, Protocol, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ..engine.errors import ForetokenError
 from ..engine.request import TokenDelta
@@ -22,8 +23,6 @@ from .schemas import StreamOptions
 logger = logging.getLogger("foretoken.server")
 
 PING_S = 15
-STALLED_S = 30
-"""A client that takes no byte for so long is gone."""
 
 T = TypeVar("T")
 
@@ -38,16 +37,28 @@ class Shape(Protocol):
 
 
 async def answer(request: Request, generation: Generation, shape: Shape, stream: bool, options: StreamOptions) -> Response:
-    """Run it. Raises ForetokenError if it fails before anything was sent, ClientDisconnect if nobody waits any more."""
-    if not stream:
+    """Run it, and close it. Raises ForetokenError if it fails before anything was sent, ClientDisconnect if nobody waits any more."""
+    if stream:
+        return EventStream(generation, shape, options)
+    with closing(generation):
         return JSONResponse(await unless_gone(request, whole(generation, shape)))
-    return EventSourceResponse(
-        events(generation, shape, options),
-        ping=PING_S,
-        ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-        send_timeout=STALLED_S,
-        sep="\n",
-    )
+
+
+class EventStream(EventSourceResponse):
+    """The events of a generation, which it closes even if the client left before the first of them."""
+
+    def __init__(self, generation: Generation, shape: Shape, options: StreamOptions) -> None:
+        super().__init__(
+            events(generation, shape, options),
+            ping=PING_S,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            sep="\n",
+        )
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with closing(self._generation):
+            await super().__call__(scope, receive, send)
 
 
 async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:

@@ -97,6 +97,22 @@ def test_drafters_are_credited_for_the_blocks_they_filled() -> None:
     assert (kv.num_filled("b", 0), kv.num_filled("b", 1)) == (0, 8)
 
 
+def test_a_filled_block_behind_an_unfilled_one_hides_nothing() -> None:
+    """Two requests compute the same text at once, so the chain's blocks come from both of them."""
+    kv, tokens = KVCache(16, 4), list(range(13))
+    for request_id in ("a", "b"):
+        kv.admit(request_id, tokens)
+        assert kv.reserve(request_id, 13)
+    kv.commit("a", tokens, 4)
+    kv.commit("b", tokens, 12)  # its first block stays anonymous; the next two are known
+    kv.mark_filled("b", 0, 12)
+    kv.admit("c", tokens)
+    assert kv.num_filled("c", 0) == 0  # the first block is that of "a"
+    kv.mark_filled("c", 0, 12)
+    kv.admit("d", tokens)
+    assert kv.num_filled("d", 0) == 12
+
+
 def test_a_guess_takes_what_is_free_and_no_more() -> None:
     kv = KVCache(3, 4)
     kv.admit("a", [1, 2, 3])

@@ -4,20 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from foretoken.engine.config import DEMO_MODEL, CacheConfig, ModelConfig
+from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ConfigError, ModelLoadError
 from foretoken.engine.model import (
     LoadedModel,
-    cache_blocks,
-    find_folder,
-    free_memory_bytes,
     load_executor,
     load_model,
     read_config,
@@ -108,31 +104,6 @@ def test_dtypes(folder: Path):
         resolve_dtype("half")
     with pytest.raises(ConfigError, match="'int4' is not one of auto, float32, bfloat16"):
         resolve_dtype("int4")
-
-
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
-def test_paths_are_never_looked_for_on_the_hub(name: str):
-    with pytest.raises(ModelLoadError, match="there is no folder"):
-        find_folder(name, None, lambda line: pytest.fail(f"asked the hub: {line}"))
-
-
-def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelLoadError, match="some-org/some-model.*could not be fetched") as error:
-        find_folder("some-org/some-model", None, lambda line: None)
-    assert "\n" not in str(error.value)
-
-
-def test_the_embedded_model_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("foretoken.engine.model.__file__", str(tmp_path / "model.py"))
-    with pytest.raises(ModelLoadError, match="embedded model"):
-        find_folder(DEMO_MODEL, None, lambda line: None)
-    target = tmp_path / "demo_model" / "target"
-    target.mkdir(parents=True)
-    (target / "config.json").touch()
-    (target / "model.safetensors").touch()
-    assert find_folder(DEMO_MODEL, None, lambda line: None) == target
 
 
 @pytest.mark.parametrize(
@@ -238,46 +209,3 @@ def test_draft_models_need_no_tokenizer(folder: Path):
         file.unlink()
     executor = load_executor(folder, read_config(folder), torch.float32)
     assert executor.vocab_size == VOCAB and executor.max_model_len == 128
-
-
-class TestCacheBlocks:
-    def test_configured_size(self):
-        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 1000, 0) == 1024
-        assert cache_blocks(CacheConfig(num_blocks=3), 2**20, 1000, 0) == 3
-
-    def test_share_of_free_memory_up_to_a_ceiling(self):
-        assert cache_blocks(CacheConfig(memory_share=0.5), 2**20, 100, 2**30) == 512
-        assert cache_blocks(CacheConfig(memory_share=0.5, max_kv_cache_gb=0.25), 2**20, 100, 2**30) == 256
-
-    def test_one_sequence_must_fit(self):
-        assert cache_blocks(CacheConfig(kv_cache_gb=9 / 1024), 2**20, 128, 0) == 9  # 8 blocks and one more
-        with pytest.raises(ConfigError, match="gets 512 MiB.*max_model_len 8200 needs 514 MiB"):
-            cache_blocks(CacheConfig(kv_cache_gb=0.5), 2**20, 8200, 0)
-
-    def test_never_more_than_is_useful(self):
-        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 100, 0, useful_tokens=320) == 21
-        assert cache_blocks(CacheConfig(kv_cache_gb=1.0), 2**20, 100, 0, useful_tokens=16) == 8  # but one whole sequence
-
-
-class TestFreeMemory:
-    @staticmethod
-    def write(root: Path, path: str, text: str) -> None:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-
-    def test_of_the_machine(self, tmp_path: Path):
-        self.write(tmp_path, "proc/meminfo", "MemTotal:  9000 kB\nMemFree: 10 kB\nMemAvailable:   4000 kB\n")
-        assert free_memory_bytes(tmp_path) == 4000 * 1024
-
-    def test_of_a_container(self, tmp_path: Path):
-        self.write(tmp_path, "proc/meminfo", "MemAvailable:   4000 kB\n")
-        self.write(tmp_path, "sys/fs/cgroup/memory.max", "1000000\n")
-        self.write(tmp_path, "sys/fs/cgroup/memory.current", "700000\n")
-        self.write(tmp_path, "sys/fs/cgroup/memory.stat", "anon 500000\ninactive_file 100000\n")
-        assert free_memory_bytes(tmp_path) == 400000
-        self.write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
-        assert free_memory_bytes(tmp_path) == 4000 * 1024
-
-    def test_of_this_machine_and_of_one_without_proc(self, tmp_path: Path):
-        assert free_memory_bytes() > 2**20
-        assert free_memory_bytes(tmp_path) > 2**20

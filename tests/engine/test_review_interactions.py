@@ -12,7 +12,6 @@ import torch
 from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.request import SamplingParams
-from foretoken.kernels.attention import TorchKV
 from foretoken.kernels.layout import FINAL
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
@@ -45,7 +44,7 @@ def poison(engine: Engine) -> None:
     live = {b * size + i for b in kv.pool.prefixes for i in range(size)}
     for table in kv.tables.values():
         live |= {table.blocks[p // size] * size + p % size for p in range(table.num_committed)}
-    dead = torch.tensor([s for s in range(kv.pool.num_blocks * size) if s not in live])
+    dead = torch.tensor([s for s in range(kv.pool.num_blocks * size) if s not in live], dtype=torch.int64)
     for cache in caches(engine):
         for tensor in (*cache.k, *cache.v):
             tensor[dead] = float("nan")

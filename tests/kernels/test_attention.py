@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_reference import attention_reference
 
-from foretoken.kernels.attention import AttentionPlan, TorchKV, attention_reference, paged_attention
+from foretoken.kernels.attention import AttentionPlan, paged_attention
 from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
+from foretoken.kernels.torch_kv import TorchKV
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 600

@@ -5,7 +5,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from foretoken.kernels.attention import TorchKV
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.transformers_model import TransformersExecutor

@@ -172,6 +172,8 @@ def test_hidden_states_are_those_of_transformers(name: str, oracles: dict[str, O
     close(out.hidden[1], expected[1][0])
     close(out.hidden[FINAL], expected[-1][0])
     assert not oracle.run((3, 0, tokens, [])).hidden
+    with pytest.raises(UnsupportedModel, match="hidden states"):  # transformers has the last layer's behind the norm only
+        oracle.run((3, 0, tokens, []), hidden=(len(oracle.executor.kv_layers),))
 
 
 def test_scores_only_where_wanted(oracles: dict[str, Oracle]):
@@ -260,6 +262,14 @@ def test_models_that_do_not_reach_our_attention_are_refused():
     )
     with pytest.raises(UnsupportedModel, match="'falcon'.*0 of its 2 layers"):
         TransformersExecutor(transformers.AutoModelForCausalLM.from_config(falcon))
+
+
+def test_a_window_that_only_the_mask_knows_is_refused():
+    config = transformers.PhimoeConfig(**GROUPED, num_local_experts=2, sliding_window=SIZES["max_position_embeddings"] - 1)
+    with pytest.raises(UnsupportedModel, match="'phimoe'.*does not pass its sliding window on"):
+        TransformersExecutor(transformers.AutoModelForCausalLM.from_config(config))
+    config.sliding_window = SIZES["max_position_embeddings"]  # hides nothing
+    assert TransformersExecutor(transformers.AutoModelForCausalLM.from_config(config)).max_model_len == config.sliding_window
 
 
 def test_a_bidirectional_model_is_refused():

@@ -289,6 +289,15 @@ def test_ids_that_the_target_does_not_have_are_never_guessed() -> None:
     assert proposer.propose(DraftContext([row("r", text)], 100, 4)).token_ids == [int(model.logits(text)[:VOCAB].argmax())]
 
 
+def test_ids_that_the_draft_does_not_have_leave_the_other_rows_alone() -> None:
+    """A target may have more rows in its embedding than the draft; any request may name such an id."""
+    model = CheckingModel()
+    proposer, _ = proposer_of(model, DraftModelConfig("D", 2))
+    rows = [row("foreign", [1, VOCAB, 2], blocks=[0, 1]), row("known", [1, 2, 3], blocks=[2, 3])]
+    assert [len(guess) for guess in by_row(proposer.propose(DraftContext(rows, 100, 4)))] == [0, 2]
+    assert model.fed == [[1, 2, 3], [model.fed[1][0]]]
+
+
 @pytest.mark.parametrize(("return_probs", "purpose"), [(False, Purpose.TARGET), (True, Purpose.DRAFT)])
 def test_sampling_uses_the_noise_of_the_guessed_position(return_probs: bool, purpose: Purpose) -> None:
     """TARGET couples the draft with the target: the same network at the same temperature says the same. DRAFT must not."""

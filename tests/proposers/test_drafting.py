@@ -30,7 +30,7 @@ def step(cache: OwnCache, r: DraftRow, guess: list[int], accepted: list[int], em
 
 
 def test_after_full_acceptance_two_tokens_are_missing_after_a_rejection_one() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     assert step(cache, row("r", 5), [1, 2, 3, 4], [0, 1, 2, 3], [1, 2, 3, 4, 9]) == (0, 5, 4)
     assert step(cache, row("r", 10), [1, 2, 3, 4], [0], [1, 9]) == (8, 10, 4)
     assert step(cache, row("r", 12), [1, 2, 3, 4], [], [9]) == (11, 12, 4)
@@ -40,19 +40,19 @@ def test_after_full_acceptance_two_tokens_are_missing_after_a_rejection_one() ->
 
 def test_a_cut_guess_that_the_target_says_itself_is_read_again() -> None:
     """Its place was given up when the draft was cut: someone else may have written there."""
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     step(cache, row("r", 5), [1, 2, 3, 4], [0], [1, 2])
     assert plan(cache, row("r", 7)) == [("r", 6, 7, 4)]
 
 
 def test_a_path_through_anothers_tree_confirms_nothing_that_was_moved() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     step(cache, row("r", 5), [1, 2, 3, 4], [0, 2], [1, 2, 9])
     assert plan(cache, row("r", 8)) == [("r", 6, 8, 4)]
 
 
 def test_guesses_of_a_step_that_was_never_reported_are_given_up() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     (feed,) = _plan(cache, [row("r", 5)])
     cache.fed([feed], [[100, 101, 102, 103]])
     assert plan(cache, row("r", 8), budget=0) == []
@@ -61,7 +61,7 @@ def test_guesses_of_a_step_that_was_never_reported_are_given_up() -> None:
 
 
 def test_the_oldest_catch_up_first_and_who_is_behind_guesses_nothing() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     assert plan(cache, row("a", 3), budget=0) == []
     rows = row("b", 6), row("a", 6)
     feeds = _plan(cache, rows, budget=10)
@@ -72,7 +72,7 @@ def test_the_oldest_catch_up_first_and_who_is_behind_guesses_nothing() -> None:
 
 
 def test_prompt_chunks_are_followed_and_ceiling_0_keeps_up() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     r = row("r", 10, computed=4)
     cache.fed(_plan(cache, [r]), [[]])
     assert plan(cache, row("r", 10, computed=8)) == [("r", 4, 8, 0)]
@@ -80,7 +80,7 @@ def test_prompt_chunks_are_followed_and_ceiling_0_keeps_up() -> None:
 
 
 def test_filled_blocks_are_not_read_again_until_forgotten() -> None:
-    cache = OwnCache(1000, 4)
+    cache = OwnCache(1000, 4, 1000)
     assert plan(cache, row("r", 10, filled=8)) == [("r", 8, 10, 4)]
     cache.forget("r")
     cache.forget("r")
@@ -89,7 +89,7 @@ def test_filled_blocks_are_not_read_again_until_forgotten() -> None:
 
 
 def test_the_drafters_own_length_is_respected() -> None:
-    cache = OwnCache(12, 4)
+    cache = OwnCache(12, 4, 1000)
     assert plan(cache, row("a", 9)) == [("a", 0, 9, 3)]
     assert plan(cache, row("b", 11)) == [("b", 0, 11, 1)]
     assert plan(cache, row("c", 12)) == []

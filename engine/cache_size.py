@@ -1,0 +1,80 @@
+"""How many blocks the KV cache gets: from the settings, from what could ever be used, and from the memory that is free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .config import CacheConfig
+from .errors import ConfigError
+
+MIN_TOKENS = 2048
+"""What the cache must hold of a sequence if no max_model_len is asked for: contexts of 128k are common, memory for them is not."""
+
+
+def cache_blocks(
+    config: CacheConfig, bytes_per_block: int, free_bytes: int, *, max_model_len: int, max_num_seqs: int, wanted_len: int | None = None
+) -> int:
+    """The configured size, else a share of free memory; never more than max_num_seqs sequences of max_model_len could fill.
+
+    wanted_len: the length that was asked for, None = nobody asked. Raises ConfigError if such a sequence would not fit.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    gib = 2**30
+    if config.kv_cache_gb is not None:
+        budget = config.kv_cache_gb * gib
+    else:
+        budget = min(free_bytes * config.memory_share, config.max_kv_cache_gb * gib)
+    blocks = int(budget // bytes_per_block)
+    length = min(max_model_len, MIN_TOKENS) if wanted_len is None else wanted_len
+    needed = _blocks_per_sequence(config, length)
+    if blocks < needed:
+        raise ConfigError(
+            f"the KV cache gets {budget / 2**20:,.0f} MiB, but one sequence of {length:,} tokens needs "
+            f"{needed * bytes_per_block / 2**20:,.0f} MiB; set kv_cache_gb to at least that, or lower max_model_len"
+        )
+    return min(blocks, max_num_seqs * _blocks_per_sequence(config, max_model_len))
+
+
+def _blocks_per_sequence(config: CacheConfig, length: int) -> int:
+    """One more than the tokens need: guesses go behind them."""
+    return -(-length // config.block_size) + 1
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken without swapping: the machine's, or what the container's limit leaves."""
+    free = [_meminfo_available(root / "proc/meminfo")]
+    for limit_file, usage_file in (
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),  # version 2
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        limit, usage = _read_int(root / limit_file), _read_int(root / usage_file)
+        if limit is not None and usage is not None:
+            cached = _read_entry((root / usage_file).with_name("memory.stat"), "inactive_file") or 0  # given back on demand
+            free.append(max(0, limit - usage + cached))
+    known = [value for value in free if value is not None]
+    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _meminfo_available(file: Path) -> int | None:
+    kibibytes = _read_entry(file, "MemAvailable:")
+    return None if kibibytes is None else kibibytes * 1024
+
+
+def _read_entry(file: Path, name: str) -> int | None:
+    """The number behind `name` in a file of lines "name number"."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
+
+
+def _read_int(file: Path) -> int | None:
+    """None if the file is not there or says "max"."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

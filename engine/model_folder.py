@@ -1,0 +1,126 @@
+"""From a model's name to the folder with its files: a path, the embedded model, or a download from the hub.
+
+What is wrong with the files is told in one sentence, before anything is loaded. Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .config import DEMO_MODEL
+from .errors import ModelLoadError
+
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other formats
+
+Progress = Callable[[str], None]
+
+
+def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
+    """The local folder of foretoken-demo, of a path or of a hub id, downloaded if needed. Raises ModelLoadError."""
+    if model == DEMO_MODEL:
+        folder = Path(__file__).parent / "demo_model" / "target"
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise ModelLoadError(f"the weights of the embedded model are not in this installation ({folder}); name another model")
+        return folder
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            raise ModelLoadError(_gguf_sentence(path))
+        raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
+    if not HUB_ID.fullmatch(model):
+        raise ModelLoadError(f"there is no folder {model}")
+    return _download(model, revision, progress)
+
+
+def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:
+    """A snapshot in the hub's cache; files already there are not fetched again, partial ones go on where they stopped."""
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    progress(f"looking for {hub_id} on the Hugging Face hub")
+    try:
+        folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT))
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {one_line(error)}"
+        ) from error
+    if not any(folder.glob("*.safetensors")):
+        raise ModelLoadError(
+            f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once, a GGUF file "
+            f"with gguf_file='ITS NAME': {_conversion(hub_id)}; then serve ./converted"
+        )
+    return folder
+
+
+def config_json(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises ModelLoadError if there is none."""
+    raw = read_json(folder, "config.json")
+    if raw is None:
+        ggufs = sorted(folder.glob("*.gguf"))
+        raise ModelLoadError(_gguf_sentence(ggufs[0]) if ggufs else f"{folder} has no config.json; is it a model's folder?")
+    return raw
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
+    index = read_json(folder, "model.safetensors.index.json")
+    if index is not None:
+        files = [folder / name for name in sorted(set(index.get("weight_map", {}).values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelLoadError(f"{folder} lacks {len(missing)} of its {len(files)} weight files, the first is {missing[0]}")
+        return files
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if ggufs := sorted(folder.glob("*.gguf")):
+        raise ModelLoadError(_gguf_sentence(ggufs[0]))
+    if pickles := sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)):
+        raise ModelLoadError(
+            f"{folder} has its weights as {pickles[0].name} only, a format that can run code when it is read. If you trust it, "
+            f"convert it once: {_conversion(folder)}; then serve ./converted"
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise ModelLoadError(f"{folder} is an adapter; merge it into its base model and serve the result")
+    raise ModelLoadError(f"{folder} has no model.safetensors")
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """None if there is no such file. Raises ModelLoadError if it is no JSON object."""
+    file = folder / name
+    if not file.is_file():
+        return None
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file} is not a JSON object")
+    return value
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _gguf_sentence(file: Path) -> str:
+    return (
+        f"{file.name} is a GGUF file; serve the original safetensors, or convert it once: "
+        f"{_conversion(file.parent, f', gguf_file={file.name!r}')}; then serve ./converted"
+    )
+
+
+def _conversion(source: Path | str, options: str = "") -> str:
+    """A command line that writes a folder `converted` with safetensors and tokenizer."""
+    return (
+        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f"[x.from_pretrained({str(source)!r}{options}).save_pretrained('converted') for x in (M, T)]\""
+    )

@@ -1,0 +1,71 @@
+"""The cache of one network as torch tensors. Owns their memory layout; knows no rows and no attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import KVLayerSpec
+
+
+class TorchKV:
+    """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
+
+    Slots start uninitialised, so that memory is taken as it is used. Nothing reads a slot that no pass has written.
+    """
+
+    def __init__(
+        self, layers: tuple[KVLayerSpec, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        slots = num_blocks * block_size
+        self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=dtype, device=device) for spec in layers]
+        self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=dtype, device=device) for spec in layers]
+        self._k_scratch = self._v_scratch = torch.empty(0, dtype=dtype, device=device)
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
+        kept = slots >= 0
+        self.write_all(layer, slots[kept], k[kept], v[kept])
+
+    def write_all(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """`write` for callers that know that no slot is -1."""
+        self.k[layer].index_copy_(0, slots, k)
+        self.v[layer].index_copy_(0, slots, v)
+
+    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
+        return self.k[layer].index_select(0, slots), self.v[layer].index_select(0, slots)
+
+    def read(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """`gather` without a copy of its own: what it returns holds until the next read.
+
+        A slice is a view of the cache. Other slots are copied to one buffer that all layers and passes reuse: page faults of
+        a fresh one would cost more than the copy.
+        """
+        k, v = self.k[layer], self.v[layer]
+        if isinstance(slots, slice):
+            return k[slots], v[slots]
+        self._k_scratch, self._v_scratch = (
+            _at_least(buffer, len(slots) * cache[0].numel()) for buffer, cache in ((self._k_scratch, k), (self._v_scratch, v))
+        )
+        return _select(k, slots, self._k_scratch), _select(v, slots, self._v_scratch)
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
+        for cache in (*self.k, *self.v):
+            cache.index_copy_(0, dst, cache.index_select(0, src))
+
+
+def _at_least(buffer: Tensor, numel: int) -> Tensor:
+    if buffer.numel() >= numel:
+        return buffer
+    with torch.inference_mode(False):  # else it could not be written to outside inference mode
+        return torch.empty(numel, dtype=buffer.dtype, device=buffer.device)
+
+
+def _select(cache: Tensor, slots: Tensor, buffer: Tensor) -> Tensor:
+    shape = (len(slots), *cache.shape[1:])
+    out = buffer[: len(slots) * cache[0].numel()].view(shape)
+    return torch.index_select(cache, 0, slots, out=out)

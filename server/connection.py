@@ -1,0 +1,85 @@
+"""One client's connection: uvicorn's HTTP/1.1 with limits on how long a client may keep us waiting, either way.
+
+Owns the clocks of a socket and what is said to bytes that are no HTTP. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .errors import ApiError
+
+logger = logging.getLogger("foretoken.server")
+
+HEAD_DEADLINE_S = 10.0
+"""From a connection's opening, or a later request's first byte, to the end of its headers."""
+STALLED_S = 30.0
+"""A client that takes no byte of what waits for it for so long is gone."""
+
+
+class Connection(H11Protocol):
+    """Closes on a client that trickles its headers or stops reading; the app learns of it as of any disconnect."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_DEADLINE_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer = _cancel(self._head_timer)
+        self._stall_timer = _cancel(self._stall_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # Body bytes after the answer, which nobody reads, only delay the next request: they are on the same clock.
+        answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if self.conn.their_state is not h11.IDLE and not answered:
+            self._head_timer = _cancel(self._head_timer)
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_DEADLINE_S, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._stall_timer = _cancel(self._stall_timer)
+        super().resume_writing()
+
+    def _watch(self, num_waiting: int) -> None:
+        """Look again after a while whether any of the bytes that wait has left."""
+
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < num_waiting:
+                self._watch(left)
+            else:
+                logger.info("a client has taken nothing for %g s: its connection is closed", STALLED_S)
+                self.transport.abort()
+
+        self._stall_timer = self.loop.call_later(STALLED_S, look)
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to bytes that are no HTTP, in the one error shape; none where an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(ApiError(400, msg, code="invalid_http").body).encode()
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+            for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _should_upgrade(self) -> bool:
+        return False  # to other protocols: the wish is ignored, as HTTP allows
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

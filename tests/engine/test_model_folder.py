@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+
+from foretoken.engine.config import DEMO_MODEL
+from foretoken.engine.errors import ModelLoadError
+from foretoken.engine.model_folder import find_folder
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
+def test_paths_are_never_looked_for_on_the_hub(name: str):
+    with pytest.raises(ModelLoadError, match="there is no folder"):
+        find_folder(name, None, lambda line: pytest.fail(f"asked the hub: {line}"))
+
+
+def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelLoadError, match="some-org/some-model.*could not be fetched") as error:
+        find_folder("some-org/some-model", None, lambda line: None)
+    assert "\n" not in str(error.value)
+
+
+def test_the_embedded_model_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("foretoken.engine.model_folder.__file__", str(tmp_path / "model_folder.py"))
+    with pytest.raises(ModelLoadError, match="embedded model"):
+        find_folder(DEMO_MODEL, None, lambda line: None)
+    target = tmp_path / "demo_model" / "target"
+    target.mkdir(parents=True)
+    (target / "config.json").touch()
+    (target / "model.safetensors").touch()
+    assert find_folder(DEMO_MODEL, None, lambda line: None) == target
+
+
+def test_a_hub_model_without_safetensors_says_how_to_convert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    asked: dict[str, object] = {}
+
+    def snapshot(hub_id: str, **arguments: object) -> str:
+        asked.update(arguments)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelLoadError, match="some-org/some-model has no safetensors.*save_pretrained.*converted"):
+        find_folder("some-org/some-model", "main", lambda line: None)
+    (tmp_path / "model.safetensors").touch()
+    assert find_folder("some-org/some-model", "main", lambda line: None) == tmp_path
+    assert asked["revision"] == "main"
+
+
+def test_the_second_copy_of_mistrals_weights_is_not_fetched():
+    from huggingface_hub.utils import filter_repo_objects
+
+    from foretoken.engine.model_folder import HUB_FILES, HUB_FILES_LEFT_OUT
+
+    offered = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "pytorch_model.bin", "onnx/model.json"]
+    fetched = list(filter_repo_objects(offered, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT))
+    assert fetched == ["config.json", "model-00001-of-00002.safetensors"]
+
+
+def test_folders_are_found_without_torch():
+    said = "import sys, foretoken.engine.model_folder as m; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.strip() == "[]"
