@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing foretoken into $(VENV) (the first time: a few minutes, mostly torch) ..."
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --progress-bar on -e '.[dev,bench]'
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --progress-bar on -e '.[dev,bench]'
 	@mkdir -p .typing && ln -sfn .. .typing/foretoken
 	@touch $@
 

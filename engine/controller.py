@@ -85,7 +85,7 @@ class Controller:
         ceiling = max(p.max_tokens for p in self.proposers[first:])
         if wanted.num_speculative_tokens is not None:
             ceiling = min(ceiling, wanted.num_speculative_tokens)
-        return first, ceiling
+        return (first, ceiling) if ceiling else (-1, 0)
 
     def decide(self, limits: StepLimits) -> None:
         """The step's final limits, for the statistics."""

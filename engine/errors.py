@@ -44,7 +44,7 @@ class ShuttingDown(ForetokenError):
 
 
 class RequestFailed(ForetokenError):
-    """An accepted request ended in an error of ours. `code` is numerical_error, engine_error or server_shutdown."""
+    """An accepted request ended in an error of ours. `code` is numerical_error, engine_error, server_shutdown or timeout."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import ContextTooLong, InvalidRequest
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORDS_CHARS = 16_384
+"""Of all words of a request together: encoding them is work before the queue, where nothing else bounds it."""
 MAX_PRIORITY = 2**31
 
 
@@ -46,10 +49,12 @@ class Intake:
         self._methods = ("auto", "off", *dict.fromkeys(proposer_names))
         longest_token = max((len(name.encode()) for name in tokenizer.get_vocab()), default=1)
         self._max_prompt_bytes = longest_token * max_model_len
+        # The prompts of one API request come one by one with the same words.
+        self._bad_word_ids = lru_cache(maxsize=16)(self._encode_bad_words)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises InvalidRequest; ContextTooLong, unread, if its bytes cannot fit the context."""
-        return self._encode(text, "prompt", add_special_tokens)
+    def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Token ids of a text. Raises InvalidRequest that names `param`; ContextTooLong, unread, if its bytes cannot fit the context."""
+        return self._encode(text, param, add_special_tokens)
 
     def requests(
         self,
@@ -72,7 +77,7 @@ class Intake:
         prompt = tuple(prompt_token_ids)
         # One seed for all choices: the choice's index is part of the noise key.
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(params.bad_words)
+        prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(tuple(params.bad_words))
         return [
             Request(
                 request_id=request_id if params.n == 1 else f"{request_id}-{choice}",
@@ -118,9 +123,12 @@ class Intake:
             raise InvalidRequest(f"min_tokens {params.min_tokens:,} is above the {max_tokens:,} tokens that fit", "min_tokens")
         if params.stop and not params.detokenize:
             raise InvalidRequest("stop strings need the text: they cannot be used with detokenize=False", "stop")
+        self._check_bad_words(params.bad_words)
         self._check_ids("logit_bias", list(params.logit_bias))
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.allowed_token_ids is not None:
+            if len(params.allowed_token_ids) > self._vocab_size:
+                raise InvalidRequest(f"allowed_token_ids has more ids than there are tokens, {self._vocab_size:,}", "allowed_token_ids")
             self._check_ids("allowed_token_ids", params.allowed_token_ids)
             if min(params.allowed_token_ids) >= self._tokenizer_size:
                 raise InvalidRequest(
@@ -150,12 +158,17 @@ class Intake:
         self._check_ids("prediction", params.prediction or ())
         return tuple(params.prediction or ())
 
-    def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every spelling of each word: at the start of a text and, with a space before it, in the middle."""
-        spellings: dict[tuple[int, ...], None] = {}
+    def _check_bad_words(self, words: Sequence[str]) -> None:
         for word in words:
             if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
                 raise InvalidRequest(f"bad_words takes strings of 1 to {MAX_BAD_WORD_CHARS} characters, not only spaces", "bad_words")
+        if sum(map(len, words)) > MAX_BAD_WORDS_CHARS:
+            raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS_CHARS:,} characters in all", "bad_words")
+
+    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Every spelling of each word: at the start of a text and, with a space before it, in the middle."""
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in words:
             for text in (word.lstrip(), " " + word.lstrip()):
                 token_ids = tuple(self._encode(text, "bad_words", add_special_tokens=False))
                 self._check_ids("bad_words", token_ids)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -86,17 +85,17 @@ def load_executor(
     """
     from ..kernels.rope import UnsupportedModel
     from ..kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
-    from ..kernels.weights import WeightError, load_program_executor
+    from ..kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
 
     kind = choose_executor(hf_config, kind)
     try:
         refuse_unsupported(hf_config)
         _check_length(max_model_len, max_positions(hf_config), folder)
-        check_files(folder)
+        files = weight_files(folder)
         if kind == "program":
-            executor = load_program_executor(folder, hf_config, dtype, max_model_len)  # checks every number itself
+            executor = load_program_executor(files, hf_config, dtype, max_model_len)
         else:
-            check_numbers(folder)
+            check_finite(read_tensors(files))
             executor = TransformersExecutor.load(folder, hf_config, dtype)
     except (UnsupportedModel, WeightError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
@@ -152,31 +151,6 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class has checks of its own
         raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {one_line(error)}") from error
-
-
-def check_files(folder: Path) -> None:
-    """Every weight file is there and whole. Raises ModelLoadError naming the file."""
-    for file in weight_files(folder):
-        with _open(file):
-            pass
-
-
-def check_numbers(folder: Path) -> None:
-    """Every weight is finite: a damaged file still loads, and then every answer is nonsense. Raises ModelLoadError."""
-    for file in weight_files(folder):
-        with _open(file) as weights:
-            for name in weights.keys():
-                tensor = weights.get_tensor(name)
-                # A sum shows any NaN without a temporary of the tensor's size; it may overflow, so look closer then.
-                if not torch.isfinite(tensor.sum(dtype=torch.float32)) and not torch.isfinite(tensor).all():
-                    raise ModelLoadError(f"{file} is damaged: {name} has values that are not finite; fetch the file again")
-
-
-def _open(file: Path) -> safe_open:
-    try:
-        return safe_open(file, "pt")
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{file} is damaged or incomplete ({error}); fetch the file again") from error
 
 
 def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:

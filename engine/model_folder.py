@@ -74,7 +74,10 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
     index = read_json(folder, "model.safetensors.index.json")
     if index is not None:
-        files = [folder / name for name in sorted(set(index.get("weight_map", {}).values()))]
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelLoadError(f"{folder / 'model.safetensors.index.json'} has no weight_map; fetch the file again")
+        files = [folder / str(name) for name in sorted(set(weight_map.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelLoadError(f"{folder} lacks {len(missing)} of its {len(files)} weight files, the first is {missing[0]}")

@@ -79,33 +79,35 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         object.__setattr__(self, "stop", tuple(stops))
+        if isinstance(self.bad_words, str):
+            object.__setattr__(self, "bad_words", (self.bad_words,))
         object.__setattr__(self, "speculation", Speculation.parse(self.speculation))
-        _in_range("n", self.n, 1, MAX_CHOICES)
+        _integer("n", self.n, 1, MAX_CHOICES)
         _in_range("temperature", self.temperature, 0, 100)
         _in_range("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
             raise InvalidRequest("top_p must be above 0; for greedy decoding use temperature 0", "top_p")
-        _in_range("top_k", self.top_k, -1, 2**31 - 1)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
         _in_range("min_p", self.min_p, 0, 1)
         _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _in_range("presence_penalty", self.presence_penalty, -2, 2)
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
         if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
-            _in_range("seed", self.seed, -(2**63), 2**63 - 1)
-        if len(stops) > MAX_STOPS or any(not s or len(s) > MAX_STOP_CHARS for s in stops):
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in stops):
             raise InvalidRequest(
                 f"stop takes at most {MAX_STOPS} non-empty strings of at most {MAX_STOP_CHARS} characters", "stop"
             )
         if len(self.logit_bias) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
-        if any(not abs(b) <= 100 for b in self.logit_bias.values()):
+        if any(not isinstance(b, (int, float)) or not abs(b) <= 100 for b in self.logit_bias.values()):
             raise InvalidRequest("logit_bias values must be from -100 to 100", "logit_bias")
         if len(self.bad_words) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
@@ -121,6 +123,11 @@ class SamplingParams:
         """`speculation`, parsed (it is replaced on construction; this says so to the type checker)."""
         assert isinstance(self.speculation, Speculation)
         return self.speculation
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:  # a bool is no number
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}", name)
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

@@ -102,7 +102,9 @@ class TokenStream:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Called by the engine, on the loop: after what is pending, the reader gets this error."""
+        """Called on the loop: after what is pending, the reader gets this error. Nothing changes if every choice has ended."""
+        if not self._unfinished:
+            return
         self._error = error
         unfinished, self._unfinished = self._unfinished, set[str]()
         self._abort(sorted(unfinished))

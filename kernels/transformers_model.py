@@ -219,6 +219,8 @@ def max_positions(hf_config: transformers.PretrainedConfig) -> int:
     positions = _entry(config, "max_position_embeddings")
     if positions is None:
         raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
+    if positions < 1:
+        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model says max_position_embeddings {positions}")
     rope = _entry(config, "rope_parameters") or {}
     return int(max(positions, (_original_positions(config) or 0) * (rope.get("factor") or 1)))
 

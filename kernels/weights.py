@@ -1,12 +1,11 @@
-"""Checkpoints: finds the tensors of a folder, checks them against a program, and binds the two to an executor.
+"""Checkpoints: reads the tensors of safetensors files, checks them against a program, and binds the two to an executor.
 
 Only safetensors are read. Knows no model family: names and shapes come from the program.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,26 +19,24 @@ from .layout import Executor
 from .program import Program
 from .torch_executor import TorchExecutor
 
-_INDEX = "model.safetensors.index.json"
-
 
 class WeightError(ValueError):
     """A checkpoint is missing, damaged or not the one its config describes. The message names the tensors."""
 
 
 def load_program_executor(
-    folder: Path, hf_config: PreTrainedConfig, dtype: torch.dtype, max_model_len: int | None = None
+    files: Sequence[Path], hf_config: PreTrainedConfig, dtype: torch.dtype, max_model_len: int | None = None
 ) -> Executor:
-    """The network of a checkpoint folder, ready to run. Raises WeightError, or UnsupportedModel where supports() is False."""
+    """The network of a checkpoint, ready to run. Raises WeightError, or UnsupportedModel where supports() is False."""
     program = fuse(decoder_program(hf_config, max_model_len))
-    tensors = read_tensors(folder)
+    tensors = read_tensors(files)
     check_tensors(program, tensors)
     return TorchExecutor(program, tensors, dtype)
 
 
-def read_tensors(folder: Path) -> Mapping[str, Tensor]:
-    """All tensors of a folder's safetensors files by name, mapped into memory only when asked for. Raises WeightError."""
-    return _TensorFiles(_shards(folder))
+def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
+    """All tensors of safetensors files by name, mapped into memory only when asked for. Raises WeightError."""
+    return _TensorFiles(files)
 
 
 def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
@@ -51,9 +48,14 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     if complaints:
         raise WeightError(f"the checkpoint's tensors do not fit its config.json; {'; '.join(complaints)}")
     for name, shape in program.weights.items():
-        tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise WeightError(f"{name} has shape {tuple(tensor.shape)}, but config.json asks for {shape}")
+        if tuple(tensors[name].shape) != shape:
+            raise WeightError(f"{name} has shape {tuple(tensors[name].shape)}, but config.json asks for {shape}")
+    check_finite(tensors)
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise WeightError for NaN and infinity: a damaged file still loads, and then every answer is nonsense."""
+    for name, tensor in tensors.items():
         # The sum is finite unless an entry is not, or finite entries overflow it; only then look at each.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
             raise WeightError(f"{name} contains NaN or infinite values; the checkpoint is damaged")
@@ -62,7 +64,7 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
 class _TensorFiles(Mapping[str, Tensor]):
     """Tensor name -> tensor over several safetensors files."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._path_of: dict[str, Path] = {}
         self._handles = {path: _open(path) for path in paths}
         for path, handle in self._handles.items():
@@ -81,31 +83,11 @@ class _TensorFiles(Mapping[str, Tensor]):
         return len(self._path_of)
 
 
-def _shards(folder: Path) -> list[Path]:
-    """The files that hold the model: those of the index, else model.safetensors, else every safetensors file."""
-    if (folder / _INDEX).is_file():
-        try:
-            names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightError(f"{folder / _INDEX} is not a safetensors index: {error!r}") from error
-        paths = [folder / name for name in sorted(names)]
-    elif (folder / "model.safetensors").is_file():  # Mistral's repositories hold consolidated.safetensors beside it
-        paths = [folder / "model.safetensors"]
-    else:
-        paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise WeightError(f"{folder} has no .safetensors file")
-    absent = [path.name for path in paths if not path.is_file()]
-    if absent:
-        raise WeightError(f"{folder} lacks {_some(absent)}, which its index names")
-    return paths
-
-
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise WeightError(f"{path} cannot be read: {error}") from error
+        raise WeightError(f"{path} is damaged or incomplete ({error}); fetch the file again") from error
 
 
 def _is_redundant(name: str, tied: bool) -> bool:

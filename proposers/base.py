@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..kernels.layout import KVLayerSpec
@@ -18,7 +17,6 @@ class Needs:
 
     hidden: tuple[int, ...] = ()  # boundary ids of target hidden states (kernels/layout.py), FINAL included
     kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
-    kv_dtype: torch.dtype = torch.float32
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
 
     @property

@@ -149,7 +149,9 @@ def parse_speculative_config(value: Mapping[str, Any] | Sequence[Mapping[str, An
                 raise SpeculativeConfigError(f"{key!r} holds for all proposers, but two values are given: {shared[key]} and {setting}")
         method = _method(entry)
         if method != "off":
-            proposers.append(_proposer(method, entry))
+            proposers.append(proposer := _proposer(method, entry))
+            if isinstance(proposer, DraftModelConfig) and proposer.quantization:
+                warnings.append(f"speculative config: quantization {proposer.quantization!r} of the draft model is not applied")
         elif len(mappings) > 1:
             raise SpeculativeConfigError("method 'off' cannot stand in a list with other methods")
         warnings += entry.leftovers(method)

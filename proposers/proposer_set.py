@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -103,17 +103,6 @@ class ProposerSet:
     def num_ingesting(self) -> int:
         """Proposers that read every context token themselves."""
         return sum(p.needs.ingests for p in self.proposers)
-
-    @property
-    def off_reasons(self) -> Mapping[str, str]:
-        """Why proposers were switched off, by name."""
-        return {m.health.name: m.health.off_reason for m in self._members if m.health.off_reason is not None}
-
-    def max_tokens_for(self, assigned: int) -> int:
-        """Most draft tokens of a row with this assignment, whoever answers in the end. -1 = nobody is asked."""
-        if assigned < 0:
-            return 0
-        return max((m.proposer.max_tokens for m in self._members[assigned:] if m.works), default=0)
 
     def stats(self) -> tuple[ProposerHealth, ...]:
         return tuple(replace(m.health) for m in self._members)

@@ -20,23 +20,25 @@ TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "preserve_thinking",
 MAX_KWARG_CHARS = 256
 OFF_LOOP_CHARS = 8_000
 """Longer texts are rendered and tokenized in a thread: about 2 ms of work, what a stream's chunk may wait."""
+TURN_CHARS = 200
+"""What a template takes for a message beside its text, as characters."""
 
 
 class ChatFormat:
     """Renders and tokenizes for one model. Safe to use from several threads.
 
-    encode(text, add_special_tokens) -> token ids is the engine's own, which refuses what cannot fit the context.
+    encode(text, add_special_tokens, param) -> token ids is the engine's own, which refuses what cannot fit the context.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool], list[int]]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool, str], list[int]]) -> None:
         self._tokenizer = tokenizer
         self._encode = encode
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises InvalidRequest."""
+    async def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Raises InvalidRequest that names `param`."""
         if len(text) <= OFF_LOOP_CHARS:
-            return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+            return self._encode(text, add_special_tokens, param)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens, param)
 
     async def encode_chat(
         self,
@@ -55,10 +57,10 @@ class ChatFormat:
             raise ApiError(400, "continue_final_message needs a last message of the assistant", param="continue_final_message")
         turns = [{"role": _template_role(message.role), "content": _joined(message.content)} for message in messages]
         kwargs = _checked_kwargs(template_kwargs or {})
-        chars = sum(len(turn["content"]) for turn in turns)
+        chars = sum(len(turn["content"]) + TURN_CHARS for turn in turns)
 
         def work() -> list[int]:
-            return self._encode(self._render(turns, generates, continues, kwargs), False)  # the template has them
+            return self._encode(self._render(turns, generates, continues, kwargs), False, "messages")  # the template has them
 
         return work() if chars <= OFF_LOOP_CHARS else await asyncio.to_thread(work)
 

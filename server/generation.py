@@ -152,7 +152,7 @@ class Generation:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Times in ms and what speculation did, in vLLM's shape. Times per token are means over the choices' tokens, the queue's is the longest."""
+        """Times in ms and what speculation did, in vLLM's shape. Per token: means over the choices; in the queue: the longest."""
         started = [choice for choice in self.choices if choice.first_token_time is not None]
         first = min((choice.first_token_time or 0.0 for choice in started), default=None)
         if first is None:

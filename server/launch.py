@@ -40,6 +40,7 @@ logger = logging.getLogger("foretoken.server")
 
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
+CONVERTIBLE = (".bin", ".gguf")  # weights that the loader refuses with advice on how to convert them
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
@@ -175,10 +176,11 @@ def require_model_folder(model: str) -> None:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelLoadError(f"model folder {model} has no config.json: name the folder that holds config.json and *.safetensors")
-        if not any(path.glob("*.safetensors")):
+        if not any(file.suffix in (".safetensors", *CONVERTIBLE) for file in path.iterdir()):
             raise ModelLoadError(f"model folder {model} has no *.safetensors file: weights are read from safetensors only")
     elif path.exists():
-        raise ModelLoadError(f"model {model} is a file: name the folder that holds config.json and *.safetensors")
+        if path.suffix not in CONVERTIBLE:
+            raise ModelLoadError(f"model {model} is a file: name the folder that holds config.json and *.safetensors")
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelLoadError(f"model folder {model} does not exist")
 

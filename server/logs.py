@@ -38,5 +38,9 @@ def log_config(level: str) -> dict[str, Any]:
         "filters": {"no_probes": {"()": NoProbes}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
-        "loggers": {"foretoken": {"level": ours}, "uvicorn.access": {"level": ours, "filters": ["no_probes"]}, "uvicorn.error": {"level": quiet}},
+        "loggers": {
+            "foretoken": {"level": ours},
+            "uvicorn.access": {"level": ours, "filters": ["no_probes"]},
+            "uvicorn.error": {"level": quiet},
+        },
     }

@@ -65,6 +65,7 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str]) -> Options
     surrounding = _parse(parser, [f"--{name}={text}" for name, text in environment.items()], "environment: ")
     sources = [line, surrounding]
     if path := line.values.get("config", surrounding.values.get("config")):
+        parser.where = ""
         sources.insert(1, _parse(parser, _words_of_file(parser, Path(path)), f"{path}: "))
     merged = Options({}, [warning for source in sources for warning in source.warnings])
     for source in reversed(sources):
@@ -149,7 +150,7 @@ class ServeParser(argparse.ArgumentParser):
     def _add_model_flags(self) -> None:
         add = self._section("model").add
         add("--model", metavar="MODEL", help="the same as MODEL")
-        add("--served-model-name", nargs="+", metavar="NAME", help="name in the API; more than one are aliases")
+        add("--served-model-name", nargs="+", type=name, metavar="NAME", help="name in the API; more than one are aliases")
         add("--dtype", choices=["auto", "float32", "float", "bfloat16", "half", "float16"], help="auto, float32 or bfloat16")
         add("--max-model-len", type=count, metavar="N", help="context length; 8k and 8K are understood")
         add("--revision", metavar="REV", help="branch, tag or commit of a Hugging Face id")
@@ -197,7 +198,7 @@ class ServeParser(argparse.ArgumentParser):
         add = self._section("server").add
         add("--host", metavar="HOST", help="address to listen on (127.0.0.1)")
         add("--port", type=port, metavar="PORT", help="0 = any free one (8000)")
-        add("--api-key", action="append", dest="api_keys", metavar="KEY", help="clients must send it; may be repeated")
+        add("--api-key", action="append", type=key, dest="api_keys", metavar="KEY", help="clients must send it; may be repeated")
         add("--insecure-no-auth", action="store_true", help="no key although the host is reachable from outside")
         add("--allowed-origins", type=origins, metavar="ORIGINS", help="web pages that may call: a JSON list, or commas")
         add("--max-body-bytes", type=count, metavar="N", help="longer requests are refused")
@@ -230,6 +231,19 @@ def count(text: str) -> int:
     if number < 1 or number != int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(number)
+
+
+def key(text: str) -> str:
+    """One that a header can carry. An empty one, from a variable that is not set, would let everybody in."""
+    if not re.fullmatch(r"[!-~]+", text):
+        raise argparse.ArgumentTypeError("must be printable ASCII without spaces, and not empty")
+    return text
+
+
+def name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
 
 
 def port(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
 
 SYSTEM_FINGERPRINT = f"fp_foretoken_{__version__}"
+
+OFF_LOOP_BYTES = 64 * 2**10
+"""Longer bodies are parsed in a thread: megabytes of small values take a second, in which no stream would move."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -50,11 +54,9 @@ class Serving:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise ApiError(415, "send the body as Content-Type: application/json, without Content-Encoding", code="unsupported_media_type")
-        try:
-            body = model.model_validate_json(await request.body())
-        except ValidationError as error:
-            raise _invalid(error) from None
-        self.metrics.on_unknown_fields(settle_extras(body))
+        raw = await request.body()
+        body, num_unknown = _parsed(raw, model) if len(raw) <= OFF_LOOP_BYTES else await asyncio.to_thread(_parsed, raw, model)
+        self.metrics.on_unknown_fields(num_unknown)
         return body
 
     def require_model(self, name: str | None) -> str:
@@ -97,7 +99,8 @@ class Serving:
         """Queue it. Raises ApiError, and what Generation raises."""
         self.require_room(len(prompts) * params.n)
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
-            params = replace(params, prediction=await self.chat_format.encode(params.prediction, add_special_tokens=False))
+            prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
+            params = replace(params, prediction=prediction)
         # Behind several keys are several parties: none may learn from the shared cache what another has asked.
         salt = ".".join(part for part in (request.state.tenant, body.cache_salt) if part)
         return Generation(
@@ -111,6 +114,15 @@ class Serving:
             num_spec_tokens=self._num_spec_tokens,
             timeout_s=self.config.request_timeout_s,
         )
+
+
+def _parsed(raw: bytes, model: type[Body]) -> tuple[Body, int]:
+    """The body, and how many of its fields nobody knows. Raises ApiError."""
+    try:
+        body = model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    return body, settle_extras(body)
 
 
 def _invalid(error: ValidationError) -> ApiError:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import save_tokenizer
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
 from foretoken.engine.boot import boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.request import SamplingParams
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
-from tiny_models import save_tokenizer
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 NUM_TOKENS = 32
 NEAR_TIE = 1e-4

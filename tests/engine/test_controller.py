@@ -39,5 +39,12 @@ def test_why_speculation_was_off_is_counted() -> None:
     assert controller.fill(EngineStats(), 0.0).speculation_off == "batch size"
 
 
+def test_no_tokens_wanted_means_no_proposer() -> None:
+    controller = Controller(SpeculativeConfig(), (ProposerInfo("guess", 4),))
+    assert controller.assign(a_request("r")) == (0, 4)
+    for wish in ({"num_speculative_tokens": 0}, {"method": "off"}):
+        assert controller.assign(a_request("r", speculation=wish)) == (-1, 0)
+
+
 def test_no_proposer_is_a_reason_too() -> None:
     assert Controller(SpeculativeConfig(off=True), ()).limits(1).off == "no proposer configured"

@@ -91,6 +91,9 @@ def test_both_numbers_and_the_limit_are_named(intake: Intake) -> None:
         ([1], {"bad_words": [""]}, "bad_words"),
         ([1], {"bad_words": ["  "]}, "bad_words"),
         ([1], {"bad_words": ["x" * 257]}, "bad_words"),
+        ([1], {"bad_words": ["x" * 250] * 66}, "bad_words"),
+        ([1], {"bad_words": [["x"]]}, "bad_words"),
+        ([1], {"allowed_token_ids": [1] * (VOCAB + 1)}, "allowed_token_ids"),
         ([1], {"prediction": [VOCAB]}, "prediction"),
         ([1], {"prediction": "x" * 10_000}, "prediction"),
         ([1], {"prediction": "\ud800"}, "prediction"),
@@ -115,6 +118,15 @@ def test_configured_methods_are_in(intake: Intake, method: str) -> None:
 
 def test_unknown_method_lists_the_known(intake: Intake) -> None:
     assert "'auto', 'off', 'ngram', 'draft_model'" in str(refused(intake, [1], speculation={"method": "medusa"}))
+
+
+def test_bad_words_of_many_prompts_are_encoded_once(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+    intake, texts = make_intake(tokenizer), list[str]()
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **settings: (texts.append(text), encode(text, **settings))[1])
+    params = SamplingParams(bad_words=["fox", "dog"])
+    made = [intake.requests(f"r{number}", [1], params, 0.0)[0].bad_word_ids for number in range(3)]
+    assert made[0] == made[1] == made[2] and len(texts) == 4
 
 
 def test_bad_words_are_spelled_with_and_without_a_space(intake: Intake, tokenizer: PreTrainedTokenizerFast) -> None:

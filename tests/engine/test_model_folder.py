@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.errors import ModelLoadError
-from foretoken.engine.model_folder import find_folder
+from foretoken.engine.model_folder import find_folder, weight_files
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
@@ -67,3 +67,16 @@ def test_the_second_copy_of_mistrals_weights_is_not_fetched():
 def test_folders_are_found_without_torch():
     said = "import sys, foretoken.engine.model_folder as m; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_second_copy_in_another_format_is_left_alone(tmp_path: Path):
+    for name in ("model.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).touch()
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": ["a"]}'])
+def test_a_broken_index_is_told(tmp_path: Path, index: str):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelLoadError, match="model.safetensors.index.json"):
+        weight_files(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 from simulation import World, build_core, fresh, run_alone, simulate
 
 from foretoken.engine import kv_cache
@@ -14,14 +13,6 @@ from foretoken.engine.kv_cache import BlockPool, KVCache
 from foretoken.proposers.config import SpeculativeConfig
 
 NUM_SEEDS = 2000
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("chunk", range(10))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.transformers_model import TransformersExecutor
 
 BLOCK_SIZE = 4

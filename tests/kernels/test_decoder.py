@@ -105,7 +105,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
         model, folder = random_model(config), tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
         saved = transformers.AutoConfig.from_pretrained(folder)
-        made[name] = Pair(model, folder, load_program_executor(folder, saved, torch.float32))
+        made[name] = Pair(model, folder, load_program_executor(list(folder.glob("*.safetensors")), saved, torch.float32))
     return made
 
 
@@ -199,7 +199,7 @@ def test_longrope_is_decided_by_the_models_length(pairs: dict[str, Pair]) -> Non
     pair, short = pairs["longrope"], tokens(8, 16)
     config = CONFIGS["longrope"]
     transformers_logits = pair.expect(short).logits[0]
-    executor = load_program_executor(pair.folder, config, torch.float32, max_model_len=16)
+    executor = load_program_executor(list(pair.folder.glob("*.safetensors")), config, torch.float32, max_model_len=16)
     assert executor.max_model_len == 16
     assert_near(Decoding(executor).feed([short]).logits, transformers_logits)
     long = Decoding(pair.executor).feed([short]).logits  # made for 64 positions: long frequencies from the first token on
@@ -208,7 +208,7 @@ def test_longrope_is_decided_by_the_models_length(pairs: dict[str, Pair]) -> Non
 
 def test_bfloat16_agrees_but_for_near_ties(pairs: dict[str, Pair]) -> None:
     pair, prompt = pairs["qwen2"], tokens(9)
-    executor = load_program_executor(pair.folder, CONFIGS["qwen2"], torch.bfloat16)
+    executor = load_program_executor(list(pair.folder.glob("*.safetensors")), CONFIGS["qwen2"], torch.bfloat16)
     output = Decoding(executor).feed([prompt])
     exact = pair.expect(prompt).logits[0]
     assert output.logits is not None and output.logits.dtype == torch.float32

@@ -72,6 +72,20 @@ def test_a_sane_label_is_echoed_and_another_replaced(client: TestClient) -> None
         assert given != label and len(given) == 36
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({f"x-{number}": "a" for number in range(90)}, 200),
+        ({f"x-{number}": "a" for number in range(101)}, 431),
+        ({"x": "a" * 2**16}, 431),
+        ({"transfer-encoding": "chunked", "content-length": "0"}, 400),
+    ],
+)
+def test_heads_that_are_too_large_or_mean_two_things(client: TestClient, headers: dict[str, str], status: int) -> None:
+    response = client.get("/health", headers=headers)
+    assert response.status_code == status and (status == 200 or response.headers["connection"] == "close")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_a_413(fake: FakeEngine, chunked: bool) -> None:
     client = TestClient(create_app(fake.as_engine(), ServerConfig(max_body_bytes=1000)))

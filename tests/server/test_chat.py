@@ -47,7 +47,7 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
 def test_metrics_are_vllms_shape(client: TestClient) -> None:
     metrics = client.post(ROUTE, json=CHAT).json()["metrics"]
     speculation = metrics.pop("speculative_decoding")
-    assert set(metrics) == {"time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
+    assert set(metrics) == {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
     steps = speculation["num_spec_steps"]
     assert speculation == {
         "mean_acceptance_length": pytest.approx(1 + speculation["num_accepted_draft_tokens"] / steps, abs=1e-4),
@@ -194,10 +194,17 @@ def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient,
         return encode(text, **kwargs)
 
     monkeypatch.setattr(fake.tokenizer, "encode", recorded)
-    monkeypatch.setattr(chat_format, "OFF_LOOP_CHARS", 3)
+    monkeypatch.setattr(chat_format, "OFF_LOOP_CHARS", chat_format.TURN_CHARS + 3)
     prompts = []
     for text in ("fox", "foxy"):
         client.post(ROUTE, json={"messages": [{"role": "user", "content": text}]})
         prompts.append(fake.tokenizer.decode(fake.calls[-1].prompt))
     assert prompts == ["<|user|>fox<|end|><|assistant|>", "<|user|>foxy<|end|><|assistant|>"]
     assert [thread.startswith("asyncio_") for thread in threads] == [False, True]  # the name of to_thread's pool
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"messages": [{"role": "user", "content": "a" * 10**5}]}, "messages"), ({}, "prediction")])
+def test_a_text_that_cannot_fit_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
+    prediction = {"prediction": {"type": "content", "content": "a" * 10**5}}
+    error = client.post(ROUTE, json=CHAT | prediction | fields).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")

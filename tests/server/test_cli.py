@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +17,14 @@ import pytest
 from running_server import RunningServer, environment
 
 from foretoken import __version__
+from foretoken.engine.config import ModelConfig
+from foretoken.engine.errors import ModelLoadError
+from foretoken.engine.model import load_model
 from foretoken.server.cli import CONFIG, UNAVAILABLE, USAGE
 from foretoken.server.config import ServerConfig
-from foretoken.server.launch import ABORTED, with_key
+from foretoken.server.launch import ABORTED, require_model_folder, with_key
 from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
-from foretoken.server.logs import OneLineFormatter
+from foretoken.server.logs import NoProbes, OneLineFormatter
 
 
 def foretoken(*argv: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -110,12 +114,42 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, tiny_target: 
         assert message in one_line_error(ended) and ended.returncode == CONFIG
 
 
+def test_what_only_the_loader_can_judge_is_left_to_it(tmp_path: Path, tiny_target: Path) -> None:
+    pickled, gguf, backwards = tmp_path / "pickled", tmp_path / "gguf", tmp_path / "backwards"
+    for folder in (pickled, gguf, backwards):
+        shutil.copytree(tiny_target, folder)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    (gguf / "model.safetensors").rename(gguf / "model.gguf")
+    config = json.loads((backwards / "config.json").read_text())
+    (backwards / "config.json").write_text(json.dumps(config | {"max_position_embeddings": -1}))
+    for path, advice in [
+        (pickled, "save_pretrained"),
+        (gguf, "save_pretrained"),
+        (gguf / "model.gguf", "save_pretrained"),
+        (backwards, "max_position_embeddings -1"),
+    ]:
+        require_model_folder(str(path))
+        with pytest.raises(ModelLoadError, match=advice):
+            load_model(ModelConfig(str(path)), lambda line: None)
+
+
 def test_log_lines_cannot_be_forged() -> None:
     import logging
 
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "GET %s", ("/a\r\n2026 INFO forged\x1b[31m\u2028",), None)
     line = OneLineFormatter("%(message)s").format(record)
     assert line == "GET /a\\x0d\\x0a2026 INFO forged\\x1b[31m\\u2028"
+
+
+def test_the_access_log_says_nothing_of_probes_that_succeed() -> None:
+    import logging
+
+    def kept(path: str, status: int) -> bool:
+        args = ("1.2.3.4:5", "GET", path, "1.1", status)
+        return NoProbes().filter(logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', args, None))
+
+    assert [kept(path, 200) for path in ("/health", "/health/ready", "/metrics", "/v1/models")] == [False, False, False, True]
+    assert kept("/health/ready", 503)
 
 
 def test_chat_without_a_server() -> None:
@@ -191,6 +225,9 @@ def test_a_second_signal_ends_requests_with_an_error(server_process: Callable[..
             server.process.send_signal(signal.SIGINT)
             errors = [line for line in lines if line.startswith('data: {"error"')]
     assert errors and json.loads(errors[-1][5:])["error"]["code"] == "server_shutdown"
+    while server.process.poll() is None:  # more of them, at any moment of the end
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
     assert server.process.wait(20) == ABORTED
     assert "Traceback" not in server.log
 

@@ -47,6 +47,7 @@ def test_every_flag_reaches_its_setting() -> None:
         *("--max-draft-tokens-per-step", 33, "--kv-cache-gb", 0.5, "--gpu-memory-utilization", 0.6, "--no-enable-prefix-caching"),
         *("--max-queued-requests", 5, "--host", "::1", "--port", 9, "--api-key", "k1", "--api-key", "k2", "--insecure-no-auth"),
         *("--allowed-origins", '["https://a.example"]', "--max-body-bytes", 1000, "--drain-timeout", 1.5, "--log-level", "debug"),
+        *("--request-timeout", 90),
     )
     model, cache, scheduler = config.engine.model, config.engine.cache, config.engine.scheduler
     assert (model.model, model.served_model_name, model.dtype, model.max_model_len) == ("T", "a", "float32", 2000)
@@ -56,7 +57,7 @@ def test_every_flag_reaches_its_setting() -> None:
     assert config.max_queued_requests == config.engine.max_queued_requests == 5
     assert (config.host, config.port, config.api_keys, config.insecure_no_auth) == ("::1", 9, ("k1", "k2"), True)
     assert (config.allowed_origins, config.allowed_origin_regex) == (("https://a.example",), None)
-    assert (config.max_body_bytes, config.drain_timeout_s, config.log_level) == (1000, 1.5, "debug")
+    assert (config.max_body_bytes, config.drain_timeout_s, config.request_timeout_s, config.log_level) == (1000, 1.5, 90, "debug")
     assert config.served_model_names == ("a", "b")
 
 
@@ -140,6 +141,11 @@ def test_each_environment_variable_is_a_flag() -> None:
         (("--gpu-memory-utilization", "1.5"), "above 0 and at most 1"),
         (("--kv-cache-gb", "0"), "above 0"),
         (("--drain-timeout", "nan"), "not a number"),
+        (("--request-timeout", "0"), "above 0"),
+        (("--api-key", ""), "not empty"),
+        (("--api-key", "a b"), "without spaces"),
+        (("--served-model-name", "a", ""), "'' is not a name"),
+        (("--config", "/no/such/file"), "foretoken: error: --config /no/such/file cannot be read"),
         (("--dtype", "int3"), "--dtype"),
         (("--allowed-origins", "[1]"), "must be a string"),
         (("--allowed-origins", "[x"), "not a JSON list"),

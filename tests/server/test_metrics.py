@@ -52,6 +52,7 @@ def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) ->
     assert found["vllm:request_success_total", "stop"] == 2 and found["vllm:request_success_total", "error"] == 1
     assert found["vllm:e2e_request_latency_seconds_count",] == found["vllm:request_generation_tokens_count",] == 3
     assert found["vllm:time_to_first_token_seconds_count",] == 3
+    assert found["vllm:request_queue_time_seconds_count",] == 2 and found["vllm:request_queue_time_seconds_sum",] == 2 * 0.25
     assert found["vllm:request_generation_tokens_sum",] == usage["completion_tokens"] + 2
     # Every token behind a choice's first step has a latency of its own.
     assert found["vllm:inter_token_latency_seconds_count",] == usage["completion_tokens"] - 2 * 2

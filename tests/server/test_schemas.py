@@ -113,6 +113,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("stream", 1),
     ("model", 1),
     ("stream_options", {"include_usage": True}),  # without stream
+    *[(name, 10**400) for name in ("n", "top_k", "max_tokens", "min_tokens", "seed", "priority")],  # too large even for a float
 ]
 
 

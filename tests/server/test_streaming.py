@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from foretoken.server import streaming
 from foretoken.server.app import create_app
@@ -16,9 +18,11 @@ from foretoken.server.config import ServerConfig
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-def exchange(fake: FakeEngine, body: dict[str, Any], *, leaves_after_s: float | None = None, reads: int = 1000) -> list[dict[str, Any]]:
-    """One POST /v1/chat/completions: what was sent to a client that leaves once the engine works, or reads only some messages."""
-    app, sent = create_app(fake.as_engine(), ServerConfig()), []
+def exchange(
+    fake: FakeEngine, body: dict[str, Any], *, app: FastAPI | None = None, leaves_after_s: float | None = None, leaves_at_once: bool = False
+) -> list[dict[str, Any]]:
+    """One POST /v1/chat/completions: what was sent to a client that leaves with its request, or once the engine works."""
+    app, sent = app or create_app(fake.as_engine(), ServerConfig()), []
 
     async def run() -> None:
         messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -26,13 +30,15 @@ def exchange(fake: FakeEngine, body: dict[str, Any], *, leaves_after_s: float | 
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
+            if leaves_at_once:
+                return {"type": "http.disconnect"}
             while leaves_after_s is None or not fake.num_open:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(leaves_after_s)
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            if len(sent) == reads:
+            if leaves_at_once:
                 await asyncio.Event().wait()
             sent.append(message)
 
@@ -65,7 +71,22 @@ def test_a_long_wait_is_filled_with_comments(fake: FakeEngine, monkeypatch: pyte
     assert sent[0]["status"] == 200 and {message["body"] for message in sent[1:]} == {b": ping\n\n"}
 
 
-@pytest.mark.parametrize("reads", [1, 3])
-def test_a_client_that_stalls_is_gone_after_a_while(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
-    monkeypatch.setattr(streaming, "STALLED_S", 0.05)
-    assert len(exchange(fake, CHAT | {"stream": True}, reads=reads)) == reads
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_before_its_answer_has_begun_is_counted(fake: FakeEngine, stream: bool) -> None:
+    """Nothing of the answer has run yet, and still every choice is closed and reported."""
+    app = create_app(fake.as_engine(), ServerConfig())
+    exchange(fake, CHAT | {"stream": stream, "n": 3}, app=app, leaves_at_once=True)
+    assert len(fake.calls) == 1
+    assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 3.0' in TestClient(app).get("/metrics").text
+
+
+@pytest.mark.parametrize("prompts", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_fails(fake: FakeEngine, prompts: list[str], stream: bool) -> None:
+    fake.stuck = True
+    app = create_app(fake.as_engine(), ServerConfig(request_timeout_s=0.05))
+    answer = TestClient(app).post("/v1/completions", json={"prompt": prompts, "stream": stream})
+    assert answer.status_code == (200 if stream else 504)
+    body = answer.text.splitlines()[0].removeprefix("data: ") if stream else answer.text
+    assert json.loads(body)["error"]["code"] == "timeout" and "0.05 s" in body
+    assert fake.num_open == 0

@@ -102,6 +102,7 @@ class FakeEngine:
                         finish_reason="stop" if last else None,
                         stats=stats if last else None,
                         num_cached_tokens=3 if last else 0,
+                        queue_time_s=0.25 if last else None,
                     )
                 )
         return deltas
@@ -117,6 +118,8 @@ class FakeStream:
         self._engine = engine
         self._deltas = deltas
         self._open = True
+        self._error: Exception | None = None
+        self._failed = asyncio.Event()
         engine.num_open += 1
 
     def __aiter__(self) -> FakeStream:
@@ -124,11 +127,17 @@ class FakeStream:
 
     async def __anext__(self) -> TokenDelta:
         if self._engine.stuck:
-            await asyncio.Event().wait()
+            await self._failed.wait()
+        if self._error is not None:
+            raise self._error
         await asyncio.sleep(0)
         if not self._deltas:
             raise StopAsyncIteration
         return self._deltas.pop(0)
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._failed.set()
 
     def close(self) -> None:
         self._engine.num_open -= self._open

@@ -99,6 +99,9 @@ class World:
         self.speculative = SpeculativeConfig(disable_by_batch_size=dice.choice([0, 1, 3, 16]))
         self.prefix_caching = dice.random() < 0.8
         self.draft_model = dice.choice([None, None, "perfect", "poor"])
+        more = random.Random(self.seed + 1)
+        self.second_draft_model = self.draft_model is not None and more.random() < 0.3
+        self.scratch_slots = more.choice([0, 0, 3])
         stems = [[dice.randrange(1, VOCAB) for _ in range(dice.randint(1, 24))] for _ in range(3)]
         self.requests: list[Request] = []
         at = 0.0
@@ -144,6 +147,10 @@ class World:
             network = HashModel(VOCAB, errs=self.draft_model == "poor")
             config = DraftModelConfig("hash", dice.choice([1, 3, 6]))
             chosen.append(DraftModelProposer(network, network.allocate(self.num_blocks, self.block_size), config, VOCAB))
+        if self.second_draft_model:  # keeps up beside the first one, with a shorter context
+            network, config = HashModel(VOCAB), DraftModelConfig("hash", 2, max_model_len=20)
+            kv = network.allocate(self.num_blocks, self.block_size)
+            chosen.append(DraftModelProposer(network, kv, config, VOCAB, "draft_model_2"))
         if dice.random() < 0.3:
             chosen.append(NgramProposer(NgramConfig(3, 3, 1)))
         return chosen
@@ -159,7 +166,7 @@ def build_core(
 ) -> EngineCore:
     """The real engine around the hash model."""
     kv = kv_class(num_blocks, world.block_size, "hash", world.prefix_caching)
-    proposer_set = ProposerSet(proposers)
+    proposer_set = ProposerSet(proposers, clock=lambda: 0.0)
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
     controller = Controller(speculative, infos)
     model = HashModel(VOCAB, fails_on=fails_on)
@@ -171,6 +178,7 @@ def build_core(
         vocab_size=VOCAB,
         max_model_len=model.max_model_len,
         num_ingesting=sum(p.needs.ingests for p in proposers),
+        scratch_slots=world.scratch_slots,
         on_preempt=proposer_set.forget,
     )
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
@@ -222,6 +230,8 @@ def simulate(seed: int, kv_class: Callable[..., KVCache] = KVCache) -> int:
         assert steps < 3000, "no end in sight: the engine does not progress"
     core.check()
     assert set(ended) | set(world.cancels) == set(outputs), "a request never ended"
+    for health in core.proposers.stats():
+        assert health.num_failures == 0 or health.name == "wild", f"{health.name} failed: its cache went wrong"
     if world.draft_model == "perfect" and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
         (perfect,) = (t for t in core.controller.totals if t.name == "draft_model")
         assert perfect.num_accepted_tokens == perfect.num_draft_tokens, "a draft that knows the target was refused: its cache went wrong"

@@ -1,18 +1,24 @@
-"""A whole engine on tiny networks: whatever was never written, or was given back, must not reach a row that lives."""
+"""Whole engines on tiny networks: what was never written or was given back reaches no living row; every seam is connected."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from decoding import Decoding
+from tiny_models import save_llama
 
 from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.errors import ConfigError, ContextTooLong
 from foretoken.engine.request import SamplingParams
 from foretoken.kernels.layout import FINAL
+from foretoken.kernels.torch_kv import TorchKV
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 from foretoken.proposers.draft_model import DraftModelProposer
@@ -150,8 +156,6 @@ def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
     core = engine.core
     members = (*core.proposers.proposers[:1], TreeProposer(book), *core.proposers.proposers[1:])
     proposers = ProposerSet(members, vocab_size=300)
-    from foretoken.engine.controller import Controller, ProposerInfo
-
     controller = Controller(engine.speculative, tuple(ProposerInfo(p.name, p.max_tokens) for p in members))
     core.proposers = proposers
     core.controller = core.scheduler.controller = controller
@@ -200,34 +204,45 @@ class Probe:
     def check(self) -> None: ...
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
-def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor: str) -> None:
+@pytest.mark.parametrize(("executor", "hidden"), [("program", (0, 1, 2, FINAL)), ("transformers", (0, 1, FINAL))])
+def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor: str, hidden: tuple[int, ...]) -> None:
     engine = start(tiny_target, (NgramConfig(3, 2, 1),), executor)
-    probe = Probe(Needs(hidden=(0, 1, 2, FINAL)))
+    probe = Probe(Needs(hidden=hidden))
     core = engine.core
-    from foretoken.engine.controller import Controller, ProposerInfo
-
     core.proposers = ProposerSet([probe])
     core.controller = core.scheduler.controller = Controller(engine.speculative, (ProposerInfo("probe", 3),))
     core.runner._hidden = core.proposers.needs.hidden
     prompts = [list(range(10, 40)), [7, 8, 9]]
     said = run(engine, [(p, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 0) for p in prompts], [0, 0], poisoned=False)
     model = start(tiny_target, (), "program").core.runner
-    from decoding import Decoding
-
     whole = {}
     for i, prompt in enumerate(prompts):
         text = prompt + said[f"r{i}"]
-        whole[f"r{i}"] = Decoding(model.executor).feed([text], (0, 1, 2, FINAL)).hidden
+        whole[f"r{i}"] = Decoding(model.executor).feed([text], hidden).hidden
     seen: dict[str, int] = {}
     for feedback in probe.feedback:
         for r, request_id in enumerate(feedback.request_ids):
             first = feedback.query_start_loc[r]
             keep = feedback.num_scheduled[r] + len(feedback.accepted[r])
             start_at = seen.get(request_id, 0)
-            for boundary in (0, 1, 2, FINAL):
+            for boundary in hidden:
                 got = feedback.hidden[boundary][first : first + keep]
                 want = whole[request_id][boundary][start_at : start_at + keep]
                 assert torch.allclose(got, want, atol=1e-3), (boundary, request_id)
             seen[request_id] = start_at + keep
             assert feedback.num_committed[r] == seen[request_id]
+
+
+def test_a_cache_smaller_than_the_context_limits_requests_unless_the_length_was_asked_for(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path, hidden_size=64, num_layers=2, seed=0)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 8192}))
+    cache, off = CacheConfig(kv_cache_gb=0.002), SpeculativeConfig(off=True)
+    engine = boot(EngineConfig(ModelConfig(str(folder)), cache, speculative=off))
+    num_tokens = engine.core.scheduler.kv.pool.num_blocks * cache.block_size
+    assert 2048 < num_tokens < engine.model.max_model_len == 8192 and "the cache limits a request" in engine.banner[-1]
+    assert engine.intake.requests("r", [1] * (num_tokens - 1), SamplingParams(max_tokens=None), 0.0)[0].max_tokens == 1
+    with pytest.raises(ContextTooLong, match=f"the KV cache holds {num_tokens:,} tokens"):
+        engine.intake.requests("r", [1] * num_tokens, SamplingParams(max_tokens=None), 0.0)
+    with pytest.raises(ConfigError, match="one sequence of 8,192 tokens needs"):
+        boot(EngineConfig(ModelConfig(str(folder), max_model_len=8192), cache, speculative=off))

@@ -1,0 +1,153 @@
+"""Clients that keep a socket busy: a real uvicorn on a free port, raw sockets, clocks of a fraction of a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from foretoken.server import connection
+from foretoken.server.connection import Connection
+from foretoken.server.listener import listen
+
+MIB = 2**20
+CLOCK_S = 0.4
+
+
+class App:
+    """Answers GET with `size` bytes in pieces, POST with 3 bytes, its body unread. Remembers who left early."""
+
+    def __init__(self) -> None:
+        self.size = 3
+        self.left = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % self.size)]})
+        sent = 0
+        while sent < self.size:
+            piece = min(MIB, self.size - sent)
+            sent += piece
+            await send({"type": "http.response.body", "body": b"x" * piece, "more_body": sent < self.size})
+        if (await receive())["type"] == "http.disconnect" and self.size > 3:
+            self.left.set()
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(connection, "HEAD_DEADLINE_S", CLOCK_S)
+    monkeypatch.setattr(connection, "STALLED_S", CLOCK_S)
+    listener = listen("127.0.0.1", 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+    server = uvicorn.Server(uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, timeout_keep_alive=2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def connect(port: int) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def read(client: socket.socket) -> bytes:
+    """All there is until the server closes."""
+    data = b""
+    try:
+        while piece := client.recv(MIB):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n", GET], ids=["nothing", "half a head", "half a second head"])
+def test_headers_that_trickle_in_are_waited_for_so_long(port: int, first: bytes) -> None:
+    with connect(port) as client:
+        client.sendall(first)
+        if first == GET:
+            time.sleep(0.1)
+            client.sendall(b"GET")
+        started = time.monotonic()
+        for _ in range(6):  # never idle, never done
+            try:
+                client.sendall(b"a" if first else b"")
+            except OSError:
+                break
+            time.sleep(CLOCK_S / 4)
+        assert read(client).count(b"200 OK") == (first == GET)
+        assert time.monotonic() - started < 4 * CLOCK_S
+
+
+def test_a_body_that_nobody_reads_is_not_taken_for_ever(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b"200 OK" in client.recv(MIB)
+        with pytest.raises(OSError):
+            for _ in range(100):
+                client.sendall(b"1\r\na\r\n")
+                time.sleep(CLOCK_S / 20)
+
+
+def test_a_client_that_stops_reading_is_cut_off_and_the_app_told(app: App, port: int) -> None:
+    app.size = 4 * MIB
+    with connect(port) as client:
+        client.sendall(GET)
+        assert app.left.wait(5)
+        assert len(read(client)) < app.size
+
+
+def test_a_client_that_reads_slowly_gets_everything(app: App, port: int) -> None:
+    app.size, got = 2 * MIB, 0
+    started = time.monotonic()
+    with connect(port) as client:
+        client.sendall(GET)
+        while got < app.size:
+            piece = client.recv(MIB // 8)
+            assert piece, f"cut off after {got} bytes"
+            got += len(piece)
+            time.sleep(0.015)
+    assert time.monotonic() - started > 2 * CLOCK_S
+
+
+@pytest.mark.parametrize("noise", [b"\x16\x03\x01\x02\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_bytes_that_are_no_http_are_a_400_in_the_one_shape(port: int, noise: bytes) -> None:
+    with connect(port) as client:
+        client.sendall(noise)
+        head, _, body = read(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_noise_after_an_answer_only_closes(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(port) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b"200 OK" in client.recv(MIB)
+        client.sendall(b"no chunk\r\n")
+        assert b"400" not in read(client)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_wish_to_upgrade_is_ignored(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n")
+        assert b"200 OK" in read(client)
+    assert not caplog.records
