@@ -75,7 +75,7 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     def open_text(request: Request) -> Detokenizer | None:
         return Detokenizer(model.tokenizer, request.prompt_token_ids, request.params) if request.params.detokenize else None
 
-    prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
+    prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else None
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
     verifier = Verifier(speculative.rejection_sample_method)
     core = EngineCore(scheduler, proposers, runner, verifier, committer, controller)

@@ -34,7 +34,7 @@ class Committer:
         scheduler: Scheduler,
         move_slots: Callable[[list[int], list[int]], None],
         open_text: Callable[[Request], TextStream | None],
-        prediction_index: int = -1,
+        prediction_index: int | None = None,
     ) -> None:
         self._kv = kv
         self._scheduler = scheduler
@@ -107,7 +107,7 @@ class Committer:
         num_accepted = min(len(said.accepted), len(tokens))
         self._advance(request, row.num_computed + row.num_scheduled + num_accepted)
         if row.draft_token_ids:
-            self._count(row, said)
+            self._count(row, said, num_accepted)
         sources = [row.source[node] for node in said.accepted[:num_accepted]]
         sources.extend([-1] * (len(tokens) - num_accepted))
         logprobs = said.logprobs[: len(tokens)] if said.logprobs is not None else None
@@ -151,7 +151,8 @@ class Committer:
         request.num_computed_tokens = num_tokens
         self._kv.commit(request.request_id, request.token_ids, num_tokens)
 
-    def _count(self, row: PlanRow, said: RowVerdict) -> None:
+    def _count(self, row: PlanRow, said: RowVerdict, num_emitted: int) -> None:
+        """num_emitted: accepted tokens that a stop rule left. Acceptance is about the draft, the prediction's count about the text."""
         stats, drafted, accepted = row.request.stats, len(row.draft_token_ids), len(said.accepted)
         stats.num_steps += 1
         stats.num_draft_tokens += drafted
@@ -159,8 +160,8 @@ class Committer:
         stats.histogram.extend([0] * (accepted + 1 - len(stats.histogram)))
         stats.histogram[accepted] += 1
         if row.source[0] == self._prediction_index:
-            stats.accepted_prediction_tokens += accepted
-            stats.rejected_prediction_tokens += drafted - accepted
+            stats.accepted_prediction_tokens += num_emitted
+            stats.rejected_prediction_tokens += drafted - num_emitted
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

@@ -109,7 +109,7 @@ class EngineCore:
             assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks, "blocks are held while nothing runs"
 
     def _run(self, grants: Grants, draft: Draft) -> list[TokenDelta]:
-        """The rest of the step. If the target or the verifier raises, the rows are tried again in halves, without a draft.
+        """The rest of the step. If the target or the verifier raises, the rows are tried again without a draft, then in halves.
 
         Nothing but the cache's uncommitted places was written before the commit, so a second try is safe; in the end only
         the row that breaks the step is failed.
@@ -121,6 +121,8 @@ class EngineCore:
             self.target_seconds += self._stopwatch() - started
             verdict = self.verifier.verify(plan, target)
         except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+            if plan.num_tokens > sum(row.num_scheduled for row in plan.rows):
+                return self._run(grants, Draft.empty(len(grants.rows)))
             return self._bisect(grants, error)
         return self._commit(plan, verdict, target)
 

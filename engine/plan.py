@@ -137,7 +137,7 @@ class Verdict:
             num_committed=[row.request.num_computed_tokens for row in plan.rows],
             num_drafted=[len(row.draft_token_ids) for row in plan.rows],
             accepted=[verdict.accepted for verdict in self.rows],
-            emitted=[verdict.token_ids for verdict in self.rows],
+            emitted=[row.request.token_ids[row.num_computed + row.num_scheduled :] if row.samples else [] for row in plan.rows],
             finished=[row.request.finish_reason is not None for row in plan.rows],
             hidden=target.hidden,
             query_start_loc=starts,

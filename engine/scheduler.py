@@ -10,14 +10,13 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft
 from .config import SchedulerConfig
 from .controller import Controller
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RowGrant, StepPlan
 from .request import Request, Status
-
-MAX_TREE_TOKENS = 64
 
 
 class Scheduler:
@@ -97,6 +96,7 @@ class Scheduler:
             wanted = sum(self._wish(r, limits.max_tokens)[1] for r in decoding)
             draft_share = min(config.max_draft_tokens_per_step, wanted, left // 2)
         prompt_budget = (left - draft_share) // (1 if limits.off else 1 + self.num_ingesting)
+        prompt_budget = max(prompt_budget, min(left, 1))  # however small the budget is, prompts get on
 
         # 3. Running rows, oldest first; whoever finds no block pushes out the newest.
         scheduled: dict[str, int] = {}
@@ -245,7 +245,7 @@ class Scheduler:
         kv = self.kv
         requests = [r for r in self.running if r.request_id in scheduled]
         wishes = [
-            self._wish(r, max_tokens) if draft_left and r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else (-1, 0)
+            self._wish(r, max_tokens if draft_left and r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else 0)
             for r in requests
         ]
         num_guessing = sum(ceiling > 0 for _, ceiling in wishes)

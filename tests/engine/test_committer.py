@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from rows import a_request, a_scheduler
 
 from foretoken.engine.committer import Committer
@@ -11,6 +12,8 @@ from foretoken.engine.detokenizer import Pushed
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, TokenDelta
 from foretoken.engine.scheduler import Scheduler
+from foretoken.kernels.layout import ForwardOutput
+from foretoken.proposers.proposer_set import FORCED
 
 
 @dataclass
@@ -138,3 +141,28 @@ def test_a_row_with_an_error_fails_alone_and_frees_its_blocks() -> None:
     assert (delta.finish_reason, delta.error, delta.error_code) == ("error", "not finite", "numerical_error")
     assert not desk.scheduler.has_work
     desk.scheduler.kv.check()
+
+
+def test_predicted_tokens_behind_the_end_are_not_accepted() -> None:
+    desk = Desk(a_request("r", 3, stop_token_ids=[6]))
+    delta = desk.commit([5, 6, 7, 8, 9], [5, 6, 7, 8], [-1, 0, 1, 2], [0, 1, 2, 3], source=0)
+    assert delta.token_ids == [5, 6]
+    stats = desk.request.stats
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens, stats.num_accepted_tokens) == (2, 2, 4)
+
+
+def test_forced_tokens_are_no_prediction() -> None:
+    desk = Desk(a_request("r", 3))
+    committer = Committer(desk.scheduler.kv, desk.scheduler, lambda src, dst: None, lambda request: None)  # no prediction proposer
+    row = PlanRow(desk.request, 0, 3, [5], [-1], [FORCED], desk.scheduler.kv.block_table("r"), samples=True)
+    committer.commit(StepPlan([row], 4), Verdict([RowVerdict([0], [5, 6])]))
+    assert (desk.request.stats.num_accepted_tokens, desk.request.stats.accepted_prediction_tokens) == (1, 0)
+
+
+def test_feedback_says_what_was_really_appended() -> None:
+    desk = Desk(a_request("r", 3, stop_token_ids=[6]))
+    assert desk.scheduler.kv.reserve("r", 6)
+    row = PlanRow(desk.request, 0, 3, [5, 6, 7], [-1, 0, 1], [1] * 3, desk.scheduler.kv.block_table("r"), samples=True)
+    plan, verdict = StepPlan([row], 4), Verdict([RowVerdict([0, 1, 2], [5, 6, 7, 8])])
+    desk.committer.commit(plan, verdict)
+    assert verdict.feedback(plan, ForwardOutput(torch.zeros(0), torch.zeros(0), None)).emitted == [[5, 6]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rows import VOCAB, a_request, a_scheduler, computed
 
 from foretoken.engine.request import Status
@@ -176,3 +177,20 @@ def test_an_aborted_request_leaves_nothing_behind() -> None:
         scheduler.check()
         scheduler.kv.check()
     assert [r.request_id for r in scheduler.running] == ["r1"] and not scheduler.waiting
+
+
+@pytest.mark.parametrize("num_ingesting", [0, 1, 3])
+def test_the_smallest_budget_still_reads_prompts(num_ingesting: int) -> None:
+    scheduler = a_scheduler(budget=1, max_num_seqs=1, num_ingesting=num_ingesting)
+    scheduler.add(a_request("r", 5))
+    assert [row.num_scheduled for row in scheduler.schedule(0.0).rows] == [1]
+
+
+def test_a_prompt_chunk_has_its_proposer_already() -> None:
+    """Drafters that read the context must know from the first chunk on whether the row will ever guess."""
+    scheduler = a_scheduler(budget=16)
+    for name, wish in (("on", {}), ("off", {"method": "off"})):
+        scheduler.add(a_request(name, 10, speculation=wish))
+    rows = {row.request.request_id: row for row in scheduler.schedule(0.0).rows}
+    assert not rows["off"].samples
+    assert (rows["on"].ceiling, rows["on"].assigned, rows["off"].assigned) == (0, 1, -1)

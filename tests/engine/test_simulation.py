@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from simulation import World, build_core, fresh, run_alone, simulate
+from hash_model import HashModel
+from simulation import VOCAB, WildProposer, World, build_core, fresh, run_alone, simulate
 
 from foretoken.engine import kv_cache
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.kv_cache import BlockPool, KVCache
-from foretoken.proposers.config import SpeculativeConfig
+from foretoken.engine.request import Request, SamplingParams
+from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
+from foretoken.proposers.config import DraftModelConfig, SpeculativeConfig
+from foretoken.proposers.draft_model import DraftModelProposer
 
 NUM_SEEDS = 2000
 
@@ -154,3 +158,43 @@ def test_one_request_that_breaks_the_network_fails_alone() -> None:
     assert failed.error is not None and "0x" not in failed.error
     for request in good:
         assert outputs[request.request_id] == run_alone(world, request)
+
+
+def test_a_draft_that_breaks_the_network_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(3)
+    world.block_size, world.config = 4, SchedulerConfig(64, 8, 16)
+    (request, *_) = world.requests
+    core = build_core(world, [WildProposer(world.dice, 4, trees=False, misbehaves=False)], SpeculativeConfig(), 400)
+    forward = core.runner.executor.run
+    num_broken = 0
+
+    def bears_no_guesses(batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+        nonlocal num_broken
+        if len(batch.logits_indices) > 1:
+            num_broken += 1
+            raise RuntimeError("too much")
+        return forward(batch, kv, hidden)
+
+    monkeypatch.setattr(core.runner.executor, "run", bears_no_guesses)
+    core.add_request(fresh(request))
+    output: list[int] = []
+    while core.has_work:
+        for delta in core.step(0.0):
+            assert delta.finish_reason != "error"
+            output.extend(delta.token_ids)
+        core.check()
+    assert num_broken and output == run_alone(world, request)
+
+
+def test_a_request_without_speculation_costs_the_drafter_nothing() -> None:
+    world = World(3)
+    world.block_size, world.config = 4, SchedulerConfig(64, 8, 16)
+    network = HashModel(VOCAB)
+    drafter = DraftModelProposer(network, network.allocate(400, 4), DraftModelConfig("hash", 3), VOCAB)
+    core = build_core(world, [drafter], SpeculativeConfig(), 400)
+    for method in ("off", "auto"):
+        params = SamplingParams(temperature=0, detokenize=False, ignore_eos=True, speculation={"method": method})
+        core.add_request(Request(method, tuple(range(1, 11)), params, 0.0, max_tokens=8, seed=0))
+        while core.has_work:
+            core.step(0.0)
+        assert (network.num_passes > 0) == (method == "auto")
