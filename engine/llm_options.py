@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,8 @@ def engine_config(
             raise ConfigError(f"{name} must be a positive integer, not {values[name]!r}")
     if not 0 < values.get("memory_share", 1) <= 1:
         raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {values['memory_share']!r}")
+    if "memory_share" in values:
+        values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant
     if "kv_cache_memory_bytes" in values:
         values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if isinstance(values.get("served_model_name"), (list, tuple)):

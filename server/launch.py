@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import logging
 import logging.config
@@ -61,6 +62,8 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     from .app import create_app
 
     engine = boot(config.engine, progress)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: later collections, which stop the engine for milliseconds, need not look at it
     driver = AsyncEngine(engine)
 
     def announce() -> None:

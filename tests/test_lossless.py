@@ -90,15 +90,15 @@ def outputs(llm: LLM, settings: dict[str, Any], method: str) -> list[Any]:
 
 def gap(llm: LLM, prompt: list[int], known: list[int], settings: SamplingParams) -> float:
     """How far the target's choice after prompt + known is from another one, in nats."""
-    core = llm._engine.core
+    engine = llm._running()
     asked = Request("gap", prompt, replace(settings, logprobs=0), 0.0, NUM_TOKENS, settings.seed or 0, token_ids=[*prompt, *known])
-    asked.eos_token_ids = llm._engine.model.eos_token_ids
+    asked.eos_token_ids = engine.model.eos_token_ids
     from foretoken.engine.plan import PlanRow, StepPlan
     from foretoken.engine.runner import ragged_batch
 
-    kv = llm._engine.model.executor.allocate(64, 16)
+    kv = engine.model.executor.allocate(64, 16)
     row = PlanRow(asked, 0, len(asked.token_ids), [], [], [], range(64), samples=True)
-    logits = core.runner.executor.run(ragged_batch(StepPlan([row], 16), lambda r: True), kv).logits
+    logits = engine.core.runner.executor.run(ragged_batch(StepPlan([row], 16), lambda r: True), kv).logits
     assert logits is not None
     node = Node(asked, [])
     if settings.greedy:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import save_tokenizer
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from foretoken.engine.boot import boot
@@ -36,7 +37,7 @@ CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     kind, settings = CONFIGS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = save_tokenizer(folder)
@@ -61,7 +62,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("executor", ["program", "transformers"])
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
-def test_greedy_output_is_that_of_transformers(checkpoint: tuple[Path, PreTrainedModel], executor: str, method: str) -> None:
+def test_greedy_output_is_that_of_transformers(checkpoint: tuple[Path, Any], executor: str, method: str) -> None:
     folder, model = checkpoint
     speculative = SpeculativeConfig((NgramConfig(4, 3, 1), DraftModelConfig(str(folder), 3)))
     engine = boot(
