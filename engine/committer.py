@@ -56,7 +56,11 @@ class Committer:
             elif not row.samples:
                 self._advance(row.request, row.num_computed + row.num_scheduled)
             else:
-                deltas.append(self._grow(row, said))
+                try:
+                    deltas.append(self._grow(row, said))
+                except Exception as error:  # noqa: BLE001 - a text that cannot be written is that request's misfortune alone
+                    message = f"the engine could not write this request's text ({type(error).__name__})"
+                    deltas.append(self.fail(row.request, message, "engine_error"))
         for (proposer, request_id), num_tokens in plan.filled.items():
             if request_id in self._kv.tables:
                 self._kv.mark_filled(request_id, proposer, num_tokens)

@@ -166,3 +166,15 @@ def test_feedback_says_what_was_really_appended() -> None:
     plan, verdict = StepPlan([row], 4), Verdict([RowVerdict([0, 1, 2], [5, 6, 7, 8])])
     desk.committer.commit(plan, verdict)
     assert verdict.feedback(plan, ForwardOutput(torch.zeros(0), torch.zeros(0), None)).emitted == [[5, 6]]
+
+
+def test_a_text_that_cannot_be_written_fails_its_request_alone() -> None:
+    class Broken(Letters):
+        def push(self, token_ids: list[int]) -> Pushed:
+            raise UnicodeError("no such letter")
+
+    desk = Desk(a_request("r", 3, detokenize=True))
+    desk.letters = Broken()
+    delta = desk.commit([5], [], [], [])
+    assert (delta.finish_reason, delta.error_code, delta.token_ids) == ("error", "engine_error", [])
+    assert not desk.scheduler.has_work
