@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..kernels.layout import Executor, KVTensors, kv_bytes_per_block
 from ..proposers import LoadedDraft, Resources, build
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig, SpeculativeConfigError
@@ -30,6 +32,7 @@ from .verifier import Verifier
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft"
 
 
@@ -54,6 +57,7 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     speculative, why = choose_speculation(config)
     model = load_model(config.model, progress)
+    _spare_threads(model.path)
     allocation = _Allocation(config, model)
     proposers = _proposers(config, speculative, model, allocation, progress)
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
@@ -99,12 +103,19 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     return Engine(core, model, intake, config, speculative, proposers.names, banner)
 
 
+def _spare_threads(folder: Path) -> None:
+    """One thread for a network that fits a core's cache: handing its small products around costs more than it saves."""
+    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_NETWORK_BYTES:
+        torch.set_num_threads(1)
+
+
 def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
     """The configured proposers, or the default, and why: the embedded model has its own drafter, others get prompt lookup."""
     if config.speculative is not None:
         return config.speculative, "as configured"
     if config.model.model == DEMO_MODEL:
-        draft = DraftModelConfig(str(DEMO_DRAFT))
+        # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
+        draft = DraftModelConfig(str(DEMO_DRAFT), num_speculative_tokens=3, draft_sample_method="probabilistic")
         return SpeculativeConfig((draft,)), "the embedded model's own drafter; --speculative-config changes it"
     return (
         SpeculativeConfig((NgramConfig(prompt_lookup_min=2, prompt_lookup_max=4),)),  # short enough to match, long enough to mean it
