@@ -98,6 +98,16 @@ def test_files(tmp_path: Path) -> None:
     assert config.engine.speculative == SpeculativeConfig((NgramConfig(2),))
 
 
+def test_the_container_takes_the_same_flags() -> None:
+    """`docker run -p 8000:8000 IMAGE --model T --speculative-model '[ngram]'`: the entry point is `serve` on all interfaces."""
+    dockerfile = (Path(__file__).parent.parent / "docker" / "Dockerfile.cpu").read_text()
+    (entry,) = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in dockerfile.splitlines() if line.startswith("ENTRYPOINT ")]
+    assert entry[0] == "foretoken"
+    config = read(shlex.join([*entry[1:], "--model", "T", "--speculative-model", "[ngram]", "--num-speculative-tokens", "5"]))
+    assert config.host == "0.0.0.0" and not config.insecure_no_auth and config.engine.model.model == "T"
+    assert config.engine.speculative is not None and config.engine.speculative.proposers == (NgramConfig(5, 4, 1),)
+
+
 def test_common_engine_flags() -> None:
     config = read(
         "serve T --max-model-len 4096 --max-num-seqs 16 --max-num-batched-tokens 1024 --gpu-memory-utilization 0.9 "
