@@ -57,13 +57,21 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens per prompt (default 96)")
     parser.add_argument("--rounds", type=int, default=3, help="times to run everything (default 3)")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--draft-sample-method", choices=["greedy", "probabilistic"], default="greedy", help="how the draft model guesses")
     parser.add_argument("--prompts", type=Path, help="text file, one prompt a line (default: six of our own)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     draft = args.draft or (None if args.model else str(DEMO_DRAFT))
     prompts = args.prompts.read_text().splitlines() if args.prompts else list(PROMPTS)
     results = compare(
-        args.model, draft, _numbers(args.k), _numbers(args.batch), prompts, args.max_tokens, args.rounds, args.temperature
+        args.model,
+        {"method": "draft_model", "model": draft, "draft_sample_method": args.draft_sample_method} if draft else None,
+        _numbers(args.k),
+        _numbers(args.batch),
+        prompts,
+        args.max_tokens,
+        args.rounds,
+        args.temperature,
     )
     print(f"{'method':12} {'k':>2} {'batch':>5} {'tokens/s':>9} {'speed-up':>9} {'acceptance':>11} {'mean length':>12} {'ms/step':>8}")
     for r in results:
@@ -77,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 def compare(
     model: str | None,
-    draft: str | None,
+    draft: dict[str, Any] | None,
     ks: Sequence[int],
     batches: Sequence[int],
     prompts: Sequence[str],
@@ -85,13 +93,12 @@ def compare(
     rounds: int,
     temperature: float,
 ) -> list[Comparison]:
-    """Run every variant `rounds` times, in turn."""
+    """Run every variant `rounds` times, in turn. draft: its speculative config without k, None = n-gram only."""
     most = max(ks)
-    configured: list[dict[str, Any]] = [
-        {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 4, "disable_by_batch_size": 1024}
-    ]
-    if draft:
-        configured.append({"method": "draft_model", "model": draft, "num_speculative_tokens": most})
+    ngram = {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    configured: list[dict[str, Any]] = [{**ngram, "disable_by_batch_size": 1024}]
+    if draft:  # in front: a proposer without a guess hands over to those behind it, and n-gram is to be measured by itself
+        configured.insert(0, {**draft, "num_speculative_tokens": most})
     methods = [str(c["method"]) for c in configured]
     with LLM(model, configured, enable_prefix_caching=False, max_num_seqs=max(128, *batches)) as llm:
         variants = [(b, m, k) for b in batches for m, k in [("off", 0), *((m, k) for m in methods for k in ks)]]

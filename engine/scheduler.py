@@ -48,6 +48,7 @@ class Scheduler:
         self._counter = count()
         self._on_preempt = on_preempt
         self._num_filled: dict[str, tuple[int, ...]] = {}
+        self._refused = ("", 0)  # the request that did not fit last, and the free blocks it saw
 
     @property
     def waiting(self) -> list[Request]:
@@ -117,7 +118,8 @@ class Scheduler:
             if not self._admit(request):
                 break
             heapq.heappop(self._waiting)
-            request.first_scheduled_time = now if request.first_scheduled_time is None else request.first_scheduled_time
+            if request.first_scheduled_time is None:
+                request.first_scheduled_time = now
             num_new = min(len(request.token_ids) - request.num_computed_tokens, prompt_budget)
             reserved = self.kv.reserve(request.request_id, request.num_computed_tokens + num_new)
             assert reserved, "admission promised places that are not there"
@@ -195,13 +197,14 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Open a table for the request if all its known tokens fit into free blocks now; else leave it waiting."""
         kv, request_id = self.kv, request.request_id
-        if kv.blocks_for(len(request.token_ids)) > kv.pool.num_free and not kv.prefix_caching:
-            return False
+        if self._refused[0] == request_id and kv.pool.num_free <= self._refused[1]:
+            return False  # nothing was freed since: do not hash its text anew in every step
         queried, hit = kv.num_queried_tokens, kv.num_hit_tokens
         cached = kv.admit(request_id, request.token_ids, request.cache_salt)
         if kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) > kv.pool.num_free:
             kv.free(request_id)
             kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # asked again on the next try
+            self._refused = (request_id, kv.pool.num_free)
             return False
         request.num_computed_tokens = cached
         if request.num_preemptions == 0:

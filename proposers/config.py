@@ -107,7 +107,6 @@ class SpeculativeConfig:
     disable_by_batch_size: int = DEFAULT_DISABLE_BY_BATCH_SIZE
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, k), k may be 0
     rejection_sample_method: Literal["match", "standard"] = "match"
-    adaptive: bool = True  # False = k is always num_speculative_tokens
     off: bool = False  # method "off": not even predictions
     warnings: tuple[str, ...] = ()  # what was given and is ignored, one sentence each
 
@@ -144,6 +143,8 @@ def parse_speculative_config(value: Mapping[str, Any] | Sequence[Mapping[str, An
     warnings: list[str] = []
     for mapping in mappings:
         entry = ConfigEntry(mapping)
+        if entry.flag("adaptive"):
+            warnings.append("speculative config: adaptive speculation is not available in this version; k is fixed")
         for key, setting in _shared_settings(entry).items():
             if shared.setdefault(key, setting) != setting:
                 raise SpeculativeConfigError(f"{key!r} holds for all proposers, but two values are given: {shared[key]} and {setting}")
@@ -170,7 +171,6 @@ def _shared_settings(entry: ConfigEntry) -> dict[str, Any]:
         rejection_sample_method=entry.choice(
             "rejection_sample_method", ("match", "standard"), lossy=("synthetic", "fly"), later=("block",)
         ),
-        adaptive=entry.flag("adaptive"),
     )
 
 

@@ -149,7 +149,7 @@ class ProposerSet:
             for row, wanted, guess in zip(rows, asking.wanted, asking.guesses, strict=True)
         ]
         ingests = member.proposer.needs.ingests  # then it must see every row that may ever guess in every step, to keep up
-        places = [i for i, row in enumerate(rows) if mine[i] or (ingests and row.assigned >= 0)]
+        places = [i for i, row in enumerate(rows) if mine[i] or (ingests and 0 <= row.assigned <= member.index)]
         if not places:
             return
         shown = [_as_seen_by(member.index, rows[i], mine[i]) for i in places] if ingests else [rows[i] for i in places]

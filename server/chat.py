@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import TokenDelta
-from .logprobs import TokenText, chat_logprobs, speculation
+from .logprobs import TokenText, annotated, chat_logprobs
 from .schemas import ChatRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
@@ -66,11 +66,7 @@ class ChatShape:
             "logprobs": chat_logprobs(delta, self._spell),
             "finish_reason": delta.finish_reason,
         }
-        if delta.stop_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        if self._proposer_names is not None:
-            choice["speculation"] = speculation(delta, self._proposer_names)
-        return choice
+        return annotated(choice, delta, self._proposer_names)
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
         parts = [part for delta in deltas if (part := chat_logprobs(delta, self._spell))]

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import TokenDelta
-from .logprobs import CompletionLogprobs, speculation
+from .logprobs import CompletionLogprobs, annotated
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
@@ -70,11 +70,7 @@ class CompletionShape:
             "logprobs": self._logprobs(index, [delta]),
             "finish_reason": delta.finish_reason,
         }
-        if delta.stop_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        if self._proposer_names is not None:
-            choice["speculation"] = speculation(delta, self._proposer_names)
-        return choice
+        return annotated(choice, delta, self._proposer_names)
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
         return {

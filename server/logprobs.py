@@ -84,3 +84,12 @@ def speculation(delta: TokenDelta, proposer_names: Sequence[str]) -> list[dict[s
         {"token_id": token_id, "proposer": proposer_names[source] if source >= 0 else None}
         for token_id, source in zip(delta.token_ids, delta.sources, strict=True)
     ]
+
+
+def annotated(choice: dict[str, Any], delta: TokenDelta, proposer_names: Sequence[str] | None) -> dict[str, Any]:
+    """A streamed choice with what OpenAI's lacks: what stopped it, and, if proposer_names are given, who guessed its tokens."""
+    if delta.stop_reason is not None:
+        choice["stop_reason"] = delta.stop_reason
+    if proposer_names is not None:
+        choice["speculation"] = speculation(delta, proposer_names)
+    return choice

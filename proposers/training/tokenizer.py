@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -77,7 +76,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> PreTrainedT
     tokenizer.add_special_tokens({"additional_special_tokens": [END_OF_TEXT, IM_START]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)

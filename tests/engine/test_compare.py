@@ -15,7 +15,7 @@ def test_every_variant_is_compared(tiny_target: Path, tmp_path: Path, capsys: py
     flags = ["--draft", str(tiny_target), "--k", "1,3", "--batch", "1,2", "--rounds", "1", "--max-tokens", "12", "--json", str(out)]
     main([str(tiny_target), *flags])
     results = json.loads(out.read_text())
-    variants = [("off", 0), ("ngram", 1), ("ngram", 3), ("draft_model", 1), ("draft_model", 3)]
+    variants = [("off", 0), ("draft_model", 1), ("draft_model", 3), ("ngram", 1), ("ngram", 3)]
     assert [(r["batch"], r["method"], r["k"]) for r in results] == [(batch, *variant) for batch in (1, 2) for variant in variants]
     for r in results:
         if r["method"] == "off":

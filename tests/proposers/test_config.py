@@ -121,7 +121,8 @@ def test_settings_for_all_proposers() -> None:
             "adaptive": False,
         }
     )
-    assert config == SpeculativeConfig((NgramConfig(),), 4, ((1, 4, 5), (5, 8, 0)), "standard", adaptive=False)
+    assert config == SpeculativeConfig((NgramConfig(),), 4, ((1, 4, 5), (5, 8, 0)), "standard")
+    assert "k is fixed" in parse_speculative_config({"method": "ngram", "adaptive": True}).warnings[0]
 
 
 def test_several_proposers_keep_their_order() -> None:
