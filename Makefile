@@ -1,18 +1,20 @@
-# `make serve` and `make test` do all set-up themselves: a virtual environment in .venv, installed once per change of pyproject.toml.
+# `make serve` and `make test` do all set-up themselves: a virtual environment in .venv, installed again when pyproject.toml, setup.py or
+# the C++ sources change (the native executor is compiled on the way).
 PYTHON ?= $(shell command -v python3.12 >/dev/null 2>&1 && python3.12 --version >/dev/null 2>&1 && echo python3.12 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.h kernels/native/ops/*.h)
 
-.PHONY: serve test test-all lint check install clean
+.PHONY: help serve test test-all lint sanitize install clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml setup.py $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing foretoken into $(VENV) (the first time: a few minutes, mostly torch) ..."
+	@echo "Installing foretoken into $(VENV) (the first time: a few minutes, mostly torch; then seconds to compile) ..."
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --progress-bar on -e '.[dev,bench]'
 	@mkdir -p .typing && ln -sfn .. .typing/foretoken
@@ -32,6 +34,16 @@ test: lint  ## ruff, pyright and the tests (under 15 minutes on 2 cores)
 
 test-all: lint  ## everything, the slow checks too
 	$(BIN)/python -m pytest $(ARGS)
+
+# A copy of the sources with a library of its own, so that the installed one stays as it is.
+sanitize: install  ## the native executor's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@rm -rf build/sanitize && mkdir -p build/sanitize
+	@cp -r __init__.py __main__.py server engine proposers kernels setup.py pyproject.toml README.md LICENSE build/sanitize/
+	@rm -f build/sanitize/kernels/_native*.so && ln -sfn . build/sanitize/foretoken
+	cd build/sanitize && $(CURDIR)/$(BIN)/python -W ignore setup.py --quiet build_ext --inplace --sanitize
+	PYTHONPATH=build/sanitize ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	$(BIN)/python -m pytest -p no:cacheprovider tests/kernels -k native $(ARGS)
 
 clean:  ## remove the virtual environment and what builds left behind
 	rm -rf $(VENV) .typing build dist *.egg-info

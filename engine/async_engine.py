@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 from .errors import EngineDead, QueueFull, RequestFailed, ShuttingDown
 from .request import Request, SamplingParams, TokenDelta
@@ -53,7 +53,7 @@ class AsyncEngine:
         self._clock = clock
         self._inbox: SimpleQueue[Request | Abort | Stop] = SimpleQueue()
         # Weak: a stream lives as long as its caller reads it, and aborts what is left when dropped.
-        self._streams: WeakValueDictionary[str, TokenStream] = WeakValueDictionary()  # by request id, unfinished choices only
+        self._streams: dict[str, ReferenceType[TokenStream]] = {}  # by request id, unfinished choices only
         self._finish_times: deque[float] = deque(maxlen=64)
         self._draining = False
         self._death: str | None = None  # why the thread ended by itself
@@ -93,8 +93,9 @@ class AsyncEngine:
         requests = self.engine.intake.requests(request_id, prompt_token_ids, params, now, priority, cache_salt)
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
         stream = TokenStream([request.request_id for request in requests], now, self._abort)
+        reference = ref(stream)
         for request in requests:
-            self._streams[request.request_id] = stream
+            self._streams[request.request_id] = reference
             self._inbox.put(request)
         return stream
 
@@ -164,11 +165,12 @@ class AsyncEngine:
 
     def _deliver(self, deltas: list[TokenDelta], at: float) -> None:
         for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if delta.finish_reason is not None:
-                self._streams.pop(delta.request_id, None)
+            if delta.finish_reason is None:
+                reference = self._streams.get(delta.request_id)
+            else:
+                reference = self._streams.pop(delta.request_id, None)
                 self._finish_times.append(at)
-            if stream is not None:
+            if reference is not None and (stream := reference()) is not None:
                 stream.put(delta, at)
 
     def _die(self, error: BaseException) -> None:
@@ -176,8 +178,9 @@ class AsyncEngine:
         self._fail_streams(lambda: EngineDead(death))
 
     def _fail_streams(self, make_error: Callable[[], Exception]) -> None:
-        for stream in set(self._streams.values()):
-            stream.fail(make_error())
+        for reference in set(self._streams.values()):
+            if (stream := reference()) is not None:
+                stream.fail(make_error())
 
     # From here on: the engine thread.
 

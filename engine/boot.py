@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels.layout import Executor, KVTensors, kv_bytes_per_block
+from ..kernels import native
+from ..kernels.layout import Executor, KVTensors
 from ..proposers import LoadedDraft, Resources, build
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig, SpeculativeConfigError
 from ..proposers.proposer_set import ProposerSet
@@ -32,6 +33,7 @@ from .verifier import Verifier
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose for this process
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft"
 
@@ -56,10 +58,12 @@ class Engine:
 def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: None) -> Engine:
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     speculative, why = choose_speculation(config)
+    native.set_threads(config.model.threads or native.usable_cores())
     model = load_model(config.model, progress)
-    _spare_threads(model.path)
+    torch.set_num_threads(_torch_threads(config.model, model))
     allocation = _Allocation(config, model)
-    proposers = _proposers(config, speculative, model, allocation, progress)
+    drafts: list[LoadedModel] = []
+    proposers = _proposers(config, speculative, model, allocation, drafts, progress)
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
 
     controller = Controller(speculative, infos)
@@ -95,7 +99,9 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     )
     banner = (
         f"model       {model.describe()}",
+        f"executor    {model.plan.describe()}",
         f"speculation {_described(speculative)} ({why})",
+        *(f"draft       {draft.path.name}: {draft.plan.describe()}" for draft in drafts),
         f"kv cache    {capacity:,} tokens in {allocation.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({allocation.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
         + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
@@ -103,10 +109,17 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     return Engine(core, model, intake, config, speculative, proposers.names, banner)
 
 
-def _spare_threads(folder: Path) -> None:
-    """One thread for a network that fits a core's cache: handing its small products around costs more than it saves."""
-    if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_NETWORK_BYTES:
-        torch.set_num_threads(1)
+def _torch_threads(config: ModelConfig, model: LoadedModel) -> int:
+    """One where the native executor computes: two pools that wait for work by spinning would fight for the cores.
+
+    One, too, for a network that fits a core's cache: handing its small products around costs more than it saves.
+    """
+    if model.plan.kind == "native":
+        return 1
+    if config.threads is not None:
+        return config.threads
+    small = sum(file.stat().st_size for file in model.path.glob("*.safetensors")) < SMALL_NETWORK_BYTES
+    return 1 if small else TORCH_THREADS
 
 
 def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
@@ -135,8 +148,7 @@ class _Allocation:
 
     def __call__(self, drafters: Sequence[Executor]) -> Sequence[KVTensors]:
         cache, model = self._config.cache, self._model
-        layers = (*model.executor.kv_layers, *(layer for executor in drafters for layer in executor.kv_layers))
-        block_bytes = kv_bytes_per_block(layers, cache.block_size, model.dtype)
+        block_bytes = sum(executor.kv_block_bytes(cache.block_size) for executor in (model.executor, *drafters))
         self.num_blocks = cache_blocks(
             cache,
             block_bytes,
@@ -151,10 +163,26 @@ class _Allocation:
 
 
 def _proposers(
-    config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, allocation: _Allocation, progress: Callable[[str], None]
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    model: LoadedModel,
+    allocation: _Allocation,
+    drafts: list[LoadedModel],
+    progress: Callable[[str], None],
 ) -> ProposerSet:
+    """drafts: the draft models that were loaded are added to it."""
+
     def load_draft(draft: DraftModelConfig) -> LoadedDraft:
-        loaded = load_model(ModelConfig(draft.model, dtype=config.model.dtype, revision=draft.revision), progress)
+        settings = ModelConfig(
+            draft.model,
+            dtype=config.model.dtype,
+            revision=draft.revision,
+            executor="auto" if config.model.executor == "native" else config.model.executor,
+            quantization=draft.quantization or "none",
+        )
+        # A narrow draft is twice as fast and can only change what is accepted, never what is said.
+        loaded = load_model(settings, progress, native_quantization="int8" if draft.quantization is None else None)
+        drafts.append(loaded)
         return LoadedDraft(loaded.executor, loaded.tokenizer)
 
     resources = Resources(load_draft, allocation, model.tokenizer, model.vocab_size, model.path)

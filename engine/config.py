@@ -9,6 +9,9 @@ from .errors import ConfigError
 
 DEMO_MODEL = "foretoken-demo"
 """Name of the embedded model; as a model path it means the folder inside the package."""
+EXECUTORS = ("auto", "native", "torch", "transformers")
+QUANTIZATIONS = ("none", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,24 @@ class ModelConfig:
     dtype: str = "auto"  # auto, float32, bfloat16
     max_model_len: int | None = None  # None = what the model was made for
     revision: str | None = None
-    executor: str = "auto"  # auto = a program where the family is lowered, else transformers; program; transformers
+    executor: str = "auto"  # native, torch, transformers; auto = the first of them that can run the network
+    quantization: str = "none"  # of the weights: none, int8, int4
+    kv_cache_dtype: str = "auto"  # auto = dtype; int8; float32 and bfloat16 only say what dtype says
+    threads: int | None = None  # None = the cores this process may use
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(
+                f"quantization {self.quantization!r} is not available: there are int8 and int4, made from unquantised weights at loading"
+            )
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            narrow = "; the narrow cache is int8" if self.kv_cache_dtype.startswith("fp8") else ""
+            raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}{narrow}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError("threads must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class LLM:
 
     model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
     list of them or JSON; None = the default (prompt lookup; the embedded model has its own drafter), {"method": "off"} = none.
-    Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, seed, ...
+    Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
+    "int4"), kv_cache_dtype ("int8"), seed, ...; and threads, executor, kv_cache_gb.
 
     Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.
     """

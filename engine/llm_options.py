@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 # Names of vLLM that differ from ours.
 RENAMED = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
-COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks")
+COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks", "threads")
 ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OUR_NAMES = (
-    *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name"),
+    *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
-    *("quantization", "disable_log_stats", *ONE_DEVICE),
+    *("disable_log_stats", *ONE_DEVICE),
 )
 # Arguments of vLLM 0.5 to 0.33 that mean nothing here. Scripts go on to run without them.
 IGNORED = frozenset(
@@ -36,7 +36,7 @@ IGNORED = frozenset(
     disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_sliding_window distributed_executor_backend
     download_dir enable_chunked_prefill enable_expert_parallel enable_lora enable_prompt_adapter enable_prompt_embeds enable_sleep_mode
     enforce_eager fully_sharded_loras generation_config guided_decoding_backend hf_config_path hf_overrides hf_token ignore_patterns
-    kv_cache_dtype kv_transfer_config limit_mm_per_prompt load_format logits_processors long_prefill_token_threshold lora_dtype
+    kv_transfer_config limit_mm_per_prompt load_format logits_processors long_prefill_token_threshold lora_dtype
     lora_extra_vocab_size mamba_cache_dtype max_context_len_to_capture max_cpu_loras max_logprobs max_long_partial_prefills max_lora_rank
     max_loras max_num_partial_prefills max_parallel_loading_workers max_seq_len_to_capture mm_processor_cache_gb mm_processor_kwargs
     model_impl model_loader_extra_config multi_step_stream_outputs num_lookahead_slots num_scheduler_steps override_generation_config
@@ -76,7 +76,7 @@ def engine_config(
         values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if isinstance(values.get("served_model_name"), (list, tuple)):
         values["served_model_name"] = values["served_model_name"][0]
-    _settle_dtype(values)
+    _settle_formats(values)
     values["model"] = DEMO_MODEL if model is None else os.fspath(model)
     return EngineConfig(
         model=_fill(ModelConfig, values),
@@ -111,14 +111,15 @@ def _check_names(options: Mapping[str, Any]) -> None:
         warnings.warn(f"LLM(): these options of vLLM mean nothing here and are ignored: {', '.join(ignored)}", stacklevel=4)
 
 
-def _settle_dtype(values: dict[str, Any]) -> None:
+def _settle_formats(values: dict[str, Any]) -> None:
     dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
     if dtype in ("half", "float16"):
         warnings.warn(f"LLM(): dtype {dtype} is not served; auto is used", stacklevel=5)
         dtype = "auto"
     values["dtype"] = "float32" if dtype == "float" else dtype
-    if values.get("quantization") is not None:
-        warnings.warn(f"LLM(): quantization {values['quantization']} is not applied; weights run in dtype {dtype}", stacklevel=5)
+    for name in ("quantization", "kv_cache_dtype"):
+        if name in values:
+            values[name] = str(values[name]).removeprefix("torch.").lower()
 
 
 def _speculative(value: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None) -> SpeculativeConfig | None:

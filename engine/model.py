@@ -6,21 +6,24 @@ Weights come from safetensors only, and no code from a model's folder is ever ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
+from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..kernels.execution import Quantization
+from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
+from .cache_size import MIN_TOKENS, free_memory_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model_folder import Progress, config_json, find_folder, one_line, read_json, weight_files
-
-DTYPES = {"auto": torch.float32, "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
+from .network_plan import NetworkPlan, plan_network
 
 
 @dataclass(frozen=True)
@@ -36,27 +39,26 @@ class LoadedModel:
     tokenizer_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-    dtype: torch.dtype
-    executor_kind: str  # program or transformers
+    plan: NetworkPlan  # how it runs
 
     def describe(self) -> str:
         """One line for the log."""
         layers = len(self.executor.kv_layers)
         return (
             f"{self.name}: {self.hf_config.model_type}, {layers} layers, vocabulary {self.vocab_size}, "
-            f"context {self.max_model_len}, {str(self.dtype).removeprefix('torch.')}, {self.executor_kind} executor, from {self.path}"
+            f"context {self.max_model_len}, from {self.path}"
         )
 
 
-def load_model(config: ModelConfig, progress: Progress) -> LoadedModel:
-    """Load what `config` names. Raises ModelLoadError or ConfigError, each with one sentence on what to change."""
-    dtype = resolve_dtype(config.dtype)
+def load_model(config: ModelConfig, progress: Progress, native_quantization: Quantization | None = None) -> LoadedModel:
+    """Load what `config` names. Raises ModelLoadError or ConfigError, each with one sentence on what to change.
+
+    native_quantization: see plan_network.
+    """
     folder = find_folder(config.model, config.revision, progress)
     hf_config = read_config(folder)
     tokenizer = _load_tokenizer(folder)
-    kind = choose_executor(hf_config, config.executor)
-    progress(f"loading {config.model} with the {kind} executor")
-    executor = load_executor(folder, hf_config, dtype, kind, config.max_model_len)
+    executor, plan = load_executor(folder, hf_config, config, progress, native_quantization)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
@@ -67,40 +69,40 @@ def load_model(config: ModelConfig, progress: Progress) -> LoadedModel:
         tokenizer_size=len(tokenizer),
         max_model_len=config.max_model_len or executor.max_model_len,
         eos_token_ids=_eos_token_ids(folder, hf_config, tokenizer),
-        dtype=dtype,
-        executor_kind=kind,
+        plan=plan,
     )
 
 
 def load_executor(
     folder: Path,
     hf_config: transformers.PretrainedConfig,
-    dtype: torch.dtype,
-    kind: str = "auto",
-    max_model_len: int | None = None,
-) -> Executor:
-    """The network of a local folder, target or draft model. Raises ModelLoadError, ConfigError for a max_model_len too large.
-
-    kind: program, transformers, or auto (a program where the family is lowered).
-    """
+    config: ModelConfig,
+    progress: Progress = lambda line: None,
+    native_quantization: Quantization | None = None,
+) -> tuple[Executor, NetworkPlan]:
+    """The network of a local folder, target or draft model, and how it runs. Raises ModelLoadError and ConfigError."""
     from ..kernels.rope import UnsupportedModel
     from ..kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
     from ..kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
 
-    kind = choose_executor(hf_config, kind)
+    limit = config.max_model_len
     try:
         refuse_unsupported(hf_config)
-        _check_length(max_model_len, max_positions(hf_config), folder)
+        _check_length(limit, max_positions(hf_config), folder)
+        plan = plan_network(config, hf_config, native_quantization)
         files = weight_files(folder)
-        if kind == "program":
-            executor = load_program_executor(files, hf_config, dtype, max_model_len)
+        tensors = read_tensors(files)
+        _require_memory(config, plan, tensors)
+        progress(f"loading {config.model}: {plan.describe()}")
+        if plan.program is not None:
+            executor = load_program_executor(files, hf_config, plan.execution, limit, progress)
         else:
-            check_finite(read_tensors(files))
-            executor = TransformersExecutor.load(folder, hf_config, dtype)
+            check_finite(tensors)
+            executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype)
     except (UnsupportedModel, WeightError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
-    _check_length(max_model_len, executor.max_model_len, folder)
-    return executor
+    _check_length(limit, executor.max_model_len, folder)
+    return executor, plan
 
 
 def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
@@ -108,28 +110,37 @@ def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
         raise ConfigError(f"max_model_len {max_model_len} is above the {limit} positions that the model in {folder} can be run with")
 
 
-def choose_executor(hf_config: transformers.PretrainedConfig, kind: str) -> str:
-    """auto, program or transformers -> program or transformers."""
-    if kind not in ("auto", "program", "transformers"):
-        raise ConfigError(f"executor {kind!r} is not one of auto, program, transformers")
-    if kind == "transformers":
-        return kind
-    from ..kernels.decoder import supports
+def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what would be killed, or swap for ever, long before its weights are loaded. Reads shapes only."""
+    cache, tokens = 0, 0
+    if plan.program is None:
+        weights = sum(tensor.numel() for tensor in tensors.values()) * plan.execution.dtype.itemsize
+    else:
+        tokens = config.max_model_len or min(plan.program.max_model_len, MIN_TOKENS)
+        cache = cache_bytes(plan.program, plan.execution, tokens)
+        if plan.kind == "native":
+            weights = native_weight_bytes(plan.program, plan.execution)
+        else:
+            weights = torch_weight_bytes(plan.program, plan.execution.dtype)
+    free = free_memory_bytes()
+    if weights + cache > free:
+        with_cache = f" and {_size(cache)} for a cache of {tokens:,} tokens" if cache else ""
+        raise ModelLoadError(
+            f"{config.model} does not fit: it needs {_size(weights)} for its weights ({plan.formats()}){with_cache}, "
+            f"but only {_size(free)} of memory are free; {_smaller(plan)}"
+        )
 
-    if supports(hf_config):
-        return "program"
-    if kind == "program":
-        raise ModelLoadError(f"a {hf_config.model_type!r} model is not available as a program; use executor auto or transformers")
-    return "transformers"
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """auto is float32 on a CPU."""
-    if name in ("half", "float16"):
-        raise ConfigError("dtype float16 is too slow and too narrow on a CPU; use bfloat16 (the same size) or float32")
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is not one of auto, float32, bfloat16")
-    return DTYPES[name]
+def _smaller(plan: NetworkPlan) -> str:
+    if plan.kind == "native" and plan.execution.quantization is None:
+        return "quantization int8 or int4 makes the weights smaller"
+    if plan.kind != "native" and plan.execution.dtype.itemsize > 2:
+        return "dtype bfloat16 halves that"
+    return "use a smaller model, or free memory"
 
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:

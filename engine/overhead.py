@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..kernels.chain import run_chain_by_steps
-from ..kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from ..kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from ..kernels.torch_kv import TorchKV
 from ..proposers.config import NgramConfig, SpeculativeConfig
 from ..proposers.ngram import NgramProposer
@@ -35,6 +35,7 @@ class InstantModel:
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 1 << 20
+    weight_bytes = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -43,6 +44,9 @@ class InstantModel:
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, torch.float32)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return kv_bytes_per_block(self.kv_layers, block_size, torch.float32)
 
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
         started = time.perf_counter()

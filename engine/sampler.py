@@ -1,7 +1,7 @@
 """The target's next-token rule for exactly a given prefix: from raw logits and a request's parameters to a token.
 
-Knows nothing of drafts as such: a drafted token counts as part of the prefix. The order is vLLM's: what
-logit_edits.py changes; then argmax at temperature 0, else temperature, top_k, top_p, min_p and the noise of
+A drafted token counts as part of the prefix, so that all nodes of a draft can be asked for at once. The order is vLLM's:
+what logit_edits.py changes; then argmax at temperature 0, else what logit_filters.py leaves and the noise of
 kernels/noise.py. Logprobs are of the raw logits.
 """
 
@@ -11,22 +11,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels import noise
+from ..kernels import noise, sampling
 from ..kernels.noise import Purpose
 from .logit_edits import LogitEdits, Node, penalised
+from .logit_filters import Filters, narrowed
+from .plan import PlanRow
 from .request import Request, TokenLogprobs
 
-_FIRST_CANDIDATES = 256
-"""How many of the best tokens top_p looks at first: the whole vocabulary is sorted only for very flat rows."""
-
-
-def needs_history(request: Request) -> bool:
-    """Whether a choice depends on the tokens before it in more than the logits: such rows are sampled along the walk."""
-    params = request.params
-    return penalised(request) or request.num_output_tokens < params.min_tokens or any(len(ids) > 1 for ids in request.bad_word_ids)
+_AT_ONCE = 1 << 18
+"""Most scores (nodes x vocabulary) that torch looks at whether or not a path reaches them. Affects speed only."""
 
 
 def full_logits_wanted(request: Request) -> bool:
@@ -46,10 +44,13 @@ def full_logits_wanted(request: Request) -> bool:
 class Sampler:
     """Chooses tokens. One call takes any mix of requests, and no row's result depends on the others.
 
-    It keeps what it derives from a request until `forget`, and can derive it anew from the request alone.
+    It keeps what it derives from a request until `forget`, and can derive it anew from the request alone. `sample` and
+    `distribution` are the rule in torch. `choose` follows it natively where it can, with the same tokens up to rounding.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, native: bool | None = None) -> None:
+        """native: whether to use the native library; None = if there is one."""
+        self._native = sampling.available() if native is None else native
         self._rules: dict[str, _Rules] = {}
 
     def prepare(self, request: Request, vocab_size: int) -> None:
@@ -60,34 +61,82 @@ class Sampler:
         """Finished, aborted or preempted. Unknown ids are fine."""
         self._rules.pop(request_id, None)
 
+    def choose(self, logits: Tensor, rows: Sequence[PlanRow], first_logits: Sequence[int]) -> list[list[int]]:
+        """Per row of a plan, the target's token at each of its nodes that its own choices lead to; nodes elsewhere may have -1.
+
+        Node i of rows[r] reads logits[first_logits[r] + i]; logits [M, V] float32 are left untouched. -1: the logits have
+        NaN or no finite best.
+        """
+        nodes = _Nodes.of(rows, first_logits)
+        if self._native and sampling.takes(logits):
+            tokens = self._choose_natively(logits, rows, nodes)
+        else:
+            tokens = self._choose_by_levels(logits, rows, nodes)
+        return [tokens[start : start + 1 + len(row.draft_token_ids)] for row, start in zip(rows, nodes.starts, strict=True)]
+
     def sample(self, logits: Tensor, nodes: Sequence[Node]) -> list[int]:
         """One token per row of logits [n, V] float32 (left untouched), for nodes [n]. -1: the row has NaN or no finite best."""
         rules = [self._rules_of(node.request, logits.shape[1]) for node in nodes]
         scores = _edited(logits, nodes, rules)
         peaks = scores.amax(-1)
         drawn = [i for i, r in enumerate(rules) if not r.greedy]
-        if not drawn:
-            tokens = scores.argmax(-1)
-        else:
+        tokens = scores.argmax(-1)
+        if drawn:
+            some = drawn if len(drawn) < len(rules) else slice(None)
             keys = noise.keys([rules[i].stream for i in drawn], [nodes[i].position for i in drawn])
-            if len(drawn) == len(rules):
-                tokens = noise.sample(_narrowed(scores, peaks, rules), keys)
-            else:
-                tokens = scores.argmax(-1)
-                tokens[drawn] = noise.sample(_narrowed(scores[drawn], peaks[drawn], [rules[i] for i in drawn]), keys)
+            left = narrowed(scores[some], peaks[some], [rules[i].filters for i in drawn])
+            tokens[some] = noise.draw(torch.softmax(left, -1), keys).to(tokens.device)
         return torch.where(peaks.isfinite(), tokens, -1).tolist()
 
     def distribution(self, logits: Tensor, nodes: Sequence[Node]) -> Tensor:
         """[n, V] float64: what `sample` draws from. Only nodes with a temperature above 0; NaN where a row has NaN."""
         rules = [self._rules_of(node.request, logits.shape[1]) for node in nodes]
         scores = _edited(logits, nodes, rules)
-        return torch.softmax(_narrowed(scores, scores.amax(-1), rules).double(), -1)
+        return torch.softmax(narrowed(scores, scores.amax(-1), [r.filters for r in rules]).double(), -1)
 
     def _rules_of(self, request: Request, vocab_size: int) -> _Rules:
         rules = self._rules.get(request.request_id)
         if rules is None or rules.request is not request:
             rules = self._rules[request.request_id] = _Rules.of(request, vocab_size)
         return rules
+
+    def _choose_by_levels(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
+        """All nodes at once while they are few, else only those that the tokens chosen before lead to."""
+        tokens = [-1] * len(nodes.parents)
+        asked = [Node(row.request, path) for row in rows for path in _paths(row)]
+        level = nodes.starts if len(tokens) * logits.shape[1] > _AT_ONCE else range(len(tokens))
+        while level:
+            places = [nodes.logits_rows[i] for i in level]
+            several = logits if places == list(range(len(logits))) else logits[places]
+            for i, token in zip(level, self.sample(several, [asked[i] for i in level]), strict=True):
+                tokens[i] = token
+            reached = set(level) if len(level) < len(tokens) else ()
+            level = [i for i, parent in enumerate(nodes.parents) if parent in reached and tokens[parent] == nodes.guesses[i]]
+        return tokens
+
+    def _choose_natively(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
+        vocab_size = logits.shape[1]
+        packed = bytearray()
+        looking_back: list[tuple[int, PlanRow, LogitEdits]] = []
+        for start, row in zip(nodes.starts, rows, strict=True):
+            rules = self._rules_of(row.request, vocab_size)
+            num_draft_tokens = len(row.draft_token_ids)
+            if rules.edit is not None:
+                rules.refresh()
+                if rules.edit.looks_back(row.request, num_draft_tokens):
+                    looking_back.append((start, row, rules.edit))
+            packed += rules.packed * (1 + num_draft_tokens)
+        places = np.frombuffer(packed, sampling.ROW)
+        places["logits"] = sampling.rows_of(logits, np.array(nodes.logits_rows))
+        places["key"] = noise.keys(places["key"], nodes.positions).numpy()
+        if len(places) > len(rows):
+            places["parent"] = nodes.parents
+            places["guess"] = nodes.guesses
+        kept: list[NDArray[np.int32]] = []
+        for start, row, edit in looking_back:
+            paths = _paths(row)
+            kept += edit.describe_nodes(places[start : start + len(paths)], [Node(row.request, path) for path in paths])
+        return sampling.sample(places, vocab_size).tolist()
 
 
 def logprobs(logits: Tensor, token_ids: Sequence[int], num_best: Sequence[int]) -> list[TokenLogprobs]:
@@ -114,25 +163,71 @@ class _Rules:
     request: Request
     stream: int
     greedy: bool
-    temperature: float
-    top_k: int  # vocab_size = all
-    top_p: float
-    log_min_p: float  # -inf = off
+    filters: Filters
     edit: LogitEdits | None  # None: the logits are taken as they are
+    row: NDArray[np.void]  # [1] of sampling.ROW: what all nodes share, with the stream for a key
+    packed: bytes  # of row
 
     @classmethod
     def of(cls, request: Request, vocab_size: int) -> _Rules:
         p = request.params
-        return cls(
-            request=request,
-            stream=noise.stream(request.seed, request.choice, Purpose.TARGET),
-            greedy=p.greedy,
+        filters = Filters(
             temperature=max(p.temperature, 1e-30),  # below, float32 has no quotient
             top_k=min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size,
             top_p=p.top_p,
             log_min_p=math.log(p.min_p) if p.min_p > 0 else -math.inf,
-            edit=LogitEdits.of(request, vocab_size),
         )
+        stream = noise.stream(request.seed, request.choice, Purpose.TARGET)
+        edit = LogitEdits.of(request, vocab_size)
+        row = sampling.neutral(1)
+        row["key"] = stream
+        row["temperature"] = 0.0 if p.greedy else filters.temperature
+        row["top_k"], row["top_p"], row["log_min_p"] = filters.top_k, filters.top_p, filters.log_min_p
+        if edit is not None:
+            edit.describe(row, request)
+        return cls(request, stream, p.greedy, filters, edit, row, row.tobytes())
+
+    def refresh(self) -> None:
+        """Follow the request as it grows."""
+        if self.edit is not None and self.edit.counts is not None:
+            self.edit.counts.describe(self.row, self.request)
+            self.packed = self.row.tobytes()
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """The nodes of several rows of a plan, one after the other."""
+
+    starts: list[int]  # [R] node 0 of each row
+    logits_rows: list[int]  # [N]
+    positions: list[int]  # [N] absolute, of the wanted token
+    parents: list[int]  # [N] node before it, -1 = none
+    guesses: list[int]  # [N] the draft token that leads to it, -1 = none
+
+    @classmethod
+    def of(cls, rows: Sequence[PlanRow], first_logits: Sequence[int]) -> _Nodes:
+        nodes = cls([], [], [], [], [])
+        for row, first in zip(rows, first_logits, strict=True):
+            start, position = len(nodes.parents), len(row.request.token_ids)
+            nodes.starts.append(start)
+            nodes.parents.append(-1)
+            nodes.guesses.append(-1)
+            nodes.positions.append(position)
+            nodes.logits_rows.extend(range(first, first + 1 + len(row.draft_token_ids)))
+            if row.draft_token_ids:
+                nodes.guesses.extend(row.draft_token_ids)
+                for parent in row.parents:
+                    nodes.parents.append(start + 1 + parent)
+                    nodes.positions.append(nodes.positions[start + 1 + parent] + 1)
+        return nodes
+
+
+def _paths(row: PlanRow) -> list[list[int]]:
+    """The draft tokens that lead to each node of the row."""
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(row.draft_token_ids, row.parents, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return paths
 
 
 def _edited(logits: Tensor, nodes: Sequence[Node], rules: Sequence[_Rules]) -> Tensor:
@@ -143,68 +238,3 @@ def _edited(logits: Tensor, nodes: Sequence[Node], rules: Sequence[_Rules]) -> T
         for i, edit in edits:
             edit.apply(logits[i], nodes[i])
     return logits
-
-
-def _narrowed(scores: Tensor, peaks: Tensor, rules: Sequence[_Rules]) -> Tensor:
-    """scores [n, V] with row maxima peaks [n] after temperature, top_k, top_p and min_p: -inf = left out, the best is 0."""
-    device, vocab_size = scores.device, scores.shape[1]
-    # subtracting the peak first keeps tiny temperatures finite
-    scores = scores - peaks[:, None]
-    if any(r.temperature != 1.0 for r in rules):
-        scores /= torch.tensor([r.temperature for r in rules], dtype=torch.float32, device=device)[:, None]
-    rows = [i for i, r in enumerate(rules) if r.top_k < vocab_size or r.top_p < 1.0]
-    if len(rows) == len(rules):
-        scores = _keep_best(scores, rules)
-    elif rows:
-        scores[rows] = _keep_best(scores[rows], [rules[i] for i in rows])
-    if any(r.log_min_p > -math.inf for r in rules):
-        floor = torch.tensor([r.log_min_p for r in rules], dtype=torch.float32, device=device)
-        scores.masked_fill_(scores < floor[:, None], -math.inf)
-    return scores
-
-
-def _keep_best(scores: Tensor, rules: Sequence[_Rules]) -> Tensor:
-    """top_k, then top_p on what it left: the fewest best tokens whose mass reaches top_p. Among equals the lowest ids stay.
-
-    Rows of scores [n, V] have their maximum at 0. Left out = -inf.
-    """
-    device, vocab_size = scores.device, scores.shape[1]
-    top_k = torch.tensor([r.top_k for r in rules], device=device)
-    top_p = torch.tensor([r.top_p if r.top_p < 1.0 else math.inf for r in rules], dtype=torch.float64, device=device)
-    limited = top_k < vocab_size
-    width = max((r.top_k for r in rules if r.top_k < vocab_size), default=0)
-    mass = torch.ones((), dtype=torch.float64, device=device)
-    if any(r.top_k == vocab_size for r in rules):
-        width = max(width, min(_FIRST_CANDIDATES, vocab_size))
-        mass = 1.0 / torch.softmax(scores, -1).amax(-1).double()  # of all tokens, in units of the best one's
-    while True:
-        # one more than needed, to see whether it equals the last one kept
-        best, ids = scores.topk(min(width + 1, vocab_size), -1)
-        upto = best[:, :width].double().exp().cumsum(-1)
-        # after top_k the whole is what top_k left
-        whole = torch.where(limited, upto.gather(1, (top_k.clamp(max=width) - 1)[:, None])[:, 0], mass)
-        before = torch.nn.functional.pad(upto[:, :-1], (1, 0))
-        inside = (before < (top_p * whole)[:, None]) & (torch.arange(width, device=device) < top_k[:, None])
-        if width == vocab_size or not bool((inside[:, -1] & ~limited).any()):
-            break
-        width = min(8 * width, vocab_size)
-    count = inside.sum(-1)
-    inside = torch.nn.functional.pad(inside, (0, best.shape[1] - width))
-    kept = torch.full_like(scores, -math.inf).scatter_(1, ids, best.masked_fill(~inside, -math.inf))
-    for row in (i for i, equal in enumerate(_last_is_tied(best, count)) if equal):
-        kept[row] = _lowest_ids(scores[row], best[row, count[row] - 1], int(count[row]))
-    return kept
-
-
-def _last_is_tied(best: Tensor, count: Tensor) -> list[bool]:
-    """Per row: whether number `count` of the descending values best [n, w] equals the next one, both finite."""
-    last = best.gather(1, (count - 1).clamp(min=0)[:, None])
-    following = best.gather(1, count.clamp(max=best.shape[1] - 1)[:, None])
-    return ((last == following) & last.isfinite() & (count < best.shape[1])[:, None])[:, 0].tolist()
-
-
-def _lowest_ids(scores: Tensor, floor: Tensor, count: int) -> Tensor:
-    """scores [V] with `count` of them left: all above the floor, then the lowest ids of those equal to it."""
-    equal = scores == floor
-    above = scores > floor
-    return torch.where(above | (equal & (equal.cumsum(-1) <= count - above.sum())), scores, -math.inf)

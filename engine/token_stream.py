@@ -47,13 +47,16 @@ class TokenStream:
         self._abort = abort
         self._pending: dict[str, list[TokenDelta]] = {}  # by request id, in order of arrival
         self._error: Exception | None = None
-        self._changed = asyncio.Event()
-        self._timing = RequestTiming(arrival)
+        self._reader: asyncio.Future[None] | None = None  # of the reader who waits
+        self._arrival = arrival
+        self._first_token: float | None = None
+        self._last_token: float | None = None
+        self._num_tokens = 0
 
     @property
     def timing(self) -> RequestTiming:
         """So far; it counts what the engine gave, read or not."""
-        return self._timing
+        return RequestTiming(self._arrival, self._first_token, self._last_token, self._num_tokens)
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -64,9 +67,9 @@ class TokenStream:
                 raise self._error
             if not self._unfinished:
                 raise StopAsyncIteration
-            self._changed.clear()
+            self._reader = asyncio.get_running_loop().create_future()
             try:
-                await self._changed.wait()
+                await self._reader
             except asyncio.CancelledError:
                 self.close()
                 raise
@@ -81,7 +84,7 @@ class TokenStream:
         unfinished, self._unfinished = self._unfinished, set[str]()
         if unfinished:
             self._abort(sorted(unfinished))
-        self._changed.set()
+        self._wake()
 
     def __del__(self) -> None:
         if self._unfinished:
@@ -90,16 +93,20 @@ class TokenStream:
     def put(self, delta: TokenDelta, at: float) -> None:
         """Called by the engine, on the loop. at: when the step ended."""
         if delta.token_ids:
-            timing = self._timing
-            first = at if timing.first_token is None else timing.first_token
-            self._timing = RequestTiming(timing.arrival, first, at, timing.num_tokens + len(delta.token_ids))
+            if self._first_token is None:
+                self._first_token = at
+            self._last_token = at
+            self._num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.request_id)
-        waiting = self._pending.setdefault(delta.request_id, [])
-        waiting.append(delta)
-        if len(waiting) > MAX_PENDING:
-            waiting[:] = [merge(waiting)]
-        self._changed.set()
+        waiting = self._pending.get(delta.request_id)
+        if waiting is None:
+            self._pending[delta.request_id] = [delta]
+        else:
+            waiting.append(delta)
+            if len(waiting) > MAX_PENDING:
+                waiting[:] = [merge(waiting)]
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Called on the loop: after what is pending, the reader gets this error. Nothing changes if every choice has ended."""
@@ -108,7 +115,13 @@ class TokenStream:
         self._error = error
         unfinished, self._unfinished = self._unfinished, set[str]()
         self._abort(sorted(unfinished))
-        self._changed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the reader look again."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
 def merge(deltas: Sequence[TokenDelta]) -> TokenDelta:

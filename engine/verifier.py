@@ -3,8 +3,9 @@
 Owns the rules of acceptance; knows nothing of how a token is chosen (sampler.py), of stop conditions or of requests growing
 (the committer cuts what goes too far). See PlanRow for the numbering of nodes.
 
-"match" samples the target's own token at each node, under noise keyed by its position, and descends to the child that
-equals it. That is plain decoding repeated: the output does not depend on the draft, whatever the parameters, in trees too.
+"match" samples the target's own token at each node, for exactly the prefix that leads to it and under noise keyed by its
+position, and descends to the child that equals it. That is plain decoding repeated: the output does not depend on the draft,
+whatever the parameters, in trees too.
 "standard" is the p/q rule of Leviathan et al. 2023 and Chen et al. 2023: lossless in distribution, with independent noise.
 """
 
@@ -25,10 +26,7 @@ from .errors import InvalidRequest
 from .logit_edits import Node
 from .plan import PlanRow, RowVerdict, StepPlan, Verdict
 from .request import TokenLogprobs
-from .sampler import Sampler, full_logits_wanted, logprobs, needs_history
-
-_AT_ONCE = 1 << 18
-"""Most scores (nodes x vocabulary) that are sampled whether or not a path reaches them. Affects speed only."""
+from .sampler import Sampler, full_logits_wanted, logprobs
 
 _NOT_FINITE = "the model's scores for this request were not finite"
 
@@ -53,14 +51,6 @@ class _Walk:
             path.append(self.row.draft_token_ids[at])
             at = self.row.parents[at]
         return Node(self.row.request, path[::-1])
-
-    def child(self, index: int) -> int | None:
-        """The child of node `index` that the target chose. Among equal children the first counts."""
-        token = self.tokens[index]
-        for i, parent in enumerate(self.row.parents):
-            if parent == index - 1 and self.row.draft_token_ids[i] == token:
-                return i + 1
-        return None
 
     def path(self) -> list[int]:
         """The accepted path. Children stand behind their parents, so one pass over the draft follows it to its end."""
@@ -130,25 +120,10 @@ class Verifier:
             judged = [w for w in walks if w.row.draft_token_ids and w.row.is_chain and not w.row.request.params.greedy]
             self._judge(judged, logits, plan.draft_probs)
             walks = [w for w in walks if w.accepted is None]
-        # Level by level, a token is sampled only where a path leads, and penalties count only what was really taken. Rows
-        # without a look at the past may have all nodes sampled at once instead, which saves calls while the scores are few.
-        free = [walk for walk in walks if not needs_history(walk.row.request)]
-        if sum(len(walk.tokens) for walk in free) * logits.shape[1] <= _AT_ONCE:
-            walks = [walk for walk in walks if needs_history(walk.row.request)]
-        else:
-            free = []
-        level = [(walk, 0) for walk in walks]
-        self._sample([(walk, i) for walk in free for i in range(len(walk.tokens))] + level, logits)
-        while level := [(walk, child) for walk, node in level if (child := walk.child(node)) is not None]:
-            self._sample(level, logits)
-
-    def _sample(self, places: Sequence[tuple[_Walk, int]], logits: Tensor) -> None:
-        """Plain sampling at nodes, each given as its walk and its number in the row."""
-        if not places:
-            return
-        tokens = self.sampler.sample(_rows_of(places, logits), [walk.node(i) for walk, i in places])
-        for (walk, i), token in zip(places, tokens, strict=True):
-            walk.tokens[i] = token
+        # A node's token is the one its draft would find there, penalties for the path to it included: the walk only looks it up.
+        chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
+        for walk, tokens in zip(walks, chosen, strict=True):
+            walk.tokens = tokens
 
     def _judge(self, walks: list[_Walk], logits: Tensor, draft_probs: Tensor | None) -> None:
         """The token-level p/q rule on chains. draft_probs None: every guess was certain (one-hot q).

@@ -105,8 +105,13 @@ class Executor(Protocol):
     kv_layers: tuple[KVLayerSpec, ...]
     vocab_size: int  # width of the logits
     max_model_len: int  # positions the network was made for
+    weight_bytes: int  # that a pass reads whole, as they are packed: what decoding one token cannot be faster than
 
     def allocate(self, num_blocks: int, block_size: int) -> KVTensors: ...
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Bytes that one block of an allocated cache takes over all layers."""
+        ...
 
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
         """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states."""
@@ -123,5 +128,5 @@ class Executor(Protocol):
 
 
 def kv_bytes_per_block(layers: tuple[KVLayerSpec, ...], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of block_size slots takes over all layers."""
+    """Bytes of block_size slots over all layers, stored as they are in dtype."""
     return sum(s.num_kv_heads * (s.k_dim + s.v_dim) for s in layers) * block_size * dtype.itemsize

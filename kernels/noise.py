@@ -32,7 +32,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from . import sampling
 
 BLOCK = 128
 """Token ids raced together in the second round. Part of the rule: changing it changes every seeded text."""
@@ -60,10 +63,9 @@ def key(seed: int, choice: int, position: int, purpose: Purpose = Purpose.TARGET
     return _signed(_mix(stream(seed, choice, purpose) + position * _GOLDEN))
 
 
-def keys(streams: Sequence[int], positions: Sequence[int]) -> Tensor:
+def keys(streams: Sequence[int] | NDArray[np.int64], positions: Sequence[int]) -> Tensor:
     """[N] int64 on the CPU: `key` for many at once. Keys stay on the host, where noise is made for every device."""
-    z = np.array([streams, positions], dtype=np.int64).view(np.uint64)
-    z = z[0] + z[1] * np.uint64(_GOLDEN)
+    z = np.asarray(streams, np.int64).view(np.uint64) + np.asarray(positions, np.int64).view(np.uint64) * np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return torch.from_numpy((z ^ (z >> np.uint64(31))).view(np.int64))
@@ -105,7 +107,10 @@ def draw(weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, keys: Tensor) -> Tensor:
-    """Token ids [N] int64 ~ softmax(logits [N, V]); -inf is never drawn."""
+    """Token ids [N] int64 ~ softmax(logits [N, V]); -inf is never drawn. By the native library if it is there: the same tokens,
+    up to rounding."""
+    if sampling.takes(logits):
+        return sampling.race(logits, keys)
     return draw(torch.softmax(logits, -1), keys)
 
 

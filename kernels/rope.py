@@ -15,24 +15,29 @@ class UnsupportedModel(ValueError):
     """The config asks for something that no program has; the model may still run as the transformers model itself."""
 
 
-def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int) -> RopeTable:
+def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, layer_type: str | None = None) -> RopeTable:
     """The table for all sequences up to max_model_len. Raises UnsupportedModel for unknown or dynamic scaling.
+
+    layer_type: the layers it is for, where the config has a table for each type. A partial_rotary_factor shortens the table:
+    the rest of each head does not turn.
 
     LongRoPE (Ding et al. 2024) has frequencies for short and for long sequences, and transformers changes over, for cached
     keys too late, when a sequence passes the original length. As in vLLM, max_model_len decides once: longer than the
     original length means long frequencies for every sequence, so that a key never depends on what follows it.
     """
     hf_config.standardize_rope_params()
-    parameters = hf_config.rope_parameters
+    every_type = hf_config.rope_parameters
+    parameters = every_type[layer_type] if layer_type else every_type
     if not isinstance(parameters, dict) or "rope_theta" not in parameters:
         raise UnsupportedModel(f"rotary embedding differs by layer or is missing: {parameters}")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("partial rotary embedding")
     rope_type = parameters.get("rope_type", "default")
     if rope_type == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         return RopeTable(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()))
     if rope_type not in _SCALED:
         raise UnsupportedModel(f"rotary scaling {rope_type!r}")
-    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](hf_config, torch.device("cpu"), seq_len=max_model_len)
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](
+        hf_config, torch.device("cpu"), seq_len=max_model_len, layer_type=layer_type
+    )
     return RopeTable(tuple(inv_freq.tolist()), float(attention_factor))

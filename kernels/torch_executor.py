@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
-from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .footprint import product_bytes
+from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .program import (
     Activation,
     Add,
@@ -28,11 +29,11 @@ from .program import (
     Op,
     Program,
     RMSNorm,
-    RopeTable,
     Scale,
     Softcap,
     TopK,
 )
+from .rope_values import rope_table_values
 from .torch_kv import TorchKV
 
 
@@ -63,15 +64,19 @@ class TorchExecutor:
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.dtype = dtype
+        self.weight_bytes = product_bytes(program, dtype)
         bind = _Binder(program, weights, dtype)
         self._steps = [bind(op) for op in program.ops]
         self._device = bind.device
-        self._tables = {name: _rope_tables(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
+        self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
         self._schedules: dict[tuple[int, ...], list[tuple[_Step, tuple[str, ...]]]] = {}
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         """A cache of num_blocks blocks for this network."""
         return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._device)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
@@ -304,12 +309,6 @@ def max_of_rows(scores: Tensor, block: int = 64) -> tuple[Tensor, Tensor]:
     best_block = blocks.amax(-1).argmax(-1)
     inside, offset = blocks.gather(1, best_block[:, None, None].expand(-1, 1, block))[:, 0].max(-1)
     return inside, best_block * block + offset
-
-
-def _rope_tables(rope: RopeTable, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[length, 2 n]: cosines, then sines, of n frequencies at each position."""
-    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * torch.tensor(rope.inv_freq, device=device)
-    return (torch.cat((angles.cos(), angles.sin()), -1) * rope.attention_factor).to(dtype)
 
 
 def _rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

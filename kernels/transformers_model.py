@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
-from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
 
@@ -97,6 +97,7 @@ class TransformersExecutor:
         self._config = model.config.get_text_config()
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.dtype = model.dtype
+        self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = _servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
@@ -125,6 +126,9 @@ class TransformersExecutor:
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._model.device)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
 
     @torch.no_grad()
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:

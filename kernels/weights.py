@@ -5,7 +5,8 @@ Only safetensors are read. Knows no model family: names and shapes come from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,25 +14,48 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from . import native
 from .decoder import decoder_program
+from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
 from .layout import Executor
 from .program import Program
 from .torch_executor import TorchExecutor
+
+PROGRESS_INTERVAL_S = 2.0
 
 
 class WeightError(ValueError):
     """A checkpoint is missing, damaged or not the one its config describes. The message names the tensors."""
 
 
+def network_program(hf_config: PreTrainedConfig, max_model_len: int | None = None) -> Program:
+    """The program that executors are given. Raises UnsupportedModel where supports() is False."""
+    return fuse(decoder_program(hf_config, max_model_len))
+
+
 def load_program_executor(
-    files: Sequence[Path], hf_config: PreTrainedConfig, dtype: torch.dtype, max_model_len: int | None = None
+    files: Sequence[Path],
+    hf_config: PreTrainedConfig,
+    execution: Execution,
+    max_model_len: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Executor:
-    """The network of a checkpoint, ready to run. Raises WeightError, or UnsupportedModel where supports() is False."""
-    program = fuse(decoder_program(hf_config, max_model_len))
+    """The network of a checkpoint, ready to run: natively where that is possible and preferred, else in torch.
+
+    Raises WeightError, UnsupportedModel where supports() is False, UnsupportedExecution for formats that would need the
+    native executor. Weights are read one by one, and nothing of the files stays mapped.
+    """
+    program = network_program(hf_config, max_model_len)
     tensors = read_tensors(files)
     check_tensors(program, tensors)
-    return TorchExecutor(program, tensors, dtype)
+    weights = _CheckedTensors(tensors, program.weights, progress)
+    refusal = native.supports(program, execution)
+    if refusal is None:
+        return native.NativeExecutor(program, weights, execution)
+    if execution.needs_native:
+        raise UnsupportedExecution(f"int8 and int4 need the native executor: {refusal}")
+    return TorchExecutor(program, weights, execution.dtype)
 
 
 def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
@@ -40,7 +64,7 @@ def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
 
 
 def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
-    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes, all finite."""
+    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes. Reads none."""
     tied = "lm_head.weight" not in program.weights  # then some checkpoints hold a copy of the embedding
     unexpected = [name for name in sorted(set(tensors) - set(program.weights)) if not _is_redundant(name, tied)]
     missing = sorted(set(program.weights) - set(tensors))
@@ -50,15 +74,52 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     for name, shape in program.weights.items():
         if tuple(tensors[name].shape) != shape:
             raise WeightError(f"{name} has shape {tuple(tensors[name].shape)}, but config.json asks for {shape}")
-    check_finite(tensors)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Raise WeightError for NaN and infinity: a damaged file still loads, and then every answer is nonsense."""
     for name, tensor in tensors.items():
-        # The sum is finite unless an entry is not, or finite entries overflow it; only then look at each.
-        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-            raise WeightError(f"{name} contains NaN or infinite values; the checkpoint is damaged")
+        _require_finite(name, tensor)
+
+
+def _require_finite(name: str, tensor: Tensor) -> None:
+    # The extremes in one pass over the mapped file; a sum in another dtype would copy the tensor first.
+    if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
+        raise WeightError(f"{name} contains NaN or infinite values; the checkpoint is damaged")
+
+
+class _CheckedTensors(Mapping[str, Tensor]):
+    """The tensors of `names`, each looked through for NaN and infinity when it is first asked for; says how far reading is.
+
+    So a file is read once, and memory holds no more than the tensor in hand and what is made of it.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Collection[str], progress: Callable[[str], None]) -> None:
+        self._tensors, self._names, self._progress = tensors, names, progress
+        self._unread = set(names)
+        self._bytes_read, self._bytes = 0, sum(tensors[name].nbytes for name in names)
+        self._told = time.monotonic()
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        if name in self._unread:
+            _require_finite(name, tensor)
+            self._unread.remove(name)
+            self._tell(tensor.nbytes)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _tell(self, num_bytes: int) -> None:
+        self._bytes_read += num_bytes
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_INTERVAL_S:
+            self._told = now
+            self._progress(f"weights: {self._bytes_read / 1e9:.1f} of {self._bytes / 1e9:.1f} GB")
 
 
 class _TensorFiles(Mapping[str, Tensor]):

@@ -38,7 +38,7 @@ class DraftModelConfig:
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
     max_model_len: int | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    quantization: str | None = None
+    quantization: Literal["none", "int8", "int4"] | None = None  # of the weights; None = int8 where it runs natively
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
 
@@ -150,9 +150,7 @@ def parse_speculative_config(value: Mapping[str, Any] | Sequence[Mapping[str, An
                 raise SpeculativeConfigError(f"{key!r} holds for all proposers, but two values are given: {shared[key]} and {setting}")
         method = _method(entry)
         if method != "off":
-            proposers.append(proposer := _proposer(method, entry))
-            if isinstance(proposer, DraftModelConfig) and proposer.quantization:
-                warnings.append(f"speculative config: quantization {proposer.quantization!r} of the draft model is not applied")
+            proposers.append(_proposer(method, entry))
         elif len(mappings) > 1:
             raise SpeculativeConfigError("method 'off' cannot stand in a list with other methods")
         warnings += entry.leftovers(method)
@@ -213,7 +211,7 @@ def _proposer(method: str, entry: ConfigEntry) -> ProposerConfig:
                     num_speculative_tokens=num_tokens,
                     max_model_len=entry.integer("max_model_len", 1, 2**31 - 1),
                     draft_sample_method=entry.choice("draft_sample_method", ("greedy", "probabilistic")),
-                    quantization=entry.text("quantization"),
+                    quantization=entry.choice("quantization", ("int8", "int4", "none")),
                     revision=entry.text("revision"),
                     draft_tensor_parallel_size=entry.integer("draft_tensor_parallel_size", 1, 1024),
                 ),

@@ -20,6 +20,8 @@ commands:
   chat [flags]            talk to a running server in the terminal
   bench speculation       compare generation with and without speculation on this machine
   bench overhead          measure what the engine adds to the model's own time
+  bench kernels           measure this machine's limits, and how near the network, the engine and the server come
+  bench compare           send the same requests to several servers, or to transformers, and compare
   version                 print the version
 
 `foretoken COMMAND --help` shows the flags and examples of a command.
@@ -32,11 +34,15 @@ examples:
 BENCH_HELP = """\
 usage: foretoken bench speculation [MODEL] [flags]
        foretoken bench overhead [flags]
+       foretoken bench kernels [flags]
+       foretoken bench compare --base-url URL --base-url URL [flags]
 
 examples:
   foretoken bench speculation
   foretoken bench speculation ./my-model --draft ./my-draft --k 1,3,5,7 --batch 1,8
   foretoken bench overhead --help
+  foretoken bench kernels --quick --models demo
+  foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
 COMMANDS = ("serve", "chat", "bench", "version", "help")
 
@@ -76,6 +82,15 @@ def _run(words: list[str]) -> int:
 
             compare(flags)
             return 0
+        case ["bench", "kernels", *flags]:
+            from .bench_kernels import main as kernels
+
+            kernels(flags)
+            return 0
+        case ["bench", "compare", *flags]:
+            from .bench_compare import main as compare_servers
+
+            return compare_servers(flags)
         case ["bench", *rest]:
             print(BENCH_HELP, end="")
             return 0 if rest in (["-h"], ["--help"]) else USAGE

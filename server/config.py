@@ -44,14 +44,17 @@ class Environment(BaseSettings):
     drain_timeout: str | None = None
     dtype: str | None = None
     host: str | None = None
+    kv_cache_dtype: str | None = None
     kv_cache_gb: str | None = None
     log_level: str | None = None
     max_model_len: str | None = None
     model: str | None = None
     port: str | None = None
+    quantization: str | None = None
     request_timeout: str | None = None
     served_model_name: str | None = None
     speculative_config: str | None = None
+    threads: str | None = None
 
     def flags(self) -> dict[str, str]:
         """{"api-key": "..."} for every variable that is set and not empty."""
@@ -193,12 +196,8 @@ def _translate(values: dict[str, Any]) -> None:
 
 def _unapplied(values: Mapping[str, Any]) -> list[str]:
     """Values of our own flags that are understood and cannot be followed."""
-    warnings: list[str] = []
-    if values.get("dtype") in ("half", "float16"):
-        warnings.append(f"--dtype {values['dtype']} is not served; auto is used")
-    if values.get("quantization") not in (None, "None", "none"):
-        warnings.append(f"--quantization {values['quantization']} is not applied; weights run in --dtype")
-    return warnings
+    dtype = values.get("dtype")
+    return [f"--dtype {dtype} is not served; auto is used"] if dtype in ("half", "float16") else []
 
 
 def _require_one_device(values: Mapping[str, Any]) -> None:

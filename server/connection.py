@@ -22,6 +22,20 @@ STALLED_S = 30.0
 """A client that takes no byte of what waits for it for so long is gone."""
 
 
+class ChunkedConnection(h11.Connection):
+    """h11's state machine, which a piece of a chunked body need not go through: it changes no state."""
+
+    _chunked = False  # whether the body of the answer that has begun is
+
+    def send(self, event: h11.Event) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._chunked and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        sent = super().send(event)
+        if type(event) is h11.Response:
+            self._chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        return sent
+
+
 class Connection(H11Protocol):
     """Closes on a client that trickles its headers or stops reading; the app learns of it as of any disconnect."""
 
@@ -29,6 +43,8 @@ class Connection(H11Protocol):
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        limit = self.config.h11_max_incomplete_event_size
+        self.conn = ChunkedConnection(h11.SERVER) if limit is None else ChunkedConnection(h11.SERVER, limit)
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_DEADLINE_S, transport.close)
 

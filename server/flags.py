@@ -44,7 +44,7 @@ TAKING_A_VALUE = frozenset(
     --default-chat-template-kwargs --device --disable-access-log-for-endpoints --distributed-executor-backend --download-dir
     --eplb-config --eplb-step-interval --eplb-window-size --expert-placement-strategy --fingerprint-mode --fingerprint-value
     --generation-config --guided-decoding-backend --h11-max-header-count --h11-max-incomplete-event-size --hf-config-path
-    --hf-overrides --hf-token --io-processor-plugin --kv-cache-dtype --kv-events-config --kv-transfer-config --limit-mm-per-prompt
+    --hf-overrides --hf-token --io-processor-plugin --kv-events-config --kv-transfer-config --limit-mm-per-prompt
     --load-format --log-config-file --logits-processor-pattern --logprobs-mode --long-lora-scaling-factors
     --long-prefill-token-threshold --lora-dtype --lora-extra-vocab-size --mamba-block-size --mamba-cache-dtype
     --mamba-ssm-cache-dtype --max-context-len-to-capture --max-cpu-loras --max-cudagraph-capture-size --max-log-len
@@ -75,7 +75,6 @@ NOTES = {
     "--chat-template": "the template of the model folder is used",
     "--enable-lora": "adapters are not served",
     "--generation-config": "sampling defaults are those of the API",
-    "--kv-cache-dtype": "the cache holds the model's own precision",
     "--load-format": "weights are read from safetensors",
     "--lora-modules": "adapters are not served",
     "--override-generation-config": "sampling defaults are those of the API",

@@ -55,6 +55,7 @@ class Generation:
         self.prompts = prompts
         self.params = params
         self.choices = [ChoiceProgress() for _ in range(len(prompts) * params.n)]
+        self._num_running = len(self.choices)
         self._metrics = metrics
         self._num_spec_tokens = num_spec_tokens
         self._start_time = time.monotonic()
@@ -72,7 +73,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self.choices)
+        return not self._num_running
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TokenDelta]]:
         """(index, delta) of all choices, as they come; to be read once.
@@ -80,13 +81,13 @@ class Generation:
         Raises RequestFailed if a choice ends in an error or the time is up, EngineDead if all do.
         """
         try:
+            if len(self._streams) == 1:  # the common case needs no tasks
+                async for delta in self._streams[0]:
+                    yield self._taken(delta.choice, delta)
+                return
             async with aclosing(_merged(self._streams)) as merged:
                 async for number, delta in merged:
-                    index = number * self.params.n + delta.choice
-                    self._record(self.choices[index], delta)
-                    if delta.finish_reason == "error":
-                        raise RequestFailed(delta.error or "the request failed", delta.error_code or "engine_error")
-                    yield index, delta
+                    yield self._taken(number * self.params.n + delta.choice, delta)
         except ForetokenError:
             if self._unfinished is not None:
                 self._unfinished = "error"
@@ -108,6 +109,13 @@ class Generation:
         for stream in self._streams:
             stream.fail(RequestFailed(f"the request did not finish within {timeout_s:g} s; ask for fewer tokens", "timeout"))
 
+    def _taken(self, index: int, delta: TokenDelta) -> tuple[int, TokenDelta]:
+        """Both as they came, recorded. Raises RequestFailed if that is how the choice ends."""
+        self._record(self.choices[index], delta)
+        if delta.finish_reason == "error":
+            raise RequestFailed(delta.error or "the request failed", delta.error_code or "engine_error")
+        return index, delta
+
     def _record(self, choice: ChoiceProgress, delta: TokenDelta) -> None:
         now, num_new = time.monotonic(), len(delta.token_ids)
         if num_new:
@@ -119,6 +127,7 @@ class Generation:
             choice.last_token_time = now
             choice.num_tokens += num_new
         if delta.finish_reason is not None:
+            self._num_running -= 1
             choice.finish_reason = delta.finish_reason
             choice.num_cached_tokens = delta.num_cached_tokens
             choice.queue_time_s = delta.queue_time_s
@@ -204,10 +213,6 @@ def _total(parts: Sequence[SpeculationStats]) -> SpeculationStats:
 
 async def _merged(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerator[tuple[int, TokenDelta]]:
     """Items of several streams with their stream's number, in order of arrival; the first error ends it."""
-    if len(streams) == 1:  # the common case needs no tasks
-        async for delta in streams[0]:
-            yield 0, delta
-        return
     # Short: what a slow reader leaves waits in the streams, which merge it.
     arrived: asyncio.Queue[tuple[int, TokenDelta | Exception | None]] = asyncio.Queue(len(streams))
 

@@ -154,8 +154,10 @@ class ServeParser(argparse.ArgumentParser):
         add("--dtype", choices=["auto", "float32", "float", "bfloat16", "half", "float16"], help="auto, float32 or bfloat16")
         add("--max-model-len", type=count, metavar="N", help="context length; 8k and 8K are understood")
         add("--revision", metavar="REV", help="branch, tag or commit of a Hugging Face id")
-        add("--executor", choices=["auto", "program", "transformers"], help="what runs the network")
-        add("--quantization", "-q", metavar="NAME", help="accepted; weights run in --dtype")
+        add("--executor", metavar="NAME", help="auto (the first that can), native, torch or transformers")
+        add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 or int4, made at loading (native executor)")
+        add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="auto (as --dtype) or int8 (native executor)")
+        add("--threads", type=count, metavar="N", help="cores to compute with (all that the process may use)")
         add("--seed", type=int, metavar="N", help="seed of the engine (requests without a seed get random ones)")
         add("--tensor-parallel-size", "-tp", type=count, metavar="N", help="1")
         add("--pipeline-parallel-size", "-pp", type=count, metavar="N", help="1")
@@ -175,7 +177,7 @@ class ServeParser(argparse.ArgumentParser):
             type=count, metavar="N", help="no speculation in steps with more than N running requests",
         )  # fmt: skip
         add("--speculative-draft-tensor-parallel-size", "-spec-draft-tp", type=count, metavar="N", help="1")
-        add("--speculative-model-quantization", metavar="NAME", help="quantization of the draft model")
+        add("--speculative-model-quantization", type=str.lower, metavar="NAME", help="int8 (the default natively), int4 or none")
         add(
             "--spec-decoding-acceptance-method",
             choices=["rejection_sampler", "typical_acceptance_sampler"], help="rejection_sampler; the other one is lossy and refused",

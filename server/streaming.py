@@ -6,12 +6,12 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..engine.errors import ForetokenError
@@ -23,6 +23,9 @@ from .schemas import StreamOptions
 logger = logging.getLogger("foretoken.server")
 
 PING_S = 15
+_HEADERS = {"Cache-Control": "no-store", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
+_MARK = "\0"  # stands where a chunk's text comes
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one for every call
 
 T = TypeVar("T")
 
@@ -32,7 +35,7 @@ class Shape(Protocol):
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]: ...  # id, object, created, model
     def opening(self) -> list[dict[str, Any]]: ...  # choices of a stream's first chunks
-    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta
+    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta; without logprobs and end it is all text, see Chunks
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]: ...  # a whole choice
 
 
@@ -41,24 +44,38 @@ async def answer(request: Request, generation: Generation, shape: Shape, stream:
     if stream:
         return EventStream(generation, shape, options)
     with closing(generation):
-        return JSONResponse(await unless_gone(request, whole(generation, shape)))
+        return JSONResponse(await unless_gone(request.receive, whole(generation, shape)))
 
 
-class EventStream(EventSourceResponse):
+class EventStream(StreamingResponse):
     """The events of a generation, which it closes even if the client left before the first of them."""
 
     def __init__(self, generation: Generation, shape: Shape, options: StreamOptions) -> None:
-        super().__init__(
-            events(generation, shape, options),
-            ping=PING_S,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            sep="\n",
-        )
         self._generation = generation
+        self._events = events(generation, shape, options)
+        super().__init__(self._events, headers=_HEADERS, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with closing(self._generation):
-            await super().__call__(scope, receive, send)
+        with closing(self._generation), suppress(ClientDisconnect):
+            await unless_gone(receive, self.stream_response(send))
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        pings = asyncio.create_task(_ping(send))
+        try:
+            async with aclosing(self._events) as pieces:
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            pings.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _ping(send: Send) -> None:
+    """Comments that keep idle connections open on the way. A message is sent whole, so they never fall into an event."""
+    while True:
+        await asyncio.sleep(PING_S)
+        await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
 
 
 async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:
@@ -79,23 +96,16 @@ async def events(generation: Generation, shape: Shape, options: StreamOptions) -
     It opens with the first token, so that a client's time to the first event is what it takes it for. A failure on the way
     is an event with an error; the status is long sent.
     """
-    envelope = shape.envelope(chunk=True)
-    if options.include_usage or options.continuous_usage_stats:
-        envelope["usage"] = None
+    chunks = Chunks(generation, shape, options)
     opening = shape.opening()
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 while opening:
-                    yield event(envelope | {"choices": [opening.pop(0)]})
-                chunk = envelope | {"choices": [shape.chunk(index, delta)]}
-                if options.continuous_usage_stats:
-                    chunk["usage"] = generation.usage()
-                if generation.finished and not options.include_usage:
-                    chunk["metrics"] = generation.metrics()
-                yield event(chunk)
+                    yield chunks.of([opening.pop(0)])
+                yield chunks(index, delta)
         if options.include_usage:
-            yield event(envelope | {"choices": [], "usage": generation.usage(), "metrics": generation.metrics()})
+            yield chunks.of([], usage=generation.usage(), metrics=generation.metrics())
     except ForetokenError as error:
         yield event(from_engine(error).body)
     except Exception:
@@ -104,16 +114,53 @@ async def events(generation: Generation, shape: Shape, options: StreamOptions) -
     yield b"data: [DONE]\n\n"
 
 
+class Chunks:
+    """Spells a stream's chunks. Most differ from the one before in their text alone: the bytes around it are kept."""
+
+    def __init__(self, generation: Generation, shape: Shape, options: StreamOptions) -> None:
+        self._generation = generation
+        self._shape = shape
+        self._options = options
+        self._envelope = shape.envelope(chunk=True)
+        if options.include_usage or options.continuous_usage_stats:
+            self._envelope["usage"] = None
+        self._only_text = not (options.include_speculation or options.continuous_usage_stats)
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice
+
+    def __call__(self, index: int, delta: TokenDelta) -> bytes:
+        """The chunk of one delta, which `generation` has taken in."""
+        if self._only_text and delta.logprobs is None and delta.finish_reason is None:
+            around = self._around.get(index)
+            if around is None:
+                around = self._around[index] = self._split(index, delta)
+            return around[0] + _json(delta.text).encode() + around[1]
+        more: dict[str, Any] = {}
+        if self._options.continuous_usage_stats:
+            more["usage"] = self._generation.usage()
+        if self._generation.finished and not self._options.include_usage:
+            more["metrics"] = self._generation.metrics()
+        return self.of([self._shape.chunk(index, delta)], **more)
+
+    def of(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return event(self._envelope | {"choices": choices} | more)
+
+    def _split(self, index: int, delta: TokenDelta) -> tuple[bytes, bytes]:
+        marked = self.of([self._shape.chunk(index, replace(delta, text=_MARK))])
+        before, mark, after = marked.rpartition(_json(_MARK).encode())  # from the right: the envelope holds names of the user's
+        assert mark, "a chunk without its text"
+        return before, after
+
+
 def event(payload: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(payload).encode() + b"\n\n"
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client leaves: servers do not cancel handlers by themselves.
 
     Raises ClientDisconnect then. The request's body must have been read.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -125,6 +172,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

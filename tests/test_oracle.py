@@ -60,7 +60,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder, model
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
 def test_greedy_output_is_that_of_transformers(checkpoint: tuple[Path, Any], executor: str, method: str) -> None:
     folder, model = checkpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.controller import Controller, ProposerInfo
 from foretoken.engine.errors import ConfigError, ContextTooLong
+from foretoken.engine.model import load_model
 from foretoken.engine.request import SamplingParams
+from foretoken.kernels import native
 from foretoken.kernels.layout import FINAL
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
@@ -128,7 +131,7 @@ def jobs_of(dice: random.Random, n: int = 10) -> list[tuple[list[int], SamplingP
     return jobs
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 def test_nan_slots_reach_nobody(tiny_target: Path, tiny_draft: Path, executor: str) -> None:
     dice = random.Random(1)
     jobs = jobs_of(dice)
@@ -145,7 +148,7 @@ def test_nan_slots_reach_nobody(tiny_target: Path, tiny_draft: Path, executor: s
             assert all(p.num_failures == 0 for p in engine.core.proposers.stats())
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
     dice = random.Random(2)
     jobs = jobs_of(dice, 8)
@@ -169,7 +172,7 @@ def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
     assert all(p.num_failures == 0 for p in proposers.stats())
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 def test_bfloat16_runs(tiny_target: Path, tiny_draft: Path, executor: str) -> None:
     dice = random.Random(5)
     jobs = jobs_of(dice, 6)
@@ -204,7 +207,7 @@ class Probe:
     def check(self) -> None: ...
 
 
-@pytest.mark.parametrize(("executor", "hidden"), [("program", (0, 1, 2, FINAL)), ("transformers", (0, 1, FINAL))])
+@pytest.mark.parametrize(("executor", "hidden"), [("torch", (0, 1, 2, FINAL)), ("transformers", (0, 1, FINAL))])
 def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor: str, hidden: tuple[int, ...]) -> None:
     engine = start(tiny_target, (NgramConfig(3, 2, 1),), executor)
     probe = Probe(Needs(hidden=hidden))
@@ -214,7 +217,7 @@ def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor:
     core.runner._hidden = core.proposers.needs.hidden
     prompts = [list(range(10, 40)), [7, 8, 9]]
     said = run(engine, [(p, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 0) for p in prompts], [0, 0], poisoned=False)
-    model = start(tiny_target, (), "program").core.runner
+    model = start(tiny_target, (), "torch").core.runner
     whole = {}
     for i, prompt in enumerate(prompts):
         text = prompt + said[f"r{i}"]
@@ -231,6 +234,53 @@ def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor:
                 assert torch.allclose(got, want, atol=1e-3), (boundary, request_id)
             seen[request_id] = start_at + keep
             assert feedback.num_committed[r] == seen[request_id]
+
+
+def test_the_banner_says_what_computes(tiny_target: Path, tiny_draft: Path) -> None:
+    engine = start(tiny_target, (DraftModelConfig(str(tiny_draft), 3),), "torch")
+    told = {line[:12].strip(): line[12:] for line in engine.banner}
+    assert list(told) == ["model", "executor", "speculation", "draft", "kv cache"]
+    assert told["executor"] == "torch float32 (not native: executor torch was chosen)"
+    assert told["draft"] == f"{tiny_draft.name}: {told['executor']}"
+
+
+@pytest.fixture
+def one_torch_thread_again() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+def test_threads_are_torchs_where_torch_computes(tiny_target: Path, one_torch_thread_again: None) -> None:
+    model = ModelConfig(str(tiny_target), executor="torch", threads=3)
+    boot(EngineConfig(model, CacheConfig(num_blocks=8), speculative=SpeculativeConfig(off=True)))
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+class TestNative:
+    def banner(self, target: Path, draft: DraftModelConfig, **settings: Any) -> dict[str, str]:
+        model, speculative = ModelConfig(str(target), **settings), SpeculativeConfig((draft,))
+        engine = boot(EngineConfig(model, CacheConfig(num_blocks=8), speculative=speculative))
+        return {line[:12].strip(): line[12:] for line in engine.banner}
+
+    def test_formats_of_target_and_draft(self, tiny_target: Path, tiny_draft: Path, one_torch_thread_again: None) -> None:
+        dtype = "bfloat16" if native.computes_bfloat16(native.availability().isa or "") else "float32"
+        threads = native.threads()
+        try:
+            told = self.banner(tiny_target, DraftModelConfig(str(tiny_draft)), threads=2)
+            assert told["executor"] == f"native {native.availability().isa}, {dtype}, 2 threads" and torch.get_num_threads() == 1
+            assert told["draft"] == f"{tiny_draft.name}: native {native.availability().isa}, int8 weights, {dtype}, 2 threads"
+        finally:
+            native.set_threads(threads)
+        told = self.banner(tiny_target, DraftModelConfig(str(tiny_draft), quantization="none"), quantization="int4", kv_cache_dtype="int8")
+        assert f"int4 weights, {dtype}, int8 cache" in told["executor"] and "int" not in told["draft"]
+
+    def test_the_cache_is_counted_as_it_is_stored(self, tiny_target: Path) -> None:
+        def num_bytes(**settings: Any) -> int:
+            return load_model(ModelConfig(str(tiny_target), **settings), lambda line: None).executor.kv_block_bytes(16)
+
+        wide, narrow = num_bytes(dtype="float32"), num_bytes(kv_cache_dtype="int8")
+        assert wide // 4 < narrow < wide // 2
 
 
 def test_a_cache_smaller_than_the_context_limits_requests_unless_the_length_was_asked_for(tmp_path: Path) -> None:

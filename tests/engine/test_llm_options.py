@@ -28,11 +28,13 @@ def test_defaults_are_the_engines() -> None:
 def test_every_option_reaches_its_setting() -> None:
     config = made(
         max_model_len=256, max_num_seqs=7, max_num_batched_tokens=64, kv_cache_gb=0.5, dtype=torch.float32, seed=3,
-        gpu_memory_utilization=0.6, enable_prefix_caching=False, served_model_name=["a", "b"], executor="program",
-        num_gpu_blocks_override=9, tensor_parallel_size=1, quantization=None, disable_log_stats=True,
+        gpu_memory_utilization=0.6, enable_prefix_caching=False, served_model_name=["a", "b"], executor="torch",
+        num_gpu_blocks_override=9, tensor_parallel_size=1, quantization="INT8", kv_cache_dtype=torch.float32, threads=2,
+        disable_log_stats=True,
     )  # fmt: skip
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    assert (model.max_model_len, model.dtype, model.seed, model.served_model_name, model.executor) == (256, "float32", 3, "a", "program")
+    assert (model.max_model_len, model.dtype, model.seed, model.served_model_name, model.executor) == (256, "float32", 3, "a", "torch")
+    assert (model.quantization, model.kv_cache_dtype, model.threads) == ("int8", "float32", 2)
     assert (cache.kv_cache_gb, cache.memory_share, cache.enable_prefix_caching, cache.num_blocks) == (0.5, 0.6, False, 9)
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (7, 64)
 
@@ -64,6 +66,11 @@ def test_method_off_switches_off() -> None:
         ({"gpu_memory_utilization": 0}, ["gpu_memory_utilization"]),
         ({"max_model_len": "512"}, ["max_model_len", "positive integer"]),
         ({"max_num_seqs": 0}, ["max_num_seqs"]),
+        ({"threads": 0}, ["threads", "positive integer"]),
+        ({"quantization": "awq"}, ["'awq'", "int8 and int4"]),
+        ({"kv_cache_dtype": "fp8"}, ["'fp8'", "the narrow cache is int8"]),
+        ({"kv_cache_dtype": "half"}, ["'half'", "auto, int8, bfloat16, float32"]),
+        ({"executor": "program"}, ["'program'", "auto, native, torch, transformers"]),
         ({"max_num_seqs": True}, ["max_num_seqs"]),
         ({"speculative_model": "[ngram]"}, ["speculative_model", "speculative_config"]),
     ],
@@ -94,8 +101,6 @@ def test_vllms_other_options_warn_once_together() -> None:
 def test_what_cannot_be_followed_warns() -> None:
     with pytest.warns(UserWarning, match="float16"):
         assert made(dtype="float16").model.dtype == "auto"
-    with pytest.warns(UserWarning, match="awq"):
-        made(quantization="awq")
 
 
 def test_no_option_is_both_ours_and_ignored() -> None:

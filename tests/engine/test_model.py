@@ -17,7 +17,6 @@ from foretoken.engine.model import (
     load_executor,
     load_model,
     read_config,
-    resolve_dtype,
 )
 
 VOCAB = 64
@@ -58,6 +57,19 @@ def load(model: Path | str, **settings: Any) -> LoadedModel:
     return load_model(ModelConfig(model=str(model), **settings), lambda line: None)
 
 
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.kernels.weights._require_finite", lambda name, tensor: pytest.fail("weights were read"))
+    weights = 4 * (2 * VOCAB * 32 + 2 * (32 * 64 * 3 + 32 * 96 + 64) + 32)  # embedding and head, 2 layers, the last norm
+    cache = 4 * 2 * 2 * (8 + 8) * 128  # 2 layers, 2 heads
+    for executor, needed in (("torch", weights + cache), ("transformers", weights)):
+        monkeypatch.setattr("foretoken.engine.model.free_memory_bytes", lambda n=needed: n - 1)
+        with pytest.raises(ModelLoadError, match=r"needs 0.09 MB for its weights \(float32\).*, but only [0-9.]+ MB of memory are free"):
+            load(folder, executor=executor)
+        monkeypatch.setattr("foretoken.engine.model.free_memory_bytes", lambda n=needed: n)
+        with pytest.raises(pytest.fail.Exception, match="weights were read"):
+            load(folder, executor=executor)
+
+
 def edit_config(folder: Path, **entries: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | entries))
@@ -67,9 +79,9 @@ def test_a_whole_folder(folder: Path):
     lines: list[str] = []
     model = load_model(ModelConfig(model=str(folder), served_model_name="mine", executor="transformers"), lines.append)
     assert (model.name, model.path, model.vocab_size, model.tokenizer_size) == ("mine", folder, VOCAB, 30)
-    assert (model.max_model_len, model.dtype, model.executor_kind) == (128, torch.float32, "transformers")
+    assert (model.max_model_len, model.plan.execution.dtype, model.plan.kind) == (128, torch.float32, "transformers")
     assert model.tokenizer("a").input_ids == [4]
-    for part in ("mine", "llama", "2 layers", "float32", "transformers", str(folder)):
+    for part in ("mine", "llama", "2 layers", "128", str(folder)):
         assert part in model.describe()
     assert lines and all("\n" not in line for line in [*lines, model.describe()])
 
@@ -79,31 +91,11 @@ def test_all_ends_are_found(folder: Path):
     assert load(folder).eos_token_ids == {2, 3, 7, 8}  # config, tokenizer, generation config
 
 
-def test_auto_is_a_program_where_there_is_one(tmp_path: Path, folder: Path):
-    assert load(folder).executor_kind == "program"
-    assert load(folder, executor="program").executor_kind == "program"
-    neox = write_model(tmp_path / "neox", "gpt_neox")
-    assert load(neox).executor_kind == "transformers"
-    with pytest.raises(ModelLoadError, match="'gpt_neox' model is not available as a program"):
-        load(neox, executor="program")
-    with pytest.raises(ConfigError, match="'fast' is not one of"):
-        load(folder, executor="fast")
-
-
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 def test_context_length(folder: Path, executor: str):
     assert load(folder, max_model_len=100, executor=executor).max_model_len == 100
     with pytest.raises(ConfigError, match="max_model_len 129 is above the 128 positions"):
         load(folder, max_model_len=129, executor=executor)
-
-
-def test_dtypes(folder: Path):
-    assert resolve_dtype("auto") == resolve_dtype("float32") == torch.float32
-    assert load(folder, dtype="bfloat16", executor="transformers").dtype == torch.bfloat16
-    with pytest.raises(ConfigError, match="use bfloat16"):
-        resolve_dtype("half")
-    with pytest.raises(ConfigError, match="'int4' is not one of auto, float32, bfloat16"):
-        resolve_dtype("int4")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +146,7 @@ def test_other_weight_formats_say_how_to_convert(folder: Path):
         load(folder)
 
 
-@pytest.mark.parametrize("executor", ["program", "transformers"])
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
 class TestDamage:
     def test_missing_shard(self, folder: Path, executor: str):
         tensors = load_file(folder / "model.safetensors")
@@ -207,5 +199,5 @@ def test_damaged_or_missing_tokenizer(folder: Path):
 def test_draft_models_need_no_tokenizer(folder: Path):
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    executor = load_executor(folder, read_config(folder), torch.float32)
+    executor, _ = load_executor(folder, read_config(folder), ModelConfig(str(folder)))
     assert executor.vocab_size == VOCAB and executor.max_model_len == 128

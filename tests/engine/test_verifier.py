@@ -14,12 +14,13 @@ import pytest
 import torch
 from scipy import stats
 
+from foretoken.engine import sampler as sampler_module
 from foretoken.engine import verifier as verifier_module
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.verifier import Verifier
-from foretoken.kernels import noise
+from foretoken.kernels import noise, sampling
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.noise import Purpose
 
@@ -110,11 +111,13 @@ def plain() -> list[list[int]]:
     return [request.token_ids for request in requests]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("how", ["native if there is a library", "all nodes at once", "level by level"])
 @pytest.mark.parametrize("kind", ["none", "perfect", "wrong", "mixed chain", "tree", "wild tree"])
-def test_output_does_not_depend_on_the_draft(plain: list[list[int]], kind: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not at_once:
-        monkeypatch.setattr(verifier_module, "_AT_ONCE", 0)
+def test_output_does_not_depend_on_the_draft(plain: list[list[int]], kind: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how != "native if there is a library":
+        monkeypatch.setattr(sampling, "available", lambda: False)
+    if how == "level by level":
+        monkeypatch.setattr(sampler_module, "_AT_ONCE", 0)
     rng = random.Random(kind)
 
     def guess(request: Request) -> Guess:

@@ -8,9 +8,11 @@ import transformers
 from decoding import Decoding
 from safetensors.torch import load_file, save_file
 
+from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors
+from foretoken.kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
 
+REFERENCE = Execution(prefer_native=False)
 CONFIG = transformers.LlamaConfig(
     vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32
 )
@@ -36,7 +38,7 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 
 def load(folder: Path) -> Executor:
-    return load_program_executor([folder / "model.safetensors"], CONFIG, torch.float32)
+    return load_program_executor([folder / "model.safetensors"], CONFIG, REFERENCE)
 
 
 def test_shards_and_a_single_file_hold_the_same_tensors(folder: Path) -> None:
@@ -68,6 +70,28 @@ def test_damaged_numbers_are_refused(folder: Path, bad: float) -> None:
     change(folder, **{UP.replace(".", "__"): weight})
     with pytest.raises(WeightError, match=f"{UP} contains NaN or infinite"):
         load(folder)
+
+
+def test_looking_for_damage_copies_nothing(folder: Path) -> None:
+    """Tensors are views of the mapped file: what a check copies would come on top of the packed weights."""
+    change(folder, big=torch.ones(8192, 2048, dtype=torch.bfloat16))
+    tensors = read_tensors([folder / "model.safetensors"])
+    check_finite(tensors)  # what the first call of a torch function sets up is not counted
+    with torch.profiler.profile(profile_memory=True) as profile:
+        check_finite(tensors)
+    assert sum(max(0, event.self_cpu_memory_usage) for event in profile.events() or ()) < 2**20
+
+
+def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("foretoken.kernels.weights.PROGRESS_INTERVAL_S", 0.0)
+    load_program_executor([folder / "model.safetensors"], CONFIG, REFERENCE, progress=lines.append)
+    assert len(lines) == len(load_file(folder / "model.safetensors")) and lines[-1] == "weights: 0.0 of 0.0 GB"
+
+
+def test_narrow_formats_need_the_native_executor(folder: Path) -> None:
+    with pytest.raises(UnsupportedExecution, match="int8 and int4 need the native executor: "):
+        load_program_executor([folder / "model.safetensors"], CONFIG, Execution(quantization="int8", prefer_native=False))
 
 
 def test_large_finite_numbers_are_not_damage(folder: Path) -> None:

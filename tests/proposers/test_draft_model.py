@@ -48,6 +48,7 @@ class CheckingModel:
     """Logits are a function of the text before them. Raises if a place is read that does not hold the entry of that text."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
+    weight_bytes = 0
 
     def __init__(self, vocab_size: int = VOCAB, max_model_len: int = 1000, salt: int = 0) -> None:
         self.vocab_size, self.max_model_len, self.salt = vocab_size, max_model_len, salt
@@ -56,6 +57,9 @@ class CheckingModel:
 
     def allocate(self, num_blocks: int, block_size: int) -> PrefixKV:
         return PrefixKV(num_blocks, block_size)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        raise NotImplementedError("these tests size the cache themselves")
 
     def logits(self, text: tuple[int, ...]) -> Tensor:
         return torch.tensor([hash((self.salt, *text, i)) % 10007 / 1500 for i in range(self.vocab_size)])

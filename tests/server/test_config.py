@@ -47,11 +47,12 @@ def test_every_flag_reaches_its_setting() -> None:
         *("--max-draft-tokens-per-step", 33, "--kv-cache-gb", 0.5, "--gpu-memory-utilization", 0.6, "--no-enable-prefix-caching"),
         *("--max-queued-requests", 5, "--host", "::1", "--port", 9, "--api-key", "k1", "--api-key", "k2", "--insecure-no-auth"),
         *("--allowed-origins", '["https://a.example"]', "--max-body-bytes", 1000, "--drain-timeout", 1.5, "--log-level", "debug"),
-        *("--request-timeout", 90),
+        *("--request-timeout", 90, "-q", "INT4", "--kv-cache-dtype", "int8", "--threads", 3),
     )
     model, cache, scheduler = config.engine.model, config.engine.cache, config.engine.scheduler
     assert (model.model, model.served_model_name, model.dtype, model.max_model_len) == ("T", "a", "float32", 2000)
     assert (model.revision, model.executor, model.seed) == ("main", "transformers", 7)
+    assert (model.quantization, model.kv_cache_dtype, model.threads) == ("int4", "int8", 3)
     assert (cache.kv_cache_gb, cache.memory_share, cache.enable_prefix_caching) == (0.5, 0.6, False)
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_draft_tokens_per_step) == (9, 1024, 33)
     assert config.max_queued_requests == config.engine.max_queued_requests == 5
@@ -161,7 +162,7 @@ def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.Captur
     config = read(
         *("--trust_remote_code", "T", "--swap-space", "-1", "--enable-chunked-prefill", "False", "--no-enable-log-requests"),
         *("--lora-modules", "a=b", "c=d", "--compilation-config.level", "3", "-O3", "--enforce-eager", "--enforce-eager=True"),
-        *("--dtype", "half", "-q", "awq", "--port", "7"),
+        *("--dtype", "half", "-q", "None", "--port", "7"),
     )
     assert config.engine.model.model == "T" and config.port == 7 and config.engine.model.dtype == "auto"
     lines = capsys.readouterr().err.splitlines()
@@ -171,7 +172,7 @@ def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.Captur
     assert plain.count("--enforce-eager") == 1
     for name in ("--swap-space", "--enable-chunked-prefill", "--no-enable-log-requests", "--compilation-config", "-O3"):
         assert name in plain
-    assert any("--quantization awq is not applied" in line for line in lines)
+    assert config.engine.model.quantization == "none"
     assert any("--dtype half is not served" in line for line in lines)
 
 
@@ -200,6 +201,14 @@ def test_settings_that_contradict_each_other() -> None:
         read("--speculative-config", '{"method": "ngram"}', "--num-speculative-tokens", 3)
     with pytest.raises(ConfigError, match="belong to --speculative-model"):
         read("--speculative-model", "D", "--ngram-prompt-lookup-max", 3)
+    for flags, message in {
+        ("--quantization", "awq"): "'awq' is not available: there are int8 and int4",
+        ("--kv-cache-dtype", "fp8_e5m2"): "'fp8_e5m2' is not one of .*; the narrow cache is int8",
+        ("--executor", "program"): "not one of auto, native, torch, transformers",
+        ("--speculative-model", "D", "--speculative-model-quantization", "gptq"): "'quantization' must be 'int8' or 'int4' or 'none'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            read("T", *flags)
     with pytest.raises(ConfigError, match="is lossy"):
         read("--spec-decoding-acceptance-method", "typical_acceptance_sampler")
 

@@ -45,6 +45,7 @@ class HashModel:
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 4096
+    weight_bytes = 0
 
     def __init__(self, vocab_size: int, fails_on: int | None = None, errs: bool = False) -> None:
         self.vocab_size = vocab_size
@@ -54,6 +55,9 @@ class HashModel:
 
     def allocate(self, num_blocks: int, block_size: int) -> HashKV:
         return HashKV(num_blocks, block_size)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return block_size * 16  # a token and a position in each slot
 
     def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
         assert isinstance(kv, HashKV)

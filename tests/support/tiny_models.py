@@ -1,12 +1,15 @@
-"""Tiny random Llama checkpoints with a byte-level BPE tokenizer, made in well under a second."""
+"""Tiny random models, made in well under a second: a config for every lowered family, checkpoints with and without a tokenizer."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 MAX_MODEL_LEN = 512
 END = "<|end|>"
@@ -57,3 +60,79 @@ def save_llama(folder: Path, *, hidden_size: int, num_layers: int, seed: int) ->
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,  # large enough to show
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+WINDOW = 6
+
+# What each family is known for, switched on, with values that show where they are forgotten.
+_FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": WINDOW}),
+    "qwen2": (transformers.Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2}),
+    "granite": (
+        transformers.GraniteConfig,
+        {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0},
+    ),
+    "phi3": (
+        transformers.Phi3Config,
+        {"sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "olmo2": (transformers.Olmo2Config, {}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 12,
+            "rope_theta": 10000.0,
+            "rope_local_base_freq": 100.0,
+        },
+    ),
+}
+FAMILIES = tuple(_FAMILIES)
+"""Every family that is lowered to a program."""
+
+
+def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
+    """A config of one of FAMILIES with SIZES; settings override."""
+    kind, own = _FAMILIES[family]
+    return kind(**copy.deepcopy({**SIZES, **own, **settings}))
+
+
+def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
+    """The transformers model in float32. Every weight is random, norms and biases too, so that none can be forgotten unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    model: Any = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            parameter.data = 1 + 0.3 * noise
+        else:
+            parameter.data = noise * (0.5 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5)
+    return model

@@ -1,0 +1,151 @@
+"""The network by itself: single passes of an executor over batches made by hand, with nothing of the engine around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ...kernels import limits, native_library
+from ...kernels.layout import Executor, KVTensors, RaggedBatch
+from ...kernels.program import Linear
+from ..config import ModelConfig
+from ..model import load_executor, read_config
+from ..network_plan import NetworkPlan
+from .interleaved import Series, seconds_of, take_turns
+from .measurement import MACHINE, NETWORK, Announce, Effort, Measurement, Subject
+
+BLOCK = 16
+READ_PASSES = 5
+
+
+class Network:
+    """A loaded executor and a cache whose places all hold something, as rows of any context need."""
+
+    def __init__(self, subject: Subject, effort: Effort) -> None:
+        """Raises ConfigError, with ModelLoadError, if the model cannot be run in this precision here."""
+        config = ModelConfig(str(subject.model.folder), **subject.options)  # pyright: ignore[reportArgumentType]
+        self.executor, self.plan = load_executor(subject.model.folder, read_config(subject.model.folder), config)
+        set_threads(self.plan, subject.threads)
+        self.num_bytes = bytes_per_token(self.executor, self.plan)
+        one_row = max(*effort.contexts, *effort.decode_contexts, effort.verified_context + max(effort.verified), effort.prompt_tokens)
+        num_blocks = max(one_row, max(effort.rows) * (effort.rows_context + BLOCK)) // BLOCK + 1
+        self._cache: KVTensors = self.executor.allocate(num_blocks, BLOCK)
+        self._generator = torch.Generator().manual_seed(0)
+        self._fill(num_blocks)
+
+    def batch(self, rows: int, new: int, context: int, all_logits: bool = True) -> RaggedBatch:
+        """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens or each row's last."""
+        blocks = -(-(context + new) // BLOCK)
+        tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
+        positions = torch.arange(context, context + new).repeat(rows)
+        row = torch.arange(rows).repeat_interleave(new)
+        ends = torch.arange(1, rows + 1) * new
+        return RaggedBatch(
+            token_ids=torch.randint(self.executor.vocab_size, (rows * new,), generator=self._generator),
+            positions=positions,
+            slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+            query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
+            seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
+            block_tables=tables,
+            num_causal=torch.full((rows,), new, dtype=torch.int32),
+            tree_mask=torch.zeros(rows * new, dtype=torch.int64),
+            logits_indices=torch.arange(rows * new) if all_logits else ends - 1,
+            full_logits=torch.zeros(0, dtype=torch.int64),
+            block_size=BLOCK,
+        )
+
+    def seconds(self, batch: RaggedBatch, slot_s: float) -> float:
+        return seconds_of(lambda: self.executor.run(batch, self._cache), slot_s)
+
+    def _fill(self, num_blocks: int) -> None:
+        """One prompt, copied all over the cache: memory that was never written reads faster than any other."""
+        tokens = min(512, num_blocks * BLOCK, self.executor.max_model_len)
+        self.executor.run(self.batch(1, tokens, 0, all_logits=False), self._cache)
+        target = torch.arange(tokens, num_blocks * BLOCK)
+        self._cache.move(target % tokens, target)
+
+
+def set_threads(plan: NetworkPlan, threads: int) -> None:
+    """Torch's pool waits by spinning: it gets one thread where another pool computes."""
+    torch.set_num_threads(1 if plan.kind == "native" else threads)
+    if plan.kind == "native":
+        native_library.set_threads(threads)
+
+
+def bytes_per_token(executor: Executor, plan: NetworkPlan) -> int:
+    """Bytes of weights that one token's pass reads: every product's, and no embedding row."""
+    if plan.kind != "torch" or plan.program is None:
+        return executor.weight_bytes
+    shapes = [plan.program.weights[name] for op in plan.program.ops if isinstance(op, Linear) for name in op.weights]
+    return sum(rows * columns for rows, columns in shapes) * plan.execution.dtype.itemsize
+
+
+def thread_counts(most: int) -> tuple[int, ...]:
+    """6 -> 1, 2, 4, 6"""
+    return tuple(sorted({most, *(1 << i for i in range(most.bit_length()))}))
+
+
+def arithmetic_peaks(threads: int, effort: Effort) -> list[Measurement]:
+    """What the cores could compute if nothing had to be read."""
+    found: list[Measurement] = []
+    for kind, precision in zip(limits.KINDS, ("float32", "bf16", "int8"), strict=True):
+        for count in thread_counts(threads):
+            rates = [limits.operations_per_second(kind, count, effort.slot_s) or 0.0 for _ in range(effort.rounds)]
+            if all(rates):
+                value = Series(tuple(rates)).scaled(1e-12).spread
+                found.append(Measurement("", precision, MACHINE, "arithmetic", count, "TOP/s", value))
+    return found
+
+
+def read_rates(subject: Subject, num_bytes: int, effort: Effort, announce: Announce) -> list[Measurement]:
+    """How fast 1, 2, 4, ... threads read so many bytes."""
+    counts = thread_counts(subject.threads)
+    with limits.ReadBuffer(num_bytes) as buffer:
+        found = take_turns({n: partial(buffer.read_rate, n, READ_PASSES) for n in counts}, effort.rounds)
+    announce(f"reads {num_bytes / 1e6:.0f} MB at {found[subject.threads].spread.median / 1e9:.1f} GB/s")
+    return [subject.measurement(MACHINE, "read", n, "GB/s", found[n].scaled(1e-9)) for n in counts]
+
+
+def measure_network(subject: Subject, effort: Effort, announce: Announce) -> tuple[list[Measurement], int]:
+    """All figures of passes, and the bytes of weights that one token reads. Raises as Network does."""
+    network = Network(subject, effort)
+    found = [subject.measurement(MACHINE, "weights", 0, "MB", Series((network.num_bytes / 1e6,)))]
+    found += read_rates(subject, network.num_bytes, effort, announce)
+
+    def turns(case: str, x: tuple[int, ...], batches: Callable[[int], RaggedBatch]) -> dict[int, Series]:
+        announce(case)
+        made = {n: batches(n) for n in x}
+        return take_turns({n: partial(network.seconds, made[n], effort.slot_s) for n in x}, effort.rounds)
+
+    found += decode(subject, network, effort, announce)
+
+    seconds = turns("verification", effort.verified, lambda tokens: network.batch(1, tokens, effort.verified_context))
+    found += [
+        subject.measurement(NETWORK, "verification", t, "ms", s.scaled(1e3), seconds[1].scaled(1e3), "T=1") for t, s in seconds.items()
+    ]
+
+    seconds = turns("rows", effort.rows, lambda rows: network.batch(rows, 1, effort.rows_context))
+    rates = {rows: s.rate(rows) for rows, s in seconds.items()}
+    found += [subject.measurement(NETWORK, "rows", n, "tokens/s", rate, rates[1], "one row") for n, rate in rates.items()]
+
+    seconds = turns("context", effort.contexts, lambda context: network.batch(1, 1, context))
+    found += [subject.measurement(NETWORK, "context", n, "ms", s.scaled(1e3)) for n, s in seconds.items()]
+
+    tokens = effort.prompt_tokens
+    seconds = turns("prefill", (tokens,), lambda n: network.batch(1, n, 0, all_logits=False))
+    found.append(subject.measurement(NETWORK, "prefill", tokens, "tokens/s", seconds[tokens].rate(tokens)))
+    return found, network.num_bytes
+
+
+def decode(subject: Subject, network: Network, effort: Effort, announce: Announce) -> list[Measurement]:
+    """Single tokens, each round beside a reading of as many bytes: the limit."""
+    announce("decode")
+    made = {context: network.batch(1, 1, context) for context in effort.decode_contexts}
+    with limits.ReadBuffer(network.num_bytes) as buffer:
+        cases: dict[int, Callable[[], float]] = {0: lambda: network.num_bytes / buffer.read_rate(subject.threads, READ_PASSES)}
+        cases |= {context: partial(network.seconds, batch, effort.slot_s) for context, batch in made.items()}
+        seconds = take_turns(cases, effort.rounds)
+    limit = seconds.pop(0).rate()
+    return [subject.measurement(NETWORK, "decode", n, "tokens/s", s.rate(), limit, "limit") for n, s in seconds.items()]

@@ -1,0 +1,111 @@
+"""How a network will run on this machine, settled before a weight is read: by what, in which formats, and why.
+
+Knows the configuration and the program, no tensors and no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from ..kernels import native
+from ..kernels.decoder import supports
+from ..kernels.execution import Execution, Quantization
+from ..kernels.program import Program
+from ..kernels.weights import network_program
+from .config import ModelConfig
+from .errors import ConfigError, ModelLoadError
+
+DTYPES = {"auto": None, "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """One of the executors and what it is told."""
+
+    kind: Literal["native", "torch", "transformers"]
+    execution: Execution
+    program: Program | None  # None: transformers runs its own
+    why: str  # why not natively, "" if it is
+
+    def describe(self) -> str:
+        """`native avx512_bf16, int8 weights, bfloat16, 2 threads` or `torch float32 (not native: ...)`."""
+        if self.kind != "native":
+            return f"{self.kind} {self.formats()} (not native: {self.why})"
+        return f"native {native.availability().isa}, {self.formats()}, {native.threads()} thread{'s' * (native.threads() > 1)}"
+
+    def formats(self) -> str:
+        """`bfloat16`, or `int8 weights, bfloat16, int8 cache`."""
+        execution = self.execution
+        weights = f"{execution.quantization} weights, " if execution.quantization else ""
+        return weights + _name(execution.dtype) + (f", {execution.kv_cache} cache" if execution.kv_cache else "")
+
+
+def plan_network(
+    config: ModelConfig, hf_config: transformers.PretrainedConfig, native_quantization: Quantization | None = None
+) -> NetworkPlan:
+    """What `config` asks for, as far as this machine can.
+
+    native_quantization: of the weights where config leaves them as they are and the network runs natively.
+    Raises ConfigError for formats or an executor that cannot be had, each with what to do; UnsupportedModel.
+    """
+    dtype = resolve_dtype(config.dtype)
+    program = network_program(hf_config, config.max_model_len) if config.executor != "transformers" and supports(hf_config) else None
+    if program is None:
+        if config.executor in ("native", "torch"):
+            raise ModelLoadError(f"a {hf_config.model_type!r} model is not available as a program; use executor auto or transformers")
+        asked = config.executor == "transformers"
+        why = "executor transformers was chosen" if asked else f"a {hf_config.model_type!r} model is not available as a program"
+        plan = NetworkPlan("transformers", Execution(dtype or torch.float32, prefer_native=False), None, why)
+    else:
+        wished = _native_execution(config, dtype, native_quantization)
+        refusal = "executor torch was chosen" if config.executor == "torch" else native.supports(program, wished)
+        if refusal is None:
+            plan = NetworkPlan("native", wished, program, "")
+        elif config.executor == "native":
+            raise ConfigError(f"executor native cannot be used: {refusal}; or use executor auto")
+        else:
+            plan = NetworkPlan("torch", Execution(dtype or torch.float32, prefer_native=False), program, refusal)
+    _require_formats(config, plan)
+    return plan
+
+
+def resolve_dtype(name: str) -> torch.dtype | None:
+    """None for auto: that depends on what runs the network."""
+    if name in ("half", "float16"):
+        raise ConfigError("dtype float16 is too slow and too narrow on a CPU; use bfloat16 (the same size) or float32")
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not one of auto, float32, bfloat16")
+    return DTYPES[name]
+
+
+def _native_execution(config: ModelConfig, dtype: torch.dtype | None, native_quantization: Quantization | None) -> Execution:
+    isa = native.availability().isa
+    exact = isa is not None and native.computes_bfloat16(isa)
+    narrow: Any = config.quantization
+    return Execution(
+        dtype=dtype or (torch.bfloat16 if exact else torch.float32),
+        quantization=native_quantization if narrow == "none" else narrow,
+        kv_cache="int8" if config.kv_cache_dtype == "int8" else None,
+    )
+
+
+def _require_formats(config: ModelConfig, plan: NetworkPlan) -> None:
+    """Nobody gets another format than the one that was asked for."""
+    if plan.kind != "native":
+        for option, value in (("quantization", config.quantization), ("kv_cache_dtype", config.kv_cache_dtype)):
+            if value in ("int8", "int4"):
+                raise ConfigError(f"{option} {value} needs the native executor, which cannot be used: {plan.why}; or leave {option} away")
+    dtype = _name(plan.execution.dtype)
+    if config.kv_cache_dtype not in ("auto", "int8", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}: the cache holds the network's own format or int8; "
+            f"use kv_cache_dtype auto or int8, or dtype {config.kv_cache_dtype}"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,208 @@
+"""A decoder under construction: the parts that families share, as ops under checkpoint names.
+
+Buffers are named after the weight that made them, so that a program reads like its checkpoint. Knows no family.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from .layout import KVLayerSpec
+from .program import Activation, Add, ArgMax, Attention, Embed, GatherRows, Linear, Op, Program, RMSNorm, RopeTable, Scale, Softcap
+from .rope import UnsupportedModel, rope_table
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu"}
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+class DecoderBuilder:
+    """Appends ops: embed first, then the layers, finish last.
+
+    Methods take names of buffers and return the name of the one they write. Raises UnsupportedModel for what a program cannot
+    express.
+    """
+
+    def __init__(self, hf_config: PreTrainedConfig, max_model_len: int, dtype: torch.dtype) -> None:
+        self.config: dict[str, Any] = hf_config.to_dict()
+        self.dtype = dtype
+        self.num_layers = int(self.config["num_hidden_layers"])
+        self.vocab_size = int(self.config["vocab_size"])
+        self.hidden_size = int(self.config["hidden_size"])
+        self.intermediate_size = int(self.config["intermediate_size"])
+        self.num_heads = int(self.config["num_attention_heads"])
+        self.num_kv_heads = int(self.config.get("num_key_value_heads") or self.num_heads)
+        self.head_dim = int(self.config.get("head_dim") or self.hidden_size // self.num_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise UnsupportedModel(f"{self.num_heads} query heads do not share {self.num_kv_heads} heads evenly")
+
+        # A family may change these before its first op.
+        self.norms_add_one = False  # norm weights are stored less one
+        self.activation_setting = "hidden_act"  # where the config names the activation
+
+        self._hf_config, self._max_model_len = hf_config, max_model_len
+        self._eps = float(self.config["rms_norm_eps"])
+        self._ops: list[Op] = []
+        self._widths: dict[str, int] = {}  # of the buffers so far
+        self._weights: dict[str, tuple[int, ...]] = {}
+        self._kv_layers: list[KVLayerSpec] = []
+        self._ropes: dict[str, RopeTable] = {}
+
+    # What the config says.
+
+    def flag(self, setting: str) -> bool:
+        return bool(self.config.get(setting))
+
+    def refuse(self, *settings: str) -> None:
+        """Raise UnsupportedModel if one of these is set: it has a meaning that the family's program lacks."""
+        for setting in settings:
+            if self.config.get(setting):
+                raise UnsupportedModel(f"{setting} {self.config[setting]!r}")
+
+    def window(self) -> int | None:
+        """Positions that a sliding layer sees; None = all."""
+        window = self.config.get("sliding_window")
+        if window is not None and window < 1:
+            raise UnsupportedModel(f"sliding window {window}")
+        return window
+
+    def layer_types(self) -> list[str]:
+        """full_attention or sliding_attention, for each layer. If any slides, there is a window."""
+        types = self.config.get("layer_types")
+        if types is None or len(types) != self.num_layers or not {*types} <= {"full_attention", "sliding_attention"}:
+            raise UnsupportedModel(f"layer types {types}")
+        if "sliding_attention" in types and self.window() is None:
+            raise UnsupportedModel("sliding layers without a window")
+        return types
+
+    def windows(self) -> list[int | None]:
+        """What each layer sees, by its type."""
+        return [self.window() if kind == "sliding_attention" else None for kind in self.layer_types()]
+
+    def rope(self, layer_type: str | None = None, partial: bool = False) -> str:
+        """Name of the rotary table: one for all layers, or one for each type. partial: it may leave the end of a head alone."""
+        name = layer_type or "rope"
+        table = self._ropes[name] = rope_table(self._hf_config, self.head_dim, self._max_model_len, layer_type)
+        if 2 * len(table.inv_freq) != self.head_dim and not partial:
+            raise UnsupportedModel("partial rotary embedding")
+        return name
+
+    # Ops.
+
+    def embed(self, scale: float = 1.0) -> str:
+        weight = self.weight(_EMBEDDING, self.vocab_size, self.hidden_size)
+        return self._append(Embed((), (hidden(0),), weight, scale), self.hidden_size)
+
+    def norm(self, name: str, x: str) -> str:
+        weight = self.weight(f"{name}.weight", self._widths[x])
+        return self._append(RMSNorm((x,), (name,), weight, self._eps, add_one=self.norms_add_one), self._widths[x])
+
+    def linear(self, name: str, x: str, width: int, bias: bool = False) -> str:
+        weight = self.weight(f"{name}.weight", width, self._widths[x])
+        biases = (self.weight(f"{name}.bias", width),) if bias else ()
+        return self._append(Linear((x,), (name,), (weight,), biases), width)
+
+    def add(self, x: str, y: str, output: str) -> str:
+        return self._append(Add((x, y), (output,)), self._widths[x])
+
+    def scale(self, x: str, factor: float) -> str:
+        return x if factor == 1.0 else self._append(Scale((x,), (f"{x}.scaled",), factor), self._widths[x])
+
+    def softcap(self, x: str, cap: float | None) -> str:
+        return x if cap is None else self._append(Softcap((x,), (f"{x}.capped",), cap), self._widths[x])
+
+    def weight(self, name: str, *shape: int) -> str:
+        self._weights[name] = shape
+        return name
+
+    def _append(self, op: Op, width: int) -> str:
+        self._ops.append(op)
+        self._widths[op.outputs[0]] = width
+        return op.outputs[0]
+
+    # Parts of layer i.
+
+    def qkv(self, i: int, x: str, bias: bool = False) -> tuple[str, str, str]:
+        """Queries, keys and values from a weight each."""
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q = self.linear(f"{layer(i)}.self_attn.q_proj", x, q_width, bias)
+        k = self.linear(f"{layer(i)}.self_attn.k_proj", x, kv_width, bias)
+        return q, k, self.linear(f"{layer(i)}.self_attn.v_proj", x, kv_width, bias)
+
+    def attend(
+        self,
+        i: int,
+        qkv: tuple[str, ...],
+        rope: str,
+        window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        head_norms: bool = False,
+        bias: bool = False,
+    ) -> str:
+        """Attention and the projection behind it, which may have a bias.
+
+        rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head.
+        """
+        name = f"{layer(i)}.self_attn"
+        op = Attention(
+            inputs=qkv,
+            outputs=(name,),
+            layer=i,
+            num_heads=self.num_heads,
+            scale=self.head_dim**-0.5 if scale is None else scale,
+            rope=rope,
+            softcap=softcap,
+            q_norm=self.weight(f"{name}.q_norm.weight", self.head_dim) if head_norms else "",
+            k_norm=self.weight(f"{name}.k_norm.weight", self.head_dim) if head_norms else "",
+            norm_eps=self._eps,
+            norm_add_one=self.norms_add_one,
+        )
+        self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
+        return self.linear(f"{name}.o_proj", self._append(op, self.num_heads * self.head_dim), self.hidden_size, bias)
+
+    def mlp(self, i: int, x: str, bias: bool = False) -> str:
+        """A gated MLP (Shazeer 2020), gate and up from a weight each."""
+        gate = self.linear(f"{layer(i)}.mlp.gate_proj", x, self.intermediate_size, bias)
+        return self.gated(i, (gate, self.linear(f"{layer(i)}.mlp.up_proj", x, self.intermediate_size, bias)), bias)
+
+    def gated(self, i: int, gate_up: tuple[str] | tuple[str, str], bias: bool = False) -> str:
+        """function(gate) * up, and the projection behind it, which may have a bias."""
+        function = self.config[self.activation_setting]
+        if function not in _ACTIVATIONS:
+            raise UnsupportedModel(f"activation {function!r}")
+        op = Activation(gate_up, (f"{layer(i)}.mlp.act",), _ACTIVATIONS[function], gated=True)
+        return self.linear(f"{layer(i)}.mlp.down_proj", self._append(op, self.intermediate_size), self.hidden_size, bias)
+
+    def finish(self, x: str, scale: float = 1.0, softcap: float | None = None) -> Program:
+        """The last norm, the logits of the rows that want them and the best of each: the program is complete."""
+        final = self.norm("model.norm", x)
+        rows = self._append(GatherRows((final,), ("final.rows",)), self.hidden_size)
+        lm_head = _EMBEDDING if self.flag("tie_word_embeddings") else self.weight("lm_head.weight", self.vocab_size, self.hidden_size)
+        logits = self._append(Linear((rows,), ("logits",), (lm_head,)), self.vocab_size)
+        logits = self.softcap(self.scale(logits, scale), softcap)
+        best = ArgMax((logits,), ("argmax", "top"))
+        return Program(
+            ops=(*self._ops, best),
+            weights=self._weights,
+            kv_layers=tuple(self._kv_layers),
+            ropes=self._ropes,
+            vocab_size=self.vocab_size,
+            max_model_len=self._max_model_len,
+            boundaries=tuple(hidden(i) for i in range(self.num_layers + 1)),
+            final=final,
+            logits=logits,
+            best=best,
+        )
+
+
+def layer(i: int) -> str:
+    """What the checkpoint calls layer i."""
+    return f"model.layers.{i}"
+
+
+def hidden(i: int) -> str:
+    """Boundary i: the buffer that layer i reads and layer i - 1 writes."""
+    return f"hidden.{i}"

@@ -1,0 +1,198 @@
+"""Decoder families, each a short function that writes its program.
+
+To add one: say what attention and MLP do with their input, choose where the norms stand (pre_norm, sandwich_norm, post_norm),
+refuse settings that would mean something else, and name the family in FAMILIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .decoder_builder import DecoderBuilder, hidden, layer
+from .program import Program
+from .rope import UnsupportedModel
+
+Block = Callable[[int, str], str]
+"""Attention or MLP: (index of the layer, buffer it reads) -> buffer it writes."""
+
+
+def llama(d: DecoderBuilder) -> Program:
+    """Llama (Touvron et al. 2023; Grattafiori et al. 2024), and what shares its form, such as SmolLM2."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
+
+    def mlp(i: int, x: str) -> str:
+        return d.mlp(i, x, mlp_bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+
+
+def mistral(d: DecoderBuilder) -> Program:
+    """Mistral (Jiang et al. 2023): Llama with one window for all layers."""
+    d.refuse("layer_types")
+    rope, window = d.rope(), d.window()
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x), rope, window)
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def qwen2(d: DecoderBuilder) -> Program:
+    """Qwen2 (Yang et al. 2024): biases on q, k and v; some layers may slide."""
+    rope, windows = d.rope(), d.windows()
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias=True), rope, windows[i])
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def qwen3(d: DecoderBuilder) -> Program:
+    """Qwen3 (Yang et al. 2025): a norm over each head of q and k."""
+    rope, windows, bias = d.rope(), d.windows(), d.flag("attention_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, windows[i], head_norms=True, bias=bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def smollm3(d: DecoderBuilder) -> Program:
+    """SmolLM3 (2025): every fourth layer does not rotate (NoPE; Yang et al. 2025)."""
+    windows, rotates = d.windows(), d.config["no_rope_layers"]  # 1 where a layer does rotate, whatever the name says
+    if any(windows) and not d.flag("use_sliding_window"):
+        raise UnsupportedModel("sliding layers with use_sliding_window off")
+    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope if rotates[i] else "", windows[i], bias=bias)
+
+    def mlp(i: int, x: str) -> str:
+        return d.mlp(i, x, mlp_bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+
+
+def granite(d: DecoderBuilder) -> Program:
+    """Granite 3 (2024): Llama with four multipliers (as in maximal update parametrisation, Yang et al. 2022)."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
+    on_embedding, on_scores, on_residual = (float(d.config[f"{what}_multiplier"]) for what in ("embedding", "attention", "residual"))
+
+    def attention(i: int, x: str) -> str:
+        return d.scale(d.attend(i, d.qkv(i, x, bias), rope, scale=on_scores, bias=bias), on_residual)
+
+    def mlp(i: int, x: str) -> str:
+        return d.scale(d.mlp(i, x, mlp_bias), on_residual)
+
+    return d.finish(pre_norm(d, d.embed(on_embedding), attention, mlp), scale=1 / float(d.config["logits_scaling"]))
+
+
+def phi3(d: DecoderBuilder) -> Program:
+    """Phi-3 (Abdin et al. 2024), also Phi-3.5 and Phi-4: one weight for q, k and v, one for gate and up."""
+    d.refuse("layer_types")
+    rope, window = d.rope(partial=True), d.window()
+    qkv_width = (d.num_heads + 2 * d.num_kv_heads) * d.head_dim
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, (d.linear(f"{layer(i)}.self_attn.qkv_proj", x, qkv_width),), rope, window)
+
+    def mlp(i: int, x: str) -> str:
+        return d.gated(i, (d.linear(f"{layer(i)}.mlp.gate_up_proj", x, 2 * d.intermediate_size),))
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+
+
+def olmo2(d: DecoderBuilder) -> Program:
+    """OLMo 2 (OLMo team 2025): norms behind attention and MLP, and over all of q and all of k."""
+    d.refuse("layer_types", "sliding_window", "clip_qkv")
+    rope, bias = d.rope(), d.flag("attention_bias")
+
+    def attention(i: int, x: str) -> str:
+        q, k, v = d.qkv(i, x, bias)
+        q, k = d.norm(f"{layer(i)}.self_attn.q_norm", q), d.norm(f"{layer(i)}.self_attn.k_norm", k)
+        return d.attend(i, (q, k, v), rope, bias=bias)
+
+    return d.finish(post_norm(d, d.embed(), attention, d.mlp))
+
+
+def gemma2(d: DecoderBuilder) -> Program:
+    """Gemma 2 (Gemma team 2024): every second layer slides; scores and logits are capped."""
+    rope, windows, scores = d.rope(), d.windows(), d.config["attn_logit_softcapping"]
+    embedded, scale, bias = _gemma(d)
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, windows[i], scale, scores, bias=bias)
+
+    return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
+
+
+def gemma3(d: DecoderBuilder) -> Program:
+    """Gemma 3 (Gemma team 2025), text only: five of six layers slide, with a rotary table of their own; q and k norms, no caps."""
+    d.refuse("attn_logit_softcapping")
+    kinds, windows = d.layer_types(), d.windows()
+    ropes = {kind: d.rope(kind) for kind in sorted(set(kinds))}
+    embedded, scale, bias = _gemma(d)
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), ropes[kinds[i]], windows[i], scale, head_norms=True, bias=bias)
+
+    return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
+
+
+FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
+    "llama": ("LlamaForCausalLM", llama),
+    "mistral": ("MistralForCausalLM", mistral),
+    "qwen2": ("Qwen2ForCausalLM", qwen2),
+    "qwen3": ("Qwen3ForCausalLM", qwen3),
+    "smollm3": ("SmolLM3ForCausalLM", smollm3),
+    "granite": ("GraniteForCausalLM", granite),
+    "phi3": ("Phi3ForCausalLM", phi3),
+    "olmo2": ("Olmo2ForCausalLM", olmo2),
+    "gemma2": ("Gemma2ForCausalLM", gemma2),
+    "gemma3_text": ("Gemma3ForCausalLM", gemma3),
+}
+"""Model type of a config -> its architecture, and the function that writes its program."""
+
+
+def pre_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
+    """Layers that normalise what attention and MLP read."""
+    for i in range(d.num_layers):
+        attended = attention(i, d.norm(f"{layer(i)}.input_layernorm", x))
+        x = d.add(x, attended, f"{layer(i)}.middle")
+        x = d.add(x, mlp(i, d.norm(f"{layer(i)}.post_attention_layernorm", x)), hidden(i + 1))
+    return x
+
+
+def post_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
+    """Layers that normalise what attention and MLP write."""
+    for i in range(d.num_layers):
+        attended = d.norm(f"{layer(i)}.post_attention_layernorm", attention(i, x))
+        x = d.add(x, attended, f"{layer(i)}.middle")
+        x = d.add(x, d.norm(f"{layer(i)}.post_feedforward_layernorm", mlp(i, x)), hidden(i + 1))
+    return x
+
+
+def sandwich_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
+    """Layers that normalise both."""
+    for i in range(d.num_layers):
+        attended = attention(i, d.norm(f"{layer(i)}.input_layernorm", x))
+        x = d.add(x, d.norm(f"{layer(i)}.post_attention_layernorm", attended), f"{layer(i)}.middle")
+        fed = mlp(i, d.norm(f"{layer(i)}.pre_feedforward_layernorm", x))
+        x = d.add(x, d.norm(f"{layer(i)}.post_feedforward_layernorm", fed), hidden(i + 1))
+    return x
+
+
+def _gemma(d: DecoderBuilder) -> tuple[str, float, bool]:
+    """What the Gemmas share; returns the embedding's buffer, the scale of scores, and whether attention has biases."""
+    d.refuse("use_bidirectional_attention")
+    d.norms_add_one, d.activation_setting = True, "hidden_activation"
+    # Trained with sqrt(hidden size) in the format of the weights: 55.5 for 55.4256 in bfloat16.
+    scale = float(torch.tensor(d.hidden_size**0.5, dtype=d.dtype))
+    return d.embed(scale), float(d.config["query_pre_attn_scalar"]) ** -0.5, d.flag("attention_bias")

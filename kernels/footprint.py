@@ -1,0 +1,58 @@
+"""Bytes that a program will take, from its shapes alone: what can be known before a weight is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from .execution import Execution
+from .layout import kv_bytes_per_block
+from .program import Embed, Linear, Program
+
+PANEL = 16  # outputs are packed side by side in panels of this many, padded with zeros
+INT4_TILE = (64, 512 + 32)  # inputs, and bytes of a panel over them: nibbles and group scales
+
+
+def torch_weight_bytes(program: Program, dtype: torch.dtype) -> int:
+    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix."""
+    in_products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    tied = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in in_products]
+    return sum(math.prod(program.weights[name]) for name in [*program.weights, *tied]) * dtype.itemsize
+
+
+def product_bytes(program: Program, dtype: torch.dtype) -> int:
+    """Weights that a pass reads whole: those of all products, unpadded."""
+    names = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    return sum(math.prod(program.weights[name]) for name in names) * dtype.itemsize
+
+
+def native_weight_bytes(program: Program, execution: Execution) -> int:
+    """What the native executor packs: products in the narrow format, the embedding in dtype unless it is the same as the head."""
+    linears = {op.weights: sum(program.weights[name][0] for name in op.weights) for op in program.ops if isinstance(op, Linear)}
+    total = sum(_packed_bytes(outputs, program.weights[names[0]][1], execution) for names, outputs in linears.items())
+    for op in program.ops:
+        if isinstance(op, Embed) and (execution.quantization is not None or (op.weight,) not in linears):
+            vocabulary, width = program.weights[op.weight]
+            total += _packed_bytes(vocabulary, width, replace(execution, quantization=None))
+    return total
+
+
+def cache_bytes(program: Program, execution: Execution, tokens: int) -> int:
+    """Of the KV cache of one sequence, without padding."""
+    return kv_bytes_per_block(program.kv_layers, tokens, torch.int8 if execution.kv_cache else execution.dtype)
+
+
+def _packed_bytes(outputs: int, inputs: int, execution: Execution) -> int:
+    outputs = -(-outputs // PANEL) * PANEL
+    match execution.quantization:
+        case "int8":
+            return outputs * (-(-inputs // 64) * 64 + 8)  # with a scale and a sum for each output
+        case "int4":
+            tile_inputs, tile_bytes = INT4_TILE
+            return outputs // PANEL * -(-inputs // tile_inputs) * tile_bytes + outputs * 4
+        case None if execution.dtype == torch.bfloat16:
+            return outputs * -(-inputs // 32) * 32 * 2
+        case None:
+            return outputs * inputs * execution.dtype.itemsize

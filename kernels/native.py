@@ -1,0 +1,296 @@
+"""Runs a program as one native call per pass: kernels/native/ does the work, this binds programs and weights to it.
+
+What it computes is what torch_executor.py computes, to rounding; a row's result is the same to the bit whatever else is in the
+batch and however its tokens are divided among passes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .chain import run_chain_by_steps
+from .execution import Execution
+from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .native_abi import (
+    FUNCTIONS,
+    MAX_INPUTS,
+    BatchView,
+    CacheType,
+    ChainRequest,
+    NativeOp,
+    NetworkSpec,
+    OpKind,
+    Precision,
+    RunRequest,
+)
+from .native_kv import NativeKV, block_bytes
+from .native_library import ISAS, Availability, availability, load, set_threads, threads, usable_cores
+from .native_lowering import Lowered, NotLowered, Product, Step, lower
+from .native_weights import PackedWeight, pack
+from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
+from .rope_values import rope_table_values
+
+__all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
+
+_CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
+_EXACT_BFLOAT16 = ("avx512_bf16", "amx")
+
+
+def computes_bfloat16(isa: str) -> bool:
+    """Whether bfloat16 products are instructions of this instruction set, not built from float32 ones."""
+    return isa in _EXACT_BFLOAT16
+
+
+def supports(program: Program, execution: Execution) -> str | None:
+    """None if the program can run natively on this machine, else one sentence why not."""
+    if (available := availability()).isa is None:
+        return available.reason
+    if not execution.prefer_native:
+        return "the torch executor was asked for"
+    if execution.dtype not in _CACHE:
+        return f"{execution.dtype} is neither float32 nor bfloat16"
+    try:
+        lower(program)
+    except NotLowered as error:
+        return f"the native executor does not run {error}"
+    return None
+
+
+class NativeExecutor:
+    """A program bound to its packed weights. Implements `Executor`; hidden states and logits come as float32.
+
+    weights: the program's names -> tensors of its shapes, in any floating dtype; they are read once, here.
+    isa: an instruction set to use instead of the best one. Raises NotLowered where `supports` has a reason.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], execution: Execution, isa: str | None = None) -> None:
+        library = load()
+        assert library is not None, "supports() says whether there is a library"
+        self._library = library
+        isa = isa or availability().isa
+        assert isa is not None
+        self.program = program
+        self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
+        self.vocab_size = program.vocab_size
+        self.max_model_len = program.max_model_len
+        self.kind = f"native {isa}"
+        self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
+        lowered = lower(program)
+        binder = _Binder(library, program, lowered, weights, execution)
+        self.weight_bytes = binder.bytes_per_token
+        self._held = binder.held  # packed weights, norms and tables, which the network points into
+        self._buffers = lowered.buffers
+        ops = binder.ops
+        spec = NetworkSpec(
+            ops,
+            len(ops),
+            (ctypes.c_int32 * len(lowered.widths))(*lowered.widths),
+            (ctypes.c_int32 * len(lowered.places))(*lowered.places),
+            len(lowered.widths),
+            max(lowered.places) + 1,
+            program.vocab_size,
+            self._cache_type,
+            ISAS.index(isa),
+        )
+        self._network = ctypes.c_void_p(library.ft_network_create(ctypes.byref(spec)))
+        if not self._network:
+            raise NotLowered(f"instruction set {isa} on this processor")
+        weakref.finalize(self, library.ft_network_destroy, self._network)
+
+    def allocate(self, num_blocks: int, block_size: int) -> NativeKV:
+        """A cache of num_blocks blocks for this network. Raises ValueError unless block_size is 16."""
+        return NativeKV(self._library, self.kv_layers, num_blocks, block_size, self._cache_type)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Bytes that one block of the cache takes over all layers."""
+        return sum(block_bytes(self._library, layer, self._cache_type, block_size) for layer in self.kv_layers)
+
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        """One pass; see `Executor.run`. inputs: the buffers [T, width] float32 that program.inputs names."""
+        assert isinstance(kv, NativeKV)
+        num_tokens, num_logits, num_full = len(batch.token_ids), len(batch.logits_indices), len(batch.full_logits)
+        states = {boundary: torch.empty(num_tokens, self.program.buffers[self._boundary(boundary)]) for boundary in hidden}
+        bound = {self._boundary(boundary): state for boundary, state in states.items()} | dict(inputs or {})
+        argmax = torch.empty(num_logits, dtype=torch.int64)
+        top = torch.empty(num_logits)
+        logits = torch.empty(num_full, self.vocab_size) if num_full else None
+        request = self._request(batch, kv, bound)
+        request.num_full = num_full
+        request.full_logits = _address(batch.full_logits, torch.int64)
+        request.logits = None if logits is None else logits.data_ptr()
+        request.argmax, request.top = argmax.data_ptr(), top.data_ptr()
+        self._check(self._library.ft_network_run(self._network, ctypes.byref(request)))
+        return ForwardOutput(argmax, top, logits, states)
+
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+        """See `Executor.run_chain`. Without a chooser the whole chain is one call."""
+        if choose is not None:
+            return run_chain_by_steps(self, batch, kv, counts, choose)
+        assert isinstance(kv, NativeKV)
+        steps = int(counts.max()) if len(counts) else 0
+        token_ids = torch.zeros(len(counts), steps, dtype=torch.int64)
+        confidence = torch.zeros(len(counts), steps)
+        request = ChainRequest(
+            self._request(batch, kv, {}), _address(counts, torch.int64), steps, token_ids.data_ptr(), confidence.data_ptr()
+        )
+        self._check(self._library.ft_network_run_chain(self._network, ctypes.byref(request)))
+        return ChainOutput(token_ids, confidence, None)
+
+    def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
+        """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
+        assert batch.block_size == kv.block_size
+        view = BatchView(
+            len(batch.token_ids),
+            len(batch.seq_lens),
+            batch.block_tables.shape[1],
+            len(batch.logits_indices),
+            _address(batch.token_ids, torch.int64),
+            _address(batch.positions, torch.int64),
+            _address(batch.slot_mapping, torch.int64),
+            _address(batch.query_start_loc, torch.int32),
+            _address(batch.seq_lens, torch.int32),
+            _address(batch.block_tables, torch.int32),
+            _address(batch.num_causal, torch.int32),
+            _address(batch.tree_mask, torch.int64),
+            _address(batch.logits_indices, torch.int64),
+        )
+        request = RunRequest(view, kv.bases)
+        if bound:
+            request.num_bound = len(bound)
+            request.bound = (ctypes.c_int32 * len(bound))(*(self._buffers[name] for name in bound))
+            request.bound_memory = (ctypes.c_void_p * len(bound))(*(_address(tensor, torch.float32) for tensor in bound.values()))
+        return request
+
+    def _boundary(self, boundary: int) -> str:
+        return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
+
+    def _check(self, message: bytes | None) -> None:
+        if message is not None:
+            raise RuntimeError(f"the native executor failed: {message.decode()}")
+
+
+class _Binder:
+    """Turns steps into ops with addresses, packing weights on the way."""
+
+    def __init__(
+        self, library: ctypes.CDLL, program: Program, lowered: Lowered, weights: Mapping[str, Tensor], execution: Execution
+    ) -> None:
+        self._library, self._program, self._lowered, self._weights = library, program, lowered, weights
+        self._dtype = Precision.BFLOAT16 if execution.dtype == torch.bfloat16 else Precision.FLOAT32
+        self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
+        self._packed: dict[tuple[tuple[str, ...], Precision], PackedWeight] = {}
+        self._ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
+        self.held: list[Tensor | PackedWeight] = list(self._ropes.values())
+        products = [step for step in lowered.steps if isinstance(step, Product)]
+        # The head first: an embedding tied to it reads the same packed rows.
+        for product in reversed(products):
+            self._pack_product(product)
+        self.bytes_per_token = sum(self._pack_product(product).num_bytes for product in products)
+        self.ops = (NativeOp * len(lowered.steps))(*(self._bind(step) for step in lowered.steps))
+
+    def _bind(self, step: Step) -> NativeOp:
+        number = self._lowered.buffers
+        op = NativeOp(residual=-1, output=-1, second_output=-1, scale=1.0)
+        assert len(step.inputs) <= MAX_INPUTS
+        op.num_inputs = len(step.inputs)
+        for i, name in enumerate(step.inputs):
+            op.inputs[i] = number[name]
+        if step.outputs:
+            op.output = number[step.outputs[0]]
+        op.for_logits = any(name in self._lowered.for_logits for name in step.outputs)
+        match step:
+            case Product():
+                self._bind_product(op, step)
+            case Embed():
+                op.kind, op.scale = OpKind.EMBED, step.scale
+                op.weights = ctypes.pointer(self._pack_matrices((step.weight,), self._dtype).struct)
+            case RMSNorm():
+                op.kind = OpKind.NORM
+                self._bind_norm(op, step)
+            case Attention():
+                self._bind_attention(op, step)
+            case Activation():
+                op.kind, op.function, op.gated = OpKind.ACTIVATION, FUNCTIONS[step.function], step.gated
+            case Add():
+                op.kind = OpKind.ADD
+            case Concat():
+                op.kind = OpKind.CONCAT
+            case GatherRows():
+                op.kind = OpKind.GATHER_ROWS
+            case Scale():
+                op.kind, op.scale = OpKind.SCALE, step.factor
+            case Softcap():
+                op.kind, op.softcap = OpKind.SOFTCAP, step.cap
+            case TopK():
+                op.kind, op.outputs, op.second_output = OpKind.TOP_K, step.k, number[step.outputs[1]]
+            case _:
+                raise NotLowered(type(step).__name__)
+        return op
+
+    def _bind_product(self, op: NativeOp, product: Product) -> None:
+        op.kind = OpKind.LINEAR
+        op.weights = ctypes.pointer(self._pack_product(product).struct)
+        op.is_head = product.is_head
+        op.scale, op.softcap = product.scale, product.softcap
+        op.outputs = self._program.buffers[product.linear.outputs[0]]
+        op.num_inputs = 1
+        if len(product.inputs) == 2:
+            op.residual = self._lowered.buffers[product.inputs[1]]
+        if product.activation is not None:
+            op.function, op.gated = FUNCTIONS[product.activation.function], product.activation.gated
+        if product.norm is not None:
+            op.normalise = 1
+            self._bind_norm(op, product.norm)
+
+    def _bind_norm(self, op: NativeOp, norm: RMSNorm) -> None:
+        op.eps = norm.eps
+        op.norm_weight = self._vector(norm.weight, norm.add_one)
+        op.norm_bias = self._vector(norm.bias)
+
+    def _bind_attention(self, op: NativeOp, attention: Attention) -> None:
+        spec = self._program.kv_layers[attention.layer]
+        op.kind = OpKind.ATTENTION
+        op.layer, op.num_heads, op.kv_heads = attention.layer, attention.num_heads, spec.num_kv_heads
+        op.k_dim, op.v_dim, op.window = spec.k_dim, spec.v_dim, spec.window or 0
+        op.scale, op.softcap, op.eps = attention.scale, attention.softcap or 0.0, attention.norm_eps
+        if attention.rope:
+            table = self._ropes[attention.rope]
+            op.rope, op.rope_half = table.data_ptr(), table.shape[1] // 2
+        op.q_norm = self._vector(attention.q_norm, attention.norm_add_one)
+        op.k_norm = self._vector(attention.k_norm, attention.norm_add_one)
+
+    def _vector(self, name: str, add_one: bool = False) -> int | None:
+        """Address of a weight as float32, None for no name."""
+        if not name:
+            return None
+        vector = self._weights[name].float() + (1.0 if add_one else 0.0)
+        self.held.append(vector)
+        return vector.data_ptr()
+
+    def _pack_product(self, product: Product) -> PackedWeight:
+        return self._pack_matrices(product.linear.weights, self._products, product.linear, product.is_gated)
+
+    def _pack_matrices(
+        self, names: tuple[str, ...], precision: Precision, linear: Linear | None = None, gated: bool = False
+    ) -> PackedWeight:
+        if (names, precision) not in self._packed:
+            matrices = [self._weights[name] for name in names]
+            bias = None
+            if linear is not None and any(linear.biases):
+                parts = zip(linear.biases, matrices, strict=True)
+                bias = torch.cat([self._weights[name].float() if name else torch.zeros(len(matrix)) for name, matrix in parts])
+            self._packed[names, precision] = pack(self._library, matrices, bias, precision, gated)
+            self.held.append(self._packed[names, precision])
+        return self._packed[names, precision]
+
+
+def _address(tensor: Tensor, dtype: torch.dtype) -> int:
+    assert tensor.dtype == dtype and tensor.is_contiguous(), f"needs contiguous {dtype}, not {tensor.dtype}"
+    return tensor.data_ptr()

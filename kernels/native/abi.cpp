@@ -1,0 +1,52 @@
+// The C ABI of the network and its threads. Functions that can fail return null or a message that stays valid until the next call
+// on the same thread; nothing throws across the border.
+#include <exception>
+#include <string>
+
+#include "cpu.h"
+#include "network.h"
+#include "thread_pool.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace foretoken {
+namespace {
+
+thread_local std::string message;
+
+template <typename F>
+const char* guarded(F&& act) {
+  try {
+    act();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+}  // namespace
+}  // namespace foretoken
+
+using foretoken::ChainRequest;
+using foretoken::Network;
+using foretoken::NetworkSpec;
+using foretoken::RunRequest;
+
+// -1: no instruction set of ours runs here; else the best of 0 avx512, 1 avx512_bf16, 2 amx.
+EXPORT int ft_isa() { return foretoken::detected_isa(); }
+
+EXPORT void ft_set_threads(int threads) { foretoken::ThreadPool::instance().resize(threads); }
+EXPORT int ft_threads() { return foretoken::ThreadPool::instance().size(); }
+
+EXPORT Network* ft_network_create(const NetworkSpec* spec) {
+  const foretoken::Kernels* kernels = foretoken::kernels_of(spec->isa);
+  return kernels ? new Network(*spec, *kernels) : nullptr;
+}
+EXPORT void ft_network_destroy(Network* network) { delete network; }
+EXPORT const char* ft_network_run(Network* network, const RunRequest* request) {
+  return foretoken::guarded([&] { network->run(*request); });
+}
+EXPORT const char* ft_network_run_chain(Network* network, const ChainRequest* request) {
+  return foretoken::guarded([&] { network->run_chain(*request); });
+}

@@ -1,0 +1,112 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace foretoken {
+namespace {
+
+#include "ops/attention_places.h"
+
+constexpr int kTileVectors = 16;
+// Units per thread that a step is cut into, where it can be: claimed one by one, they leave a thread idle for an eighth at most.
+constexpr int kUnitsPerThread = 4;
+
+constexpr int div_up(int n, int by) { return (n + by - 1) / by; }
+
+}  // namespace
+
+void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads, int window, int threads) {
+  kv_heads_ = kv_heads;
+  tasks_.clear();
+  groups_.clear();
+  states_ = state_vectors_ = 0;
+
+  // 1. tiles: tokens of one row, with all heads of a group if they fit, each over all its segments
+  std::vector<AttentionTask> tiles;
+  int64_t work = 0;  // vectors times segments
+  const int most_heads = std::min(heads_per_kv, kTileVectors);
+  const int most_tokens = most_heads ? kTileVectors / most_heads : 0;
+  auto add_tile = [&](int row, int token, int tokens, Places seen, int tree) {
+    // A padding token at either end computes nothing that is kept.
+    const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
+    for (int head = 0; head < heads_per_kv; head += most_heads) {
+      const int heads = std::min(most_heads, heads_per_kv - head);
+      tiles.push_back({row, token, tokens, head, heads, first_segment, end_segment, 0, tree});
+      work += int64_t(end_segment - first_segment) * tokens * heads;
+    }
+  };
+  for (int row = 0; row < batch.num_rows && most_heads; ++row) {
+    const int start = batch.query_start[row], end = batch.query_start[row + 1], tree = std::min(start + batch.num_causal[row], end);
+    for (int token = start; token < tree; token += most_tokens) {
+      const int tokens = std::min(most_tokens, tree - token);
+      if (std::all_of(batch.slots + token, batch.slots + token + tokens, [](int64_t slot) { return slot < 0; })) continue;
+      const Places seen{causal_places(batch, row, token, window).low, causal_places(batch, row, token + tokens - 1, window).high};
+      add_tile(row, token, tokens, seen, 0);
+    }
+    for (int token = tree; token < end; ++token) {
+      if (batch.slots[token] < 0) continue;
+      int order[kMaxTree];
+      const int count = tree_order(batch, row, token, order);
+      add_tile(row, token, 1, tree_places(batch, row, token, window, order, count), 1);
+    }
+  }
+
+  // 2. tiles that are too large a share of the work are cut between segments
+  const int64_t most_work = threads > 1 ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
+  for (const AttentionTask& tile : tiles) {
+    add_group(tile, int(std::clamp<int64_t>(most_work / (tile.num_tokens * tile.num_heads), 1, 1 << 20)));
+  }
+
+  const size_t counters = groups_.size() * size_t(kv_heads);
+  if (counters > num_finished_) {
+    finished_ = std::make_unique<std::atomic<int>[]>(counters);
+    num_finished_ = counters;
+  }
+  for (size_t i = 0; i < counters; ++i) finished_[i].store(0, std::memory_order_relaxed);
+}
+
+void AttentionPlan::add_group(const AttentionTask& whole, int segments_per_task) {
+  const int segments = whole.end_segment - whole.first_segment, count = std::max(1, div_up(segments, segments_per_task));
+  const int vectors = whole.num_tokens * whole.num_heads;
+  groups_.push_back({int(tasks_.size()), count, vectors, states_, state_vectors_});
+  for (int i = 0; i < count; ++i) {
+    AttentionTask task = whole;
+    task.group = int(groups_.size()) - 1;
+    // even runs: 5 segments among 2 tasks are 2 and 3
+    task.first_segment = whole.first_segment + int(int64_t(segments) * i / count);
+    task.end_segment = whole.first_segment + int(int64_t(segments) * (i + 1) / count);
+    tasks_.push_back(task);
+  }
+  if (count > 1) {
+    states_ += segments;
+    state_vectors_ += int64_t(segments) * vectors;
+  }
+}
+
+// A state is m [16], l [16] and v_pad sums a vector.
+size_t AttentionPlan::partial_floats(int v_dim) const {
+  const int64_t v_pad = div_up(v_dim, 32) * 32;
+  return size_t(kv_heads_ * (states_ * 2 * kTileVectors + state_vectors_ * v_pad));
+}
+
+void AttentionPlan::run(const Kernels& kernels, const AttentionOp& op, const BatchView& batch, int unit, float* partials, void* scratch) {
+  // Tasks of one kv head follow each other: those of a row share its keys and values in the core's own cache.
+  const int num_tasks = int(tasks_.size()), kv_head = unit / num_tasks;
+  const AttentionTask& task = tasks_[size_t(unit % num_tasks)];
+  const Group& group = groups_[size_t(task.group)];
+  if (group.num_tasks == 1) return kernels.attend(op, batch, task, kv_head, nullptr, scratch);
+
+  const AttentionTask* tasks = &tasks_[size_t(group.first_task)];
+  const int64_t v_pad = op.cache.v_pad;
+  auto floats = [&](int64_t states, int64_t vectors) { return states * 2 * kTileVectors + vectors * v_pad; };
+  float* states = partials + kv_head * floats(states_, state_vectors_) + floats(group.first_state, group.first_vector);
+  const int64_t before = task.first_segment - tasks[0].first_segment;
+  kernels.attend(op, batch, task, kv_head, states + floats(before, before * group.vectors), scratch);
+  std::atomic<int>& finished = finished_[size_t(kv_head) * groups_.size() + size_t(task.group)];
+  if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < group.num_tasks) return;
+  finished.store(0, std::memory_order_relaxed);  // the next op starts behind a barrier
+  kernels.fold(op, batch, tasks, group.num_tasks, kv_head, states);
+}
+
+}  // namespace foretoken

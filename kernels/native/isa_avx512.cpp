@@ -1,0 +1,7 @@
+// AVX-512 F, BW, DQ, VL (Skylake-X on): bfloat16 and int8 products are built from wider ones.
+#define FT_BF16 0
+#define FT_VNNI 0
+#define FT_AMX 0
+#define FT_TABLE avx512_kernels
+#define FT_NAME "avx512"
+#include "isa_table.h"

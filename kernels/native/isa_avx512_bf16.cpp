@@ -1,0 +1,7 @@
+// AVX-512 with BF16 and VNNI (Cooper Lake, Zen 4 on).
+#define FT_BF16 1
+#define FT_VNNI 1
+#define FT_AMX 0
+#define FT_TABLE avx512_bf16_kernels
+#define FT_NAME "avx512_bf16"
+#include "isa_table.h"

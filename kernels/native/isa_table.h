@@ -1,0 +1,32 @@
+// The body of every isa_*.cpp: all ops compiled for one instruction set, and their table.
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "sampling.h"
+
+namespace foretoken {
+namespace {
+
+#include "simd.h"
+#include "ops/elementwise.h"
+#include "ops/prepare.h"
+#if FT_AMX
+#include "ops/tiles.h"
+#endif
+#include "ops/linear.h"
+#include "ops/rotate.h"
+#include "ops/attention.h"
+#include "ops/noise.h"
+#include "ops/logit_edits.h"
+#include "ops/sampling.h"
+
+}  // namespace
+
+const Kernels* FT_TABLE() {
+  static constexpr Kernels table = {
+      FT_NAME, FT_BF16 != 0, prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, rotate_and_write, attend, fold, sample,
+  };
+  return &table;
+}
+
+}  // namespace foretoken

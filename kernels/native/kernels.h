@@ -1,0 +1,198 @@
+// What the executor asks of an instruction set: plain data in, one table of functions out.
+//
+// Every instruction set is one translation unit (isa_*.cpp) with its own copy of all functions in ops/; nothing inline is
+// shared among them, because a linker would keep one copy and run it on machines that lack its instructions.
+//
+// The arithmetic is batch invariant: what a function computes for a row depends on that row alone. An output accumulates
+// over its inputs in one order, whatever number of rows, panels or threads it is computed with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace foretoken {
+
+constexpr int kPanel = 16;       // outputs packed side by side: the lanes of a vector of floats
+constexpr int kBlockSize = 16;   // slots of a cache block
+constexpr int kSegment = 256;    // places attended to in one piece, from multiples of 256 on; decides rounding, so never tuned per call
+constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
+constexpr int kMaxTree = 64;     // tree tokens of a row
+constexpr int kMaxHeadDim = 512; // k_dim and v_dim: what fits into kAttentionScratch
+
+enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };
+
+// Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
+constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }
+
+// Bytes of one panel of 16 outputs over 64 inputs of an int4 weight: 512 of nibbles, then 2 groups of 16 scales.
+constexpr int kInt4Tile = 512 + 32;
+
+// A weight [N, K] in the order in which it is read. Panel p holds outputs 16 p .. 16 p + 15 in one run of bytes:
+//   float32   [K][16]
+//   bfloat16  [K / 32] tiles of [16 input pairs][16 outputs][2]   (1 KB: the B operand of TDPBF16PS)
+//   int8      [K / 64] tiles of [16 input quads][16 outputs][4]   (1 KB: the B operand of TDPBSSD)
+//   int4      [K / 64] tiles of kInt4Tile bytes: [8][16 outputs][4] bytes whose low nibble is the weight (plus 8) of input quad j
+//             and whose high nibble that of quad j + 8, then uint8 scales [2 groups][16 outputs]
+// int8: w = scales[n] * q.   int4: w = scales[n] * group_scale[k / 32][n] * (nibble - 8); group scales are 1..16, so that
+// group_scale * (nibble - 8) is an int8 and the product with int8 activations is exact in int32, whichever way it is computed.
+struct PackedLinear {
+  Precision precision;
+  int32_t inputs;               // K, padded
+  int32_t outputs;              // N, padded
+  const void* weights;          // 64-byte aligned
+  const float* scales;          // [N], int8 and int4
+  const int32_t* column_sums;   // [N] sum over K of q, int8 only (activations are stored as unsigned for VPDPBUSD: q_x + 128)
+  const float* bias;            // [N] or null
+};
+
+// Rows of activations as a PackedLinear of that precision reads them. Row r starts at data + r * stride bytes, is K (padded) long and
+// zero in the padding; memory is readable up to the next multiple of 16 rows. float32: floats. bfloat16. int8 and int4: int8 in
+// -127..127 with one scale a row.
+struct PreparedRows {
+  const void* data;
+  int64_t stride;               // bytes, a multiple of 64 but for float32
+  const float* scales;          // [rows], int8 and int4
+  const int32_t* group_sums;    // [rows, K / 32] sums of the int8 values of a group, int4 only
+  int32_t rows;
+};
+
+// Float rows -> PreparedRows, an RMSNorm on the way if norm is set.
+struct Prepare {
+  const float* x;               // [rows, stride]
+  int64_t x_stride;             // floats
+  int32_t width;                // columns of x
+  bool normalise;
+  const float* norm_weight;     // [width] or null (all ones)
+  const float* norm_bias;       // [width] or null
+  float eps;
+  Precision precision;          // of the result
+  int32_t inputs;               // padded columns of the result
+  void* data;                   // as in PreparedRows
+  int64_t stride;
+  float* scales;
+  int32_t* group_sums;
+};
+
+struct Best {
+  float value;                  // greatest so far
+  float poison;                 // 0, or NaN once a value was not finite
+  int32_t index;                // lowest among equals
+  int32_t unused;
+};
+
+// What happens to a linear's result before it is stored: + bias (PackedLinear's), + residual, * scale, softcap, activation.
+struct Epilogue {
+  const float* residual;        // [rows, residual_stride] or null
+  int64_t residual_stride;
+  float scale;                  // 1 = none
+  float softcap;                // cap * tanh(x / cap), 0 = none
+  Function function;
+  bool gated;                   // panels alternate gate, up; function(gate) * up is stored, half as many columns
+  int32_t outputs;              // columns that exist (N without padding; before gating): only these are stored or compete for best
+  float* out;                   // [rows, out_stride] or null
+  int64_t out_stride;           // floats
+  const int32_t* out_rows;      // [rows] where row r is stored, -1 = nowhere; null = row r at r
+  Best* best;                   // [rows] or null: updated with these panels' results
+};
+
+enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+// One layer of the paged cache. A block of 16 slots holds for each kv head, in this order (k_pad, v_pad: dims padded to 32):
+//   float32   K [k_pad][16], V [16][v_pad]
+//   bfloat16  K [k_pad / 2][16][2], V [8 slot pairs][v_pad][2]
+//   int8      as bfloat16 with one byte an element, then scales of K [16] and of V [16], float32, one a slot
+struct CacheLayer {
+  CacheType type;
+  int32_t kv_heads, k_dim, v_dim, k_pad, v_pad;
+  int64_t head_bytes;           // of one kv head in one block, a multiple of 64
+  int64_t block_bytes;          // kv_heads * head_bytes
+  char* base;                   // block 0
+};
+
+// One attention op over all tokens of a batch.
+struct AttentionOp {
+  CacheLayer cache;
+  int32_t num_heads;            // query heads; 0 = only write k and v
+  int32_t window;               // positions a token sees, 0 = all
+  float scale, softcap;         // softcap 0 = none
+  const float* rope;            // [positions][2 * half]: cosines, then sines; null = no rotation
+  int32_t rope_half;            // dims i and i + half turn together
+  const float* q_norm;          // [k_dim] or null; RMSNorm of each head before the rotation (1 + w already added)
+  const float* k_norm;
+  float norm_eps;
+  const float* input;           // [T, input_stride]: q | k | v
+  int64_t input_stride;
+  void* queries;                // scratch [kv_heads][T padded to 16][heads per kv head][k_pad], cache's type (int8: bfloat16), scaled by `scale`
+  float* out;                   // [T, out_stride]: heads side by side, v_dim each
+  int64_t out_stride;
+};
+
+// The rows of a step, as the C ABI passes them (see RaggedBatch in layout.py).
+struct BatchView {
+  int32_t num_tokens, num_rows, table_width, num_logits;
+  const int64_t* token_ids;     // [T]
+  const int64_t* positions;     // [T]
+  const int64_t* slots;         // [T], -1 = written nowhere
+  const int32_t* query_start;   // [R + 1]
+  const int32_t* seq_lens;      // [R]
+  const int32_t* block_tables;  // [R, table_width]
+  const int32_t* num_causal;    // [R]
+  const int64_t* tree_mask;     // [T]
+  const int64_t* logits_indices;  // [N]
+};
+
+// Some query tokens of a row against a run of segments. A tile is at most 16 query vectors: rows (token, head of the group).
+struct AttentionTask {
+  int32_t row;                  // of the batch
+  int32_t first_token;          // flat; a tree token is a task of its own
+  int32_t num_tokens;
+  int32_t first_head;           // within the kv head's group of query heads
+  int32_t num_heads;
+  int32_t first_segment, end_segment;   // [first, end) of the places' segments of kSegment
+  int32_t group;                // tasks of one group cover the segments of the same tokens; the last to finish folds them in order
+  int32_t tree;                 // 1 = a tree token
+};
+
+struct SampleRow;               // sampling.h
+
+struct Kernels {
+  const char* name;             // of the instruction set
+  bool exact_bfloat16;          // bfloat16 products are native here (else emulated, slowly)
+
+  // Prepare rows [first, first + count).
+  void (*prepare)(const Prepare&, int first, int count);
+  // Panels [first_panel, first_panel + num_panels) of x @ w.T for all rows, through the epilogue. With `gated` both are even.
+  // scratch: kLinearScratch bytes of the calling thread.
+  void (*linear)(const PackedLinear&, const PreparedRows&, const Epilogue&, int first_panel, int num_panels, void* scratch);
+  // Rows of a packed weight as floats (a tied embedding): out[i] = scale * w[ids[i]], width columns.
+  void (*unpack_rows)(const PackedLinear&, const int64_t* ids, int count, int width, float scale, float* out, int64_t out_stride);
+
+  // RMSNorm of float rows: out = x / rms * weight + bias. x == out is allowed.
+  void (*rms_norm)(const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps, float* out,
+                   int64_t out_stride, int rows);
+  // out = function(x), or function(x[:, :width]) * x[:, width:] / function(x) * up.
+  void (*activate)(Function, const float* gate, const float* up, float* out, int count);
+  void (*softcap)(float cap, const float* x, float* out, int count);
+  // Best of a row of logits and, if probability is not null, softmax(x)[best].
+  void (*best_of_row)(const float* x, int count, Best* best, float* probability);
+
+  // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group.
+  void (*rotate_and_write)(const AttentionOp&, const BatchView&, int token, int kv_head);
+  // One task for one kv head: the partial state (see ops/attention.h) of each tile row, or the finished output.
+  void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask&, int kv_head, float* partial, void* scratch);
+  // Folds the partial states of a group's tasks, in segment order, into op.out.
+  void (*fold)(const AttentionOp&, const BatchView&, const AttentionTask* tasks, int count, int kv_head, const float* partials);
+
+  // A token for each place; scratch: sample_scratch_bytes(vocab), 64-byte aligned. See sampling.h.
+  void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);
+};
+
+constexpr size_t kLinearScratch = 256 * 1024;
+constexpr size_t kAttentionScratch = 512 * 1024;
+
+const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+const Kernels* amx_kernels();
+
+}  // namespace foretoken

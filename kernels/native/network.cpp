@@ -1,0 +1,460 @@
+#include "network.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "cache.h"
+
+namespace foretoken {
+namespace {
+
+// Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work.
+constexpr int kPrivateRows = 16;
+// Panels of a unit: few, so that threads end together; a multiple of two, so that gate and up stay together.
+constexpr int kPanelsPerUnit = 2;
+// Row-local work is handed out in runs of about so many floats.
+constexpr int kFloatsPerUnit = 8192;
+constexpr int kRotationsPerUnit = 4;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
+
+bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention; }
+
+}  // namespace
+
+void* Scratch::reserve(size_t bytes) {
+  if (bytes > bytes_) {
+    memory_.reset();
+    bytes_ = round_up(bytes, 4096);
+    memory_.reset(std::aligned_alloc(64, bytes_));
+    if (!memory_) {
+      bytes_ = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return memory_.get();
+}
+
+Network::Network(const NetworkSpec& spec, const Kernels& kernels)
+    : ops_(spec.ops, spec.ops + spec.num_ops),
+      widths_(spec.widths, spec.widths + spec.num_buffers),
+      places_(spec.places, spec.places + spec.num_buffers),
+      num_places_(spec.num_places),
+      vocab_size_(spec.vocab_size),
+      cache_type_(CacheType(spec.cache_type)),
+      kernels_(kernels),
+      buffers_(size_t(spec.num_buffers)),
+      plan_of_op_(size_t(spec.num_ops)),
+      arena_(size_t(spec.num_places)) {}
+
+Network::~Network() = default;
+
+// ---- one pass
+
+void Network::run(const RunRequest& request) {
+  logits_ = request.logits;
+  wants_best_ = true;
+  logits_rows_.assign(size_t(request.batch.num_logits), -1);
+  for (int i = 0; i < request.num_full; ++i) logits_rows_[size_t(request.full_logits[i])] = i;
+  start(request, false);
+  ThreadPool::instance().run(*this);
+  finish(request);
+}
+
+void Network::start(const RunRequest& request, bool confidence) {
+  batch_ = request.batch;
+  cache_ = request.cache;
+  workers_.resize(size_t(ThreadPool::instance().size()));
+  const size_t rows = round_up(size_t(std::max(batch_.num_tokens, batch_.num_logits)), 16);
+
+  // 1. memory of the buffers: the caller's where it gave some
+  std::vector<int> place_width(size_t(num_places_), 0);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    int& widest = place_width[size_t(places_[i])];
+    widest = std::max(widest, widths_[i]);
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const size_t place = size_t(places_[i]);
+    buffers_[i] = arena_[place].get<float>(rows * size_t(place_width[place]));
+  }
+  for (int i = 0; i < request.num_bound; ++i) buffers_[size_t(request.bound[i])] = request.bound_memory[i];
+
+  // 2. memory that all threads share, made before any of them starts
+  size_t prepared = 0, groups = 0, queries = 0;
+  for (const Op& op : ops_) {
+    if (op.kind == OpKind::kLinear) {
+      prepared = std::max(prepared, size_t(op.weights->inputs) * 4 + 64);
+      groups = std::max(groups, size_t(op.weights->inputs / kGroup));
+    } else if (op.kind == OpKind::kAttention) {
+      const size_t heads = std::max<size_t>(size_t(op.num_heads), 1);
+      queries = std::max(queries, heads * round_up(size_t(op.k_dim), 32) * sizeof(float));
+    }
+  }
+  prepared_.get<char>(rows * prepared);
+  scales_.get<float>(rows);
+  group_sums_.get<int32_t>(rows * groups + 1);
+  queries_.get<char>(rows * queries + 1);
+  for (Worker& worker : workers_) {
+    worker.prepared_op = -1;
+    worker.prepared.get<char>(kPrivateRows * prepared);
+    worker.scales.get<float>(kPrivateRows);
+    worker.group_sums.get<int32_t>(kPrivateRows * groups + 1);
+    worker.linear.get<char>(kLinearScratch);
+    worker.attention.get<char>(kAttentionScratch);
+    if (wants_best_) worker.best.assign(size_t(batch_.num_logits), Best{-INFINITY, 0.0f, -1, 0});
+  }
+
+  // 3. what to do, in phases
+  plan_attention();
+  plan_phases(confidence);
+}
+
+void Network::plan_attention() {
+  // Layers of one shape and window share a plan. At most a handful differ, so a list will do.
+  std::vector<const Op*> planned;
+  plans_.resize(ops_.size());  // no reallocation below: plan_of_op_ points into it
+  size_t partials = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    plan_of_op_[i] = nullptr;
+    if (op.kind != OpKind::kAttention || !op.num_heads) continue;
+    size_t known = 0;
+    while (known < planned.size() && !(planned[known]->window == op.window && planned[known]->num_heads == op.num_heads &&
+                                       planned[known]->kv_heads == op.kv_heads && planned[known]->v_dim == op.v_dim)) {
+      ++known;
+    }
+    if (known == planned.size()) {
+      planned.push_back(&op);
+      plans_[known].build(batch_, op.num_heads / op.kv_heads, op.kv_heads, op.window, int(workers_.size()));
+      partials = std::max(partials, plans_[known].partial_floats(op.v_dim));
+    }
+    plan_of_op_[i] = &plans_[known];
+  }
+  partials_.get<float>(partials + 1);
+}
+
+void Network::plan_phases(bool confidence) {
+  phases_.clear();
+  auto rows_phase = [&](int first, int end, bool prepares, int rows, int floats) {
+    if (!rows) return;
+    const int per_unit = std::clamp(kFloatsPerUnit / std::max(floats, 1), 1, rows);
+    phases_.push_back({PhaseKind::kRows, first, end, prepares, uint32_t(div_up(rows, per_unit)), per_unit});
+  };
+  const int num_ops = int(ops_.size());
+  for (int i = 0; i < num_ops;) {
+    // A run of row-local ops over the same rows; a gather reads rows that others made, so it starts a new run.
+    int end = i;
+    int floats = 0;
+    while (end < num_ops && is_row_local(ops_[size_t(end)].kind) && ops_[size_t(end)].for_logits == ops_[size_t(i)].for_logits &&
+           (end == i || ops_[size_t(end)].kind != OpKind::kGatherRows)) {
+      floats += width(ops_[size_t(end)].output);
+      ++end;
+    }
+    const bool prepares = end < num_ops && prepares_together(ops_[size_t(end)]);  // with the ops before it, row by row
+    if (prepares) floats += ops_[size_t(end)].weights->inputs;
+    if (end > i || prepares) rows_phase(i, end, prepares, rows_of(ops_[size_t(i)]), floats);
+    i = end;
+    if (i == num_ops) break;
+
+    const Op& op = ops_[size_t(i)];
+    if (op.kind == OpKind::kLinear) {
+      const int panels = op.weights->outputs / kPanel;
+      if (rows_of(op)) phases_.push_back({PhaseKind::kPanels, i, i, false, uint32_t(div_up(panels, kPanelsPerUnit)), 0});
+      ++i;
+    } else if (op.kind == OpKind::kAttention) {
+      const int rotations = batch_.num_tokens * op.kv_heads;
+      phases_.push_back({PhaseKind::kRotate, i, i, false, uint32_t(div_up(rotations, kRotationsPerUnit)), 0});
+      if (plan_of_op_[size_t(i)]) phases_.push_back({PhaseKind::kAttend, i, i, false, uint32_t(plan_of_op_[size_t(i)]->num_units()), 0});
+      ++i;
+    }
+  }
+  if (confidence && batch_.num_logits) phases_.push_back({PhaseKind::kConfidence, 0, 0, false, uint32_t(batch_.num_logits), 1});
+}
+
+// float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
+bool Network::prepares_together(const Op& op) const {
+  if (op.kind != OpKind::kLinear || rows_of(op) <= kPrivateRows) return false;
+  return op.normalise || op.weights->precision != Precision::kFloat32;
+}
+
+void Network::finish(const RunRequest& request) {
+  for (int r = 0; r < batch_.num_logits; ++r) {
+    Best best{-INFINITY, 0.0f, 0, 0};
+    bool first = true;
+    for (const Worker& worker : workers_) {
+      const Best& other = worker.best[size_t(r)];
+      best.poison += other.poison;
+      if (other.index < 0) continue;
+      if (first || other.value > best.value || (other.value == best.value && other.index < best.index)) {
+        best.value = other.value;
+        best.index = other.index;
+        first = false;
+      }
+    }
+    request.argmax[r] = best.index;
+    request.top[r] = best.value + best.poison;
+  }
+}
+
+// ---- phases
+
+void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
+  const Phase& phase = phases_[size_t(phase_index)];
+  Worker& worker = workers_[size_t(thread)];
+  const Op& op = ops_[size_t(phase.first_op)];
+  const int end = int(first + count);
+  switch (phase.kind) {
+    case PhaseKind::kRows: {
+      const int rows = rows_of(op);
+      run_rows(phase, int(first) * phase.rows_per_unit, std::min(end * phase.rows_per_unit, rows), worker);
+      break;
+    }
+    case PhaseKind::kPanels:
+      run_panels(phase, int(first), int(count), worker);
+      break;
+    case PhaseKind::kRotate: {
+      const AttentionOp attention = attention_of(op);
+      const int rotations = std::min(end * kRotationsPerUnit, batch_.num_tokens * op.kv_heads);
+      for (int i = int(first) * kRotationsPerUnit; i < rotations; ++i) {
+        kernels_.rotate_and_write(attention, batch_, i / op.kv_heads, i % op.kv_heads);
+      }
+      break;
+    }
+    case PhaseKind::kAttend: {
+      const AttentionOp attention = attention_of(op);
+      for (int unit = int(first); unit < end; ++unit) {
+        plan_of_op_[size_t(phase.first_op)]->run(kernels_, attention, batch_, unit, partials_.get<float>(0),
+                                                 worker.attention.get<char>(0));
+      }
+      break;
+    }
+    case PhaseKind::kConfidence:
+      for (int row = int(first); row < end; ++row) {
+        Best best{-INFINITY, 0.0f, 0, 0};
+        kernels_.best_of_row(logits_ + int64_t(row) * vocab_size_, vocab_size_, &best, &probability_[size_t(row)]);
+        chosen_[size_t(row)] = best;
+      }
+      break;
+  }
+}
+
+void Network::run_rows(const Phase& phase, int first, int end, Worker&) {
+  for (int i = phase.first_op; i < phase.end_op; ++i) run_op_on_rows(ops_[size_t(i)], first, end);
+  if (phase.prepares) {
+    const Op& linear = ops_[size_t(phase.end_op)];
+    PreparedRows rows = prepared_memory(linear, prepared_, scales_, group_sums_);
+    prepare_rows(linear, first, end, rows);
+  }
+}
+
+void Network::run_panels(const Phase& phase, int first, int count, Worker& worker) {
+  const Op& op = ops_[size_t(phase.first_op)];
+  const int rows = rows_of(op);
+  PreparedRows x;
+  if (op.weights->precision == Precision::kFloat32 && !op.normalise) {
+    const int stride = width(op.inputs[0]);
+    x = {buffer(op.inputs[0]), int64_t(stride) * 4, nullptr, nullptr, rows};
+  } else if (prepares_together(op)) {
+    x = prepared_memory(op, prepared_, scales_, group_sums_);
+  } else {
+    x = prepared_memory(op, worker.prepared, worker.scales, worker.group_sums);
+    if (worker.prepared_op != phase.first_op) {
+      prepare_rows(op, 0, rows, x);
+      worker.prepared_op = phase.first_op;
+    }
+  }
+  Epilogue epilogue{};
+  if (op.residual >= 0) {
+    epilogue.residual = buffer(op.residual);
+    epilogue.residual_stride = width(op.residual);
+  }
+  epilogue.scale = op.scale;
+  epilogue.softcap = op.softcap;
+  epilogue.function = Function(op.function);
+  epilogue.gated = op.gated != 0;
+  epilogue.outputs = op.outputs;
+  if (op.is_head) {
+    epilogue.out = logits_;
+    epilogue.out_stride = vocab_size_;
+    epilogue.out_rows = logits_rows_.data();
+    epilogue.best = wants_best_ ? worker.best.data() : nullptr;
+  } else {
+    epilogue.out = buffer(op.output);
+    epilogue.out_stride = width(op.output);
+  }
+  const int first_panel = first * kPanelsPerUnit;
+  const int num_panels = std::min(count * kPanelsPerUnit, op.weights->outputs / kPanel - first_panel);
+  kernels_.linear(*op.weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
+}
+
+void Network::run_op_on_rows(const Op& op, int first, int end) {
+  const int rows = end - first;
+  const int in = op.num_inputs ? width(op.inputs[0]) : 0;
+  const int out = width(op.output);
+  const float* x = op.num_inputs ? buffer(op.inputs[0]) + int64_t(first) * in : nullptr;
+  float* y = buffer(op.output) + int64_t(first) * out;
+  switch (op.kind) {
+    case OpKind::kEmbed:
+      kernels_.unpack_rows(*op.weights, batch_.token_ids + first, rows, out, op.scale, y, out);
+      break;
+    case OpKind::kNorm:
+      kernels_.rms_norm(x, in, in, op.norm_weight, op.norm_bias, op.eps, y, out, rows);
+      break;
+    case OpKind::kActivation:
+      for (int r = 0; r < rows; ++r, x += in, y += out) {
+        const float* up = op.gated ? (op.num_inputs == 2 ? buffer(op.inputs[1]) + int64_t(first + r) * out : x + out) : nullptr;
+        kernels_.activate(Function(op.function), x, up, y, out);
+      }
+      break;
+    case OpKind::kAdd: {
+      const float* other = buffer(op.inputs[1]) + int64_t(first) * in;
+      for (int64_t i = 0; i < int64_t(rows) * in; ++i) y[i] = x[i] + other[i];
+      break;
+    }
+    case OpKind::kConcat:
+      for (int input = 0, column = 0; input < op.num_inputs; column += width(op.inputs[input++])) {
+        const int part = width(op.inputs[input]);
+        for (int r = 0; r < rows; ++r) {
+          std::memcpy(y + int64_t(r) * out + column, buffer(op.inputs[input]) + int64_t(first + r) * part, size_t(part) * sizeof(float));
+        }
+      }
+      break;
+    case OpKind::kGatherRows:
+      for (int r = 0; r < rows; ++r, y += out) {
+        std::memcpy(y, buffer(op.inputs[0]) + batch_.logits_indices[first + r] * in, size_t(in) * sizeof(float));
+      }
+      break;
+    case OpKind::kScale:
+      for (int64_t i = 0; i < int64_t(rows) * in; ++i) y[i] = x[i] * op.scale;
+      break;
+    case OpKind::kSoftcap:
+      kernels_.softcap(op.softcap, x, y, rows * in);
+      break;
+    case OpKind::kTopK: {
+      const int k = op.outputs;
+      float* values = buffer(op.second_output) + int64_t(first) * k;
+      std::vector<int> order(static_cast<size_t>(in));
+      for (int r = 0; r < rows; ++r, x += in, y += k, values += k) {
+        for (int i = 0; i < in; ++i) order[size_t(i)] = i;
+        std::partial_sort(order.begin(), order.begin() + k, order.end(), [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+        for (int i = 0; i < k; ++i) {
+          y[i] = float(order[size_t(i)]);
+          values[i] = x[order[size_t(i)]];
+        }
+      }
+      break;
+    }
+    case OpKind::kLinear:
+    case OpKind::kAttention:
+      break;  // not row-local
+  }
+}
+
+void Network::prepare_rows(const Op& op, int first, int end, PreparedRows& rows) {
+  Prepare prepare{};
+  prepare.x_stride = width(op.inputs[0]);
+  prepare.x = buffer(op.inputs[0]);
+  prepare.width = width(op.inputs[0]);
+  prepare.normalise = op.normalise != 0;
+  prepare.norm_weight = op.norm_weight;
+  prepare.norm_bias = op.norm_bias;
+  prepare.eps = op.eps;
+  prepare.precision = op.weights->precision;
+  prepare.inputs = op.weights->inputs;
+  prepare.data = const_cast<void*>(rows.data);
+  prepare.stride = rows.stride;
+  prepare.scales = const_cast<float*>(rows.scales);
+  prepare.group_sums = const_cast<int32_t*>(rows.group_sums);
+  kernels_.prepare(prepare, first, end - first);
+}
+
+PreparedRows Network::prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums) {
+  const int64_t element = op.weights->precision == Precision::kFloat32 ? 4 : op.weights->precision == Precision::kBFloat16 ? 2 : 1;
+  const int64_t stride = int64_t(round_up(size_t(op.weights->inputs * element), 64));
+  return {data.get<char>(0), stride, scales.get<float>(0), group_sums.get<int32_t>(0), rows_of(op)};
+}
+
+AttentionOp Network::attention_of(const Op& op) const {
+  AttentionOp attention{};
+  attention.cache = make_cache_layer(cache_type_, op.kv_heads, op.k_dim, op.v_dim, cache_[op.layer]);
+  attention.num_heads = op.num_heads;
+  attention.window = op.window;
+  attention.scale = op.scale;
+  attention.softcap = op.softcap;
+  attention.rope = op.rope;
+  attention.rope_half = op.rope_half;
+  attention.q_norm = op.q_norm;
+  attention.k_norm = op.k_norm;
+  attention.norm_eps = op.eps;
+  attention.input = buffer(op.inputs[0]);
+  attention.input_stride = width(op.inputs[0]);
+  attention.queries = const_cast<Scratch&>(queries_).get<char>(0);
+  if (op.num_heads) {
+    attention.out = buffer(op.output);
+    attention.out_stride = width(op.output);
+  }
+  return attention;
+}
+
+// ---- chains
+
+void Network::run_chain(const ChainRequest& request) {
+  const BatchView& first = request.run.batch;
+  const int chains = first.num_logits, steps = request.steps;
+  if (!chains) return run(request.run);
+
+  // The row, position and place behind each chain's last token.
+  std::vector<int> alive(static_cast<size_t>(chains)), rows(static_cast<size_t>(chains));
+  for (int n = 0; n < chains; ++n) {
+    alive[size_t(n)] = n;
+    const int32_t* begin = first.query_start + 1;
+    rows[size_t(n)] = int(std::upper_bound(begin, begin + first.num_rows, int32_t(first.logits_indices[n])) - begin);
+  }
+  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
+  std::vector<int32_t> query_start, seq_lens, tables, num_causal;
+  wants_best_ = false;
+  RunRequest pass = request.run;
+  for (int step = 0; step < steps; ++step) {
+    if (step) {
+      // One row of one token for every chain that wants more.
+      alive.erase(std::remove_if(alive.begin(), alive.end(), [&](int n) { return request.counts[n] <= step; }), alive.end());
+      const int count = int(alive.size());
+      token_ids.clear(), positions.clear(), slots.clear(), logits_indices.clear(), query_start.clear(), seq_lens.clear(), tables.clear();
+      for (int i = 0; i < count; ++i) {
+        const int n = alive[size_t(i)], row = rows[size_t(n)];
+        const int place = first.seq_lens[row] + step - 1;
+        const int32_t* table = first.block_tables + int64_t(row) * first.table_width;
+        token_ids.push_back(request.token_ids[int64_t(n) * steps + step - 1]);
+        positions.push_back(first.positions[first.logits_indices[n]] + step);
+        slots.push_back(int64_t(table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
+        logits_indices.push_back(i);
+        query_start.push_back(i);
+        seq_lens.push_back(place + 1);
+        tables.insert(tables.end(), table, table + first.table_width);
+      }
+      query_start.push_back(count);
+      num_causal.assign(size_t(count), 1);
+      tree_mask.assign(size_t(count), 0);
+      pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
+                    seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data()};
+    }
+    const int count = int(alive.size());
+    logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));
+    logits_rows_.resize(size_t(count));
+    for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
+    chosen_.resize(size_t(count));
+    probability_.resize(size_t(count));
+    start(pass, true);
+    ThreadPool::instance().run(*this);
+    for (int i = 0; i < count; ++i) {
+      const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
+      request.token_ids[at] = chosen_[size_t(i)].index;
+      request.confidence[at] = probability_[size_t(i)];
+    }
+  }
+}
+
+}  // namespace foretoken

@@ -1,0 +1,172 @@
+// A program bound to its packed weights, as Python hands it over: ops over numbered buffers. All structs are plain data.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "attention_plan.h"
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace foretoken {
+
+enum class OpKind : int32_t {
+  kEmbed = 0,
+  kNorm = 1,
+  kLinear = 2,
+  kAttention = 3,
+  kActivation = 4,
+  kAdd = 5,
+  kConcat = 6,
+  kGatherRows = 7,
+  kScale = 8,
+  kSoftcap = 9,
+  kTopK = 10,
+};
+
+constexpr int kMaxInputs = 8;
+
+// One op. Fields that its kind does not name are unused; buffers are numbers, -1 = none.
+struct Op {
+  OpKind kind;
+  int32_t num_inputs;
+  int32_t inputs[kMaxInputs];
+  int32_t output;
+  int32_t second_output;        // top-k: the values; columns go to output, both as floats
+  int32_t residual;             // linear
+  int32_t for_logits;           // 1: rows are those whose logits are wanted (N), not all tokens (T)
+  int32_t is_head;              // linear: its result is the logits
+  int32_t normalise;            // linear: an RMSNorm of the input comes first
+  int32_t function;             // Function: of an activation or behind a linear
+  int32_t gated;
+  int32_t outputs;              // linear: columns that exist, before gating; top-k: k
+  float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
+  const float* norm_weight;     // norm, linear
+  const float* norm_bias;
+  const PackedLinear* weights;  // linear, embed
+  int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention
+  const float* rope;            // [positions][2 * rope_half]
+  const float* q_norm;
+  const float* k_norm;
+};
+
+struct NetworkSpec {
+  const Op* ops;
+  int32_t num_ops;
+  const int32_t* widths;        // [num_buffers] columns of each buffer
+  const int32_t* places;        // [num_buffers] buffers of one place share memory, one after the other
+  int32_t num_buffers;
+  int32_t num_places;
+  int32_t vocab_size;
+  int32_t cache_type;           // CacheType
+  int32_t isa;
+};
+
+// What one pass is asked for.
+struct RunRequest {
+  BatchView batch;
+  char* const* cache;           // [layers] block 0 of each layer
+  int32_t num_bound;            // buffers in the caller's memory: filled by it, or to be read by it after the pass
+  const int32_t* bound;         // [num_bound]
+  float* const* bound_memory;   // [num_bound] [T][width]
+  int32_t num_full;             // logits rows wanted whole
+  const int64_t* full_logits;   // [num_full] indices into logits_indices
+  float* logits;                // [num_full][vocab_size]
+  int64_t* argmax;              // [N]
+  float* top;                   // [N]
+};
+
+struct ChainRequest {
+  RunRequest run;               // full_logits, logits, argmax and top are not used
+  const int64_t* counts;        // [N] tokens wanted of each chain, at least 1
+  int32_t steps;                // the largest of them
+  int64_t* token_ids;           // [N][steps]
+  float* confidence;            // [N][steps]
+};
+
+// Memory aligned to cache lines that only grows; new memory is not initialised.
+class Scratch {
+ public:
+  template <typename T>
+  T* get(size_t count) {
+    return static_cast<T*>(reserve(count * sizeof(T)));
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  void* reserve(size_t bytes);
+  std::unique_ptr<void, Free> memory_;
+  size_t bytes_ = 0;
+};
+
+class Network : private Job {
+ public:
+  explicit Network(const NetworkSpec& spec, const Kernels& kernels);
+  ~Network() override;
+
+  void run(const RunRequest& request);
+  void run_chain(const ChainRequest& request);
+
+ private:
+  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kConfidence };
+  struct Phase {
+    PhaseKind kind;
+    int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
+    bool prepares;
+    uint32_t units;
+    int rows_per_unit;
+  };
+  struct Worker {
+    Scratch prepared, scales, group_sums, linear, attention;
+    int prepared_op = -1;
+    std::vector<Best> best;
+  };
+
+  int num_phases() const override { return int(phases_.size()); }
+  uint32_t num_units(int phase) const override { return phases_[size_t(phase)].units; }
+  void run(int phase, uint32_t first, uint32_t count, int thread) override;
+
+  void start(const RunRequest& request, bool confidence);
+  void plan_phases(bool confidence);
+  void plan_attention();
+  void finish(const RunRequest& request);
+  void run_rows(const Phase& phase, int first, int end, Worker& worker);
+  void run_panels(const Phase& phase, int first, int count, Worker& worker);
+  void run_op_on_rows(const Op& op, int first, int end);
+  void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
+  PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);
+  AttentionOp attention_of(const Op& op) const;
+  int rows_of(const Op& op) const { return op.for_logits ? batch_.num_logits : batch_.num_tokens; }
+  float* buffer(int id) const { return buffers_[size_t(id)]; }
+  int width(int id) const { return widths_[size_t(id)]; }
+  bool prepares_together(const Op& op) const;
+
+  std::vector<Op> ops_;
+  std::vector<int32_t> widths_, places_;
+  int num_places_;
+  int vocab_size_;
+  CacheType cache_type_;
+  const Kernels& kernels_;
+
+  // of the pass that is running
+  BatchView batch_{};
+  char* const* cache_ = nullptr;
+  std::vector<float*> buffers_;
+  std::vector<Phase> phases_;
+  std::vector<Worker> workers_;
+  std::vector<int32_t> logits_rows_;  // [N] where each logits row is stored, -1 = nowhere
+  float* logits_ = nullptr;
+  bool wants_best_ = false;
+  std::vector<AttentionPlan*> plan_of_op_;
+  std::vector<AttentionPlan> plans_;
+  std::vector<Best> chosen_;            // [N] of a chain step
+  std::vector<float> probability_;
+  std::vector<Scratch> arena_;          // one a place
+  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_;
+};
+
+}  // namespace foretoken

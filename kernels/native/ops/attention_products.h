@@ -1,0 +1,156 @@
+// The two products of attention over cache blocks, for a few query vectors at a time. A score adds over dimensions in order, an
+// output over places in order, whichever other vectors and blocks are computed with it.
+
+// What a 4-byte lane holds: one float, or a pair of bfloat16.
+struct FloatLane {
+  static constexpr int kPlaces = 1;  // of a row of V, and dimensions of a row of K
+  static Vec multiply_add(Vec sum, Int a, Int b) { return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum); }
+  static void store_weights(char* to, Vec x) { store(reinterpret_cast<float*>(to), x); }
+};
+struct PairLane {
+  static constexpr int kPlaces = 2;
+  static Vec multiply_add(Vec sum, Int a, Int b) { return dot_bf16(sum, a, b); }
+  static void store_weights(char* to, Vec x) { store_bf16(reinterpret_cast<uint16_t*>(to), x); }
+};
+
+inline Int broadcast_lane(const char* p) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, 4);
+  return _mm512_set1_epi32(bits);
+}
+
+// scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kSegment long.
+template <class Lane, int Q, int B>
+inline void score_tile(const char* q, int64_t q_stride, const char* const* keys, int rows, float* scores) {
+  Vec sum[Q][B];
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) sum[i][b] = zero();
+  }
+  const char* key[B];
+#pragma GCC unroll 8
+  for (int b = 0; b < B; ++b) key[b] = keys[b];
+  for (int r = 0; r < rows; ++r) {
+    Int k[B];
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) k[b] = _mm512_load_si512(key[b] + r * 64);
+#pragma GCC unroll 8
+    for (int i = 0; i < Q; ++i) {
+      const Int x = broadcast_lane(q + i * q_stride + r * 4);
+#pragma GCC unroll 8
+      for (int b = 0; b < B; ++b) sum[i][b] = Lane::multiply_add(sum[i][b], x, k[b]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) store(scores + i * kSegment + b * kBlockSize, sum[i][b]);
+  }
+}
+
+template <class Lane, int B>
+inline void score_queries(const char* q, int count, int64_t q_stride, const char* const* keys, int rows, float* scores) {
+  while (count > 0) {
+    const int take = count > 4 && count < 7 ? 3 : min_of(count, 4);  // 5 = 3 + 2, 6 = 3 + 3, 9 = 4 + 3 + 2
+    switch (take) {
+      case 1: score_tile<Lane, 1, B>(q, q_stride, keys, rows, scores); break;
+      case 2: score_tile<Lane, 2, B>(q, q_stride, keys, rows, scores); break;
+      case 3: score_tile<Lane, 3, B>(q, q_stride, keys, rows, scores); break;
+      default: score_tile<Lane, 4, B>(q, q_stride, keys, rows, scores); break;
+    }
+    q += take * q_stride;
+    scores += take * kSegment;
+    count -= take;
+  }
+}
+
+// Scores of `count` queries and blocks [first, end) of a segment.
+template <class Lane>
+inline void score_blocks(const char* q, int count, int64_t q_stride, const char* const* keys, int first, int end, int rows, float* scores) {
+  int b = first;
+  for (; b + 4 <= end; b += 4) score_queries<Lane, 4>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+  if (end - b >= 2) {
+    score_queries<Lane, 2>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+    b += 2;
+  }
+  if (b < end) score_queries<Lane, 1>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+}
+
+// Values of one layer's blocks: where they are and how long their rows.
+struct ValueRows {
+  const char* const* blocks;
+  int64_t row_bytes;
+};
+
+// sums[i] += weights[i] @ V over blocks [first, end), C vectors of columns from `column` on. Masked: places outside [low, high) count as
+// zero whatever bits lie there; their weights are zero, but a NaN would not care.
+template <class Lane, int Q, int C, bool Masked>
+inline void weigh_tile(const char* weights, const ValueRows& v, int first, int end, int low, int high, int column, float* sums, int64_t stride) {
+  constexpr int kRows = kBlockSize / Lane::kPlaces;
+  constexpr int64_t kWeightsStride = kSegment * 4 / Lane::kPlaces;
+  Vec sum[Q][C];
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sum[i][c] = load(sums + i * stride + column + c * 16);
+  }
+  for (int b = first; b < end; ++b) {
+    const char* row = v.blocks[b] + column * 4;
+    for (int r = 0; r < kRows; ++r, row += v.row_bytes) {
+      Int value[C];
+      const int place = b * kBlockSize + r * Lane::kPlaces;
+      if (Masked && (place >= high || place + Lane::kPlaces <= low)) continue;
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) value[c] = _mm512_load_si512(row + c * 64);
+      if (Masked && Lane::kPlaces == 2) {
+        const uint32_t keep = (place >= low ? 0xffffu : 0) | (place + 1 < high ? 0xffff0000u : 0);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) value[c] = _mm512_and_si512(value[c], _mm512_set1_epi32(int(keep)));
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < Q; ++i) {
+        const Int x = broadcast_lane(weights + i * kWeightsStride + (b * kRows + r) * 4);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sum[i][c] = Lane::multiply_add(sum[i][c], x, value[c]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(sums + i * stride + column + c * 16, sum[i][c]);
+  }
+}
+
+template <class Lane, int C, bool Masked>
+inline void weigh_queries(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int column, float* sums,
+                          int64_t stride) {
+  while (count > 0) {
+    const int take = count > 4 && count < 7 ? 3 : min_of(count, 4);
+    switch (take) {
+      case 1: weigh_tile<Lane, 1, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
+      case 2: weigh_tile<Lane, 2, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
+      case 3: weigh_tile<Lane, 3, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
+      default: weigh_tile<Lane, 4, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
+    }
+    weights += take * (kSegment * 4 / Lane::kPlaces);
+    sums += take * stride;
+    count -= take;
+  }
+}
+
+// All columns: sums [count][stride] += weights @ V. Masked as in weigh_tile.
+template <class Lane, bool Masked>
+inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int v_dim, float* sums,
+                         int64_t stride) {
+  if (first >= end) return;
+  const int vectors = (v_dim + 15) / 16;
+  int c = 0;
+  for (; c + 4 <= vectors; c += 4) weigh_queries<Lane, 4, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+  if (vectors - c >= 2) {
+    weigh_queries<Lane, 2, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+    c += 2;
+  }
+  if (c < vectors) weigh_queries<Lane, 1, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+}

@@ -1,0 +1,27 @@
+// A linear layer: chooses how a weight of its precision is multiplied here. Included by isa_table.h.
+#include "epilogue.h"
+#include "panels.h"
+#include "linear_dot.h"
+#include "linear_int4.h"
+#include "unpack.h"
+#if FT_AMX && __has_include("linear_amx.h")
+#define FT_TILES 1
+#include "linear_amx.h"
+#endif
+
+inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, void* scratch) {
+  float* tile = static_cast<float*>(scratch);
+#ifdef FT_TILES
+  if (w.precision != Precision::kFloat32) return linear_tiles(w, x, e, first_panel, num_panels, scratch);
+#endif
+  switch (w.precision) {
+    case Precision::kFloat32:
+      return linear_panels<DotFormat<Float32Dot>>(w, x, e, first_panel, num_panels, tile);
+    case Precision::kBFloat16:
+      return linear_panels<DotFormat<BFloat16Dot>>(w, x, e, first_panel, num_panels, tile);
+    case Precision::kInt8:
+      return linear_panels<DotFormat<Int8Dot>>(w, x, e, first_panel, num_panels, tile);
+    case Precision::kInt4:
+      return linear_panels<Int4Format>(w, x, e, first_panel, num_panels, tile);
+  }
+}

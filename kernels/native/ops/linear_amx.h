@@ -1,0 +1,232 @@
+// The linear layer on AMX tiles: 16 rows x 16 outputs of sums, to which one product adds 64 bytes of each row's inputs times a
+// tile of weights. bfloat16 as it is; int8 with signed activations; int4 dequantised to int8 tiles. Included by linear.h.
+//
+// A product takes the tile unit 16 cycles, a tile load the two load ports 8 if it hits L1. Of the eight tiles four hold sums:
+//   up to 16 rows   1 row tile x 4 panels   5 loads for 4 products, every weight is loaded once
+//   more            2 row tiles x 2 panels  4 loads for 4 products; 4 x 1 and 1 x 4 would take 5
+// The weights of a group of panels are walked in strips along the inputs, small enough to stay in L1 while all rows pass over
+// them, 32 at a time, the rows themselves coming from L2 (32 bytes a cycle). The passes prefetch the next strip by turns, for tile
+// loads hardly wake the hardware's prefetchers. Between strips sums stay in tiles where one pass has all rows, else in memory.
+//
+// None of this shows in the result: a sum takes its inputs in ascending order, 64 bytes a product, and keeping it in memory rounds
+// nothing. (TDPBF16PS itself rounds otherwise than AVX-512's VDPBF16PS. Integer sums are exact and equal those of every other path.)
+
+constexpr int kStripBytes = 32 * 1024;
+constexpr int kRowBytes = 512 * 1024;   // of rows that stay in L2 while all panels pass over them
+constexpr int kMaxRows = 256;           // whose sums wait together
+constexpr size_t kSumBytes = kMaxRows * 2 * kPanel * sizeof(float);
+static_assert(kSumBytes + kStripBytes <= kLinearScratch, "sums, then a strip of dequantised weights");
+
+// Up to so many rows an int4 weight is multiplied in vectors, nibbles as they are: cheaper than making tiles for so little use.
+constexpr int kNibbleRows = 4;
+
+// Tiles 0-3 are sums (row tile i, panel p: 2 i + p), 4 and 5 rows, the rest weights.
+constexpr int kRowTile = 4;
+
+inline void configure_linear(int rows) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16);
+  if (rows <= 16) {
+    for (int tile = 0; tile <= kRowTile; ++tile) shapes.set(tile, rows);
+  } else if (rows <= 32) {
+    shapes.set(2, rows - 16);
+    shapes.set(3, rows - 16);
+    shapes.set(kRowTile + 1, rows - 16);
+  }  // else up to 15 rows past the last are computed in the last pass and dropped: cheaper than to configure again for it
+  configure_tiles(shapes);
+}
+
+template <int kRowTiles, int kPanels, int kP = 0>
+inline void zero_sums() {
+  zero_tile<kP>();
+  if constexpr (kRowTiles == 2) zero_tile<2 + kP>();
+  if constexpr (kP + 1 < kPanels) zero_sums<kRowTiles, kPanels, kP + 1>();
+}
+
+// In memory: rows of kPanels * 16.
+template <int kRowTiles, int kPanels, int kP = 0>
+inline void load_sums(const float* sums) {
+  constexpr int kStride = kPanels * kPanel;
+  load_tile<kP>(sums + kP * kPanel, kStride * 4);
+  if constexpr (kRowTiles == 2) load_tile<2 + kP>(sums + 16 * kStride + kP * kPanel, kStride * 4);
+  if constexpr (kP + 1 < kPanels) load_sums<kRowTiles, kPanels, kP + 1>(sums);
+}
+
+template <int kRowTiles, int kPanels, int kP = 0>
+inline void store_sums(float* sums) {
+  constexpr int kStride = kPanels * kPanel;
+  store_tile<kP>(sums + kP * kPanel, kStride * 4);
+  if constexpr (kRowTiles == 2) store_tile<2 + kP>(sums + 16 * kStride + kP * kPanel, kStride * 4);
+  if constexpr (kP + 1 < kPanels) store_sums<kRowTiles, kPanels, kP + 1>(sums);
+}
+
+template <bool kInteger, int kC, int kA, int kB>
+inline void dot_tiles() {
+  if constexpr (kInteger) {
+    dot_tiles_s8s8<kC, kA, kB>();
+  } else {
+    dot_tiles_bf16<kC, kA, kB>();
+  }
+}
+
+// The row tiles that are loaded times one tile of weights of each panel.
+template <bool kInteger, int kRowTiles, int kPanels, int kP = 0>
+inline void multiply_weights(const char* weights, int64_t panel_bytes) {
+  constexpr int kWeights = kRowTiles == 1 ? 5 + kP % 3 : 6 + kP;
+  load_tile<kWeights>(weights + kP * panel_bytes, 64);
+  dot_tiles<kInteger, kP, kRowTile, kWeights>();
+  if constexpr (kRowTiles == 2) dot_tiles<kInteger, 2 + kP, kRowTile + 1, kWeights>();
+  if constexpr (kP + 1 < kPanels) multiply_weights<kInteger, kRowTiles, kPanels, kP + 1>(weights, panel_bytes);
+}
+
+// Weights of kPanels panels over a run of inputs.
+struct TileStrip {
+  const char* weights;       // tiles of the first panel in a row, those of the next at + panel_bytes
+  int64_t panel_bytes;
+  int tiles;
+  const char* next;          // the strip behind, laid out alike: to prefetch. Null = somebody else's work
+};
+
+// One pass of 1 or 2 row tiles over a strip.
+struct TilePass {
+  const char* rows;          // from the strip's first input on
+  int64_t row_stride;
+  float* sums;               // in memory
+  bool zero, load, store;    // what to do with the sums in tiles, before and after
+  int number, passes;        // this pass prefetches tile number, number + passes, ...
+};
+
+template <bool kInteger, int kRowTiles, int kPanels>
+__attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, const TilePass& pass) {  // its loop wants all registers
+  if (pass.zero) zero_sums<kRowTiles, kPanels>();
+  if (pass.load) load_sums<kRowTiles, kPanels>(pass.sums);
+  const char *rows = pass.rows, *weights = strip.weights, *ahead = strip.next;
+  const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
+  const int tiles = strip.tiles, passes = pass.passes;
+  int due = ahead ? pass.number : tiles;
+  for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
+    load_tile<kRowTile>(rows, row_stride);
+    if constexpr (kRowTiles == 2) load_tile<kRowTile + 1>(rows + 16 * row_stride, row_stride);
+    multiply_weights<kInteger, kRowTiles, kPanels>(weights, panel_bytes);
+    if (tile == due) {
+      for (int p = 0; p < kPanels; ++p) {
+        for (int line = 0; line < kTileBytes; line += 64) prefetch_line(ahead + p * panel_bytes + tile * kTileBytes + line);
+      }
+      due += passes;
+    }
+  }
+  if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
+}
+
+// A tile of int4 weights as int8: group_scale * (nibble - 8), byte by byte. There is no multiplication of bytes, but neither needs it:
+// nibble * scale is at most 240, so that a 16-bit multiplication of two nibbles carries nothing from one byte to the other.
+// `ahead` bytes on are the weights that come after this strip.
+inline void dequantise_tile(const char* packed, char* tile, int64_t ahead) {
+  const Int nibble = _mm512_set1_epi8(0x0f);
+  Int scale[2], eight[2];
+  for (int group = 0; group < 2; ++group) {
+    const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + 512 + 16 * group));  // one an output: of 4 bytes
+    const Int wide = _mm512_cvtepu8_epi32(scales);
+    scale[group] = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+    const Int times_8 = _mm512_slli_epi16(scale[group], 3);
+    eight[group] = _mm512_or_si512(times_8, _mm512_slli_epi16(times_8, 8));
+  }
+  for (int quad = 0; quad < 8; ++quad) {
+    const Int both = _mm512_loadu_si512(packed + quad * 64);
+    const Int low = _mm512_and_si512(both, nibble), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    _mm512_store_si512(tile + quad * 64, _mm512_sub_epi8(_mm512_mullo_epi16(low, scale[0]), eight[0]));
+    _mm512_store_si512(tile + (quad + 8) * 64, _mm512_sub_epi8(_mm512_mullo_epi16(high, scale[1]), eight[1]));
+    prefetch_line(packed + ahead + quad * 64);
+  }
+  prefetch_line(packed + ahead + 512);
+}
+
+// All rows [first_row, + rows) times kPanels panels from `weights` on, into memory: sums[row - first_row][kPanels * 16].
+template <Precision kPrecision, int kPanels>
+inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int first_row, int rows, const char* weights, float* sums,
+                            char* dequantised) {
+  constexpr bool kInteger = kPrecision != Precision::kBFloat16, kNibbles = kPrecision == Precision::kInt4;
+  constexpr int kStripTiles = kStripBytes / kTileBytes / kPanels, kPackedTile = kNibbles ? kInt4Tile : kTileBytes;
+  const int tiles = w.inputs / input_multiple(kPrecision), strips = (tiles + kStripTiles - 1) / kStripTiles;
+  const int64_t panel_bytes = int64_t(tiles) * kPackedTile;
+  const int passes = (rows + 31) / 32;
+
+  for (int s = 0; s < strips; ++s) {
+    const int begin = int(int64_t(tiles) * s / strips), end = int(int64_t(tiles) * (s + 1) / strips);
+    const bool last = s + 1 == strips;
+    const char* here = weights + int64_t(begin) * kPackedTile;
+    const char* next = last ? weights + kPanels * panel_bytes : weights + int64_t(end) * kPackedTile;
+    TileStrip strip = {here, panel_bytes, end - begin, next};
+    if constexpr (kNibbles) {
+      strip = {dequantised, int64_t(kStripTiles) * kTileBytes, end - begin, nullptr};
+      for (int p = 0; p < kPanels; ++p) {
+        for (int tile = 0; tile < strip.tiles; ++tile) {
+          dequantise_tile(here + p * panel_bytes + tile * kInt4Tile, dequantised + p * strip.panel_bytes + tile * kTileBytes, next - here);
+        }
+      }
+    }
+    for (int number = 0; number < passes; ++number) {
+      const int row = 32 * number;
+      const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * 64;
+      const TilePass pass = {from,   x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1,
+                             number, passes};
+      if constexpr (kPanels <= 2) {
+        if (rows - row > 16) {
+          multiply_strip_tiles<kInteger, 2, kPanels>(strip, pass);
+          continue;
+        }
+      }
+      multiply_strip_tiles<kInteger, 1, kPanels>(strip, pass);
+    }
+  }
+}
+
+template <Precision kPrecision>
+inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, char* scratch) {
+  constexpr int64_t kPackedTile = kPrecision == Precision::kInt4 ? kInt4Tile : kTileBytes;
+  const int64_t panel_bytes = w.inputs / input_multiple(kPrecision) * kPackedTile;
+  const int most_rows = x.rows <= 32 ? 32 : max_of(32, min_of(kMaxRows, int(kRowBytes / x.stride) / 32 * 32));
+  float* sums = reinterpret_cast<float*>(scratch);
+  char* dequantised = scratch + kSumBytes;
+
+  for (int first_row = 0; first_row < x.rows; first_row += most_rows) {
+    const int rows = min_of(most_rows, x.rows - first_row);
+    for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
+      const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
+      const int left = end - panel;
+      if (left >= 4 && rows <= 16) {
+        panels = 4;
+        multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, sums, dequantised);
+      } else if (left >= 2) {
+        panels = 2;
+        multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, sums, dequantised);
+      } else {
+        panels = 1;
+        multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, sums, dequantised);
+      }
+      finish_rows(w, x, e, first_row, rows, panel, panels, sums, panels * kPanel);
+    }
+  }
+}
+
+inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, void* scratch) {
+  if (x.rows <= 0) return;
+  if (w.precision == Precision::kInt4 && x.rows <= kNibbleRows) {
+    return linear_panels<Int4Format>(w, x, e, first_panel, num_panels, static_cast<float*>(scratch));
+  }
+  configure_linear(x.rows);
+  switch (w.precision) {
+    case Precision::kBFloat16:
+      multiply_rows<Precision::kBFloat16>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      break;
+    case Precision::kInt8:
+      multiply_rows<Precision::kInt8>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      break;
+    case Precision::kInt4:
+      multiply_rows<Precision::kInt4>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      break;
+    case Precision::kFloat32:
+      break;  // has no tiles
+  }
+  release_tiles();
+}

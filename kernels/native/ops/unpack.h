@@ -1,0 +1,64 @@
+// Rows of a packed weight as floats: the token embeddings of a model whose head is tied to them. Included by isa_table.h.
+
+// One output of a packed weight; inputs are visited in their order in memory, a 4-byte word for each step.
+struct PackedRow {
+  const PackedLinear& w;
+  const char* panel;
+  int lane;
+
+  PackedRow(const PackedLinear& weights, int64_t output, int64_t panel_bytes)
+      : w(weights), panel(static_cast<const char*>(w.weights) + output / kPanel * panel_bytes), lane(int(output % kPanel)) {}
+
+  const char* word(int64_t index) const { return panel + index * 64 + lane * 4; }
+};
+
+inline void unpack_float32(const PackedRow& row, int width, float scale, float* out) {
+  for (int k = 0; k < width; ++k) {
+    float value;
+    __builtin_memcpy(&value, row.word(k), 4);
+    out[k] = value * scale;
+  }
+}
+
+inline void unpack_bfloat16(const PackedRow& row, int width, float scale, float* out) {
+  for (int k = 0; k < width; ++k) {
+    uint16_t value;
+    __builtin_memcpy(&value, row.word(k / 2) + k % 2 * 2, 2);
+    out[k] = from_bf16(value) * scale;
+  }
+}
+
+inline void unpack_int8(const PackedRow& row, int width, float scale, float* out) {
+  for (int k = 0; k < width; ++k) out[k] = float(static_cast<signed char>(row.word(k / 4)[k % 4])) * scale;
+}
+
+inline void unpack_int4(const PackedRow& row, int width, float scale, float* out) {
+  for (int k = 0; k < width; ++k) {
+    const char* tile = row.panel + int64_t(k / 64) * kInt4Tile;
+    const int group = k / kGroup % 2, within = k % kGroup;
+    const uint8_t byte = uint8_t(tile[within / 4 * 64 + row.lane * 4 + within % 4]);
+    const int nibble = group ? byte >> 4 : byte & 15;
+    const int group_scale = uint8_t(tile[512 + group * kPanel + row.lane]);
+    out[k] = float(group_scale * (nibble - 8)) * scale;
+  }
+}
+
+inline void unpack_rows(const PackedLinear& w, const int64_t* ids, int count, int width, float scale, float* out,
+                        int64_t out_stride) {
+  for (int i = 0; i < count; ++i, out += out_stride) {
+    switch (w.precision) {
+      case Precision::kFloat32:
+        unpack_float32(PackedRow(w, ids[i], int64_t(w.inputs) * 64), width, scale, out);
+        break;
+      case Precision::kBFloat16:
+        unpack_bfloat16(PackedRow(w, ids[i], int64_t(w.inputs) * 32), width, scale, out);
+        break;
+      case Precision::kInt8:
+        unpack_int8(PackedRow(w, ids[i], int64_t(w.inputs) * 16), width, scale * w.scales[ids[i]], out);
+        break;
+      case Precision::kInt4:
+        unpack_int4(PackedRow(w, ids[i], int64_t(w.inputs / 64) * kInt4Tile), width, scale * w.scales[ids[i]], out);
+        break;
+    }
+  }
+}

@@ -1,0 +1,155 @@
+#include "quantise.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels.h"
+
+namespace foretoken {
+namespace {
+
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves a float's nearest integer in the lowest bits
+
+int32_t to_integer(float value) {  // to nearest even, |value| < 2^22; unlike lrint, compilers vectorise it everywhere
+  const float shifted = value + kRound;
+  int32_t bits;
+  std::memcpy(&bits, &shifted, 4);
+  return bits - 0x4b400000;
+}
+
+// The greatest absolute value; NaN if a value is not finite. Compared as integers, which floats without their sign also order.
+float bound_of(const float* values, int32_t count) {
+  int32_t greatest = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    bits &= 0x7fffffff;
+    greatest = bits > greatest ? bits : greatest;
+  }
+  float bound;
+  std::memcpy(&bound, &greatest, 4);
+  return std::isfinite(bound) ? bound : std::numeric_limits<float>::quiet_NaN();
+}
+
+constexpr float kSmallest = 1e-30f;  // a row of less is zeros: dividing by its scale would overflow
+
+// Four values at a time: with every accumulation in four lanes, sums vectorise without leave to reorder them.
+typedef float Float4 __attribute__((vector_size(16)));
+
+Float4 load4(const float* p) {
+  Float4 v;
+  std::memcpy(&v, p, 16);
+  return v;
+}
+float sum4(Float4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+Float4 nibble4(Float4 v) {  // nearest of -8..7
+  v = v > 7.0f ? Float4{7, 7, 7, 7} : v;
+  v = v < -8.0f ? Float4{-8, -8, -8, -8} : v;
+  return (v + kRound) - kRound;
+}
+
+float squared_error(const float* group, float step) {
+  const float inverse = 1.0f / step;
+  Float4 error = {};
+  for (int i = 0; i < kGroup; i += 4) {
+    const Float4 v = load4(group + i), d = v - nibble4(v * inverse) * step;
+    error += d * d;
+  }
+  return sum4(error);
+}
+
+// Largest step worth trying: no value is clipped.
+float widest_step(const float* group) {
+  float least = 0.0f, greatest = 0.0f;
+  for (int i = 0; i < kGroup; ++i) {
+    least = group[i] < least ? group[i] : least;
+    greatest = group[i] > greatest ? group[i] : greatest;
+  }
+  return std::fmax(greatest / 7.5f, -least / 8.5f);  // the outermost values round inwards
+}
+
+// The best group scale for this scale: from what clips nothing down to where clipping costs more than finer steps gain.
+int choose_group_scale(const float* group, float widest, float scale, float* error) {
+  const int most = std::fmin(16.0f, std::ceil(widest / scale)), least = std::fmax(1.0f, std::floor(0.7f * widest / scale));
+  int best = 1;
+  *error = std::numeric_limits<float>::max();
+  for (int candidate = most > 1 ? most : 1; candidate >= (least < 16 ? least : 16); --candidate) {
+    const float e = squared_error(group, scale * float(candidate));
+    if (e < *error) *error = e, best = candidate;
+  }
+  return best;
+}
+
+}  // namespace
+
+float quantise_int8(const float* values, int32_t count, int8_t* out, int32_t* sum) {
+  const float bound = bound_of(values, count);
+  const float inverse = bound > kSmallest ? 127.0f / bound : 0.0f;
+  int32_t total = 0;
+  if (inverse == 0.0f) {
+    std::memset(out, 0, size_t(count));
+  } else {
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t q = to_integer(values[i] * inverse);
+      out[i] = int8_t(q);
+      total += q;
+    }
+  }
+  *sum = total;
+  return inverse == 0.0f && bound == bound ? 0.0f : bound / 127.0f;
+}
+
+float quantise_int4(const float* values, int32_t count, uint8_t* out, uint8_t* group_scales) {
+  const int32_t groups = count / kGroup;
+  std::memset(out, 0x88, size_t(count) / 2);
+  std::memset(group_scales, 1, size_t(groups));
+  const float bound = bound_of(values, count);
+  if (!(bound > kSmallest)) return bound == bound ? 0.0f : bound;
+
+  // 1. The scale: the widest group's step is 16 of it, or less of it where finer steps for the narrow groups are worth the clipping.
+  std::vector<float> widest(groups);
+  std::vector<uint8_t> chosen(groups);
+  float step = 0.0f;
+  for (int32_t g = 0; g < groups; ++g) {
+    widest[g] = widest_step(values + g * kGroup);
+    step = std::fmax(step, widest[g]);
+  }
+  float scale = 0.0f, least_error = std::numeric_limits<float>::max();
+  for (const float share : {1.0f, 0.85f, 0.7f}) {
+    const float candidate = step * share / 16.0f;
+    float total = 0.0f, error;
+    for (int32_t g = 0; g < groups; ++g) {
+      chosen[g] = uint8_t(choose_group_scale(values + g * kGroup, widest[g], candidate, &error));
+      total += error;
+    }
+    if (total < least_error) {
+      least_error = total, scale = candidate;
+      std::memcpy(group_scales, chosen.data(), size_t(groups));
+    }
+  }
+
+  // 2. The nibbles, and with them fixed the scale of least squares.
+  float products = 0.0f, squares = 0.0f;
+  for (int32_t g = 0; g < groups; ++g) {
+    const float* group = values + g * kGroup;
+    const float inverse = 1.0f / (scale * float(group_scales[g]));
+    Float4 group_products = {}, group_squares = {};
+    uint8_t* bytes = out + g / 2 * kGroup;
+    for (int i = 0; i < kGroup; i += 4) {
+      const Float4 v = load4(group + i), q = nibble4(v * inverse);
+      group_products += v * q;
+      group_squares += q * q;
+      for (int j = 0; j < 4; ++j) {
+        const int nibble = int(q[j]) + 8;
+        bytes[i + j] = g % 2 ? uint8_t((bytes[i + j] & 0x0f) | nibble << 4) : uint8_t((bytes[i + j] & 0xf0) | nibble);
+      }
+    }
+    products += float(group_scales[g]) * sum4(group_products);
+    squares += float(group_scales[g]) * float(group_scales[g]) * sum4(group_squares);
+  }
+  return squares > 0.0f ? products / squares : scale;
+}
+
+}  // namespace foretoken

@@ -1,0 +1,72 @@
+// The process's threads for native work: they claim units of a job's phases from counters, spin briefly between jobs, then sleep.
+//
+// A phase is over when all its units are done, not when all threads have come by: a thread that the system has taken off its
+// core stalls nobody unless it holds a unit. So the calling thread alone finishes every job, if slowly.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace foretoken {
+
+constexpr int kMaxPhases = 4096;
+constexpr int kMaxThreads = 256;
+
+// Phases run one after the other; the units of a phase in any order, on any thread, in runs of neighbours.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual int num_phases() const = 0;
+  virtual uint32_t num_units(int phase) const = 0;
+  virtual void run(int phase, uint32_t first, uint32_t count, int thread) = 0;
+};
+
+class ThreadPool {
+ public:
+  static ThreadPool& instance();
+
+  // Threads that take part, the calling one included. Not while a job runs.
+  void resize(int threads);
+  int size() const { return num_threads_; }
+
+  // Runs a job to its end; the caller is thread 0. One job at a time: a second caller waits.
+  void run(Job& job);
+
+ private:
+  // The epoch of the job in the high half, the units not yet claimed (or not yet done) in the low one: a thread that comes
+  // late from an older job sees a foreign epoch and leaves without touching anything.
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> value{0};
+  };
+  struct Phase {
+    Counter unclaimed, undone;
+  };
+
+  ThreadPool();
+  ~ThreadPool();
+  void stop_workers();
+  void work(int thread);
+  void take_part(uint32_t epoch, int thread);
+  bool finish_phase(uint32_t epoch, int phase, int thread);  // false: the job is over
+  bool await_job(uint32_t seen);                             // false: the pool is stopping
+
+  std::unique_ptr<Phase[]> phases_;
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<int> num_phases_{0};
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<bool> stopping_{false};
+  int num_threads_ = 1;
+
+  std::mutex run_mutex_;
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> sleepers_{0};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace foretoken

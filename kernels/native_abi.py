@@ -1,0 +1,153 @@
+"""The structs of the native library's C ABI, field by field as in native/kernels.h and native/network.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+
+
+class Precision(IntEnum):
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT4 = 3
+
+
+class CacheType(IntEnum):
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ATTENTION = 3
+    ACTIVATION = 4
+    ADD = 5
+    CONCAT = 6
+    GATHER_ROWS = 7
+    SCALE = 8
+    SOFTCAP = 9
+    TOP_K = 10
+
+
+FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+MAX_INPUTS = 8
+
+
+class PackedLinear(ctypes.Structure):
+    _fields_ = [
+        ("precision", c_int32),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("column_sums", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class NativeOp(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("num_inputs", c_int32),
+        ("inputs", c_int32 * MAX_INPUTS),
+        ("output", c_int32),
+        ("second_output", c_int32),
+        ("residual", c_int32),
+        ("for_logits", c_int32),
+        ("is_head", c_int32),
+        ("normalise", c_int32),
+        ("function", c_int32),
+        ("gated", c_int32),
+        ("outputs", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("norm_weight", c_void_p),
+        ("norm_bias", c_void_p),
+        ("weights", POINTER(PackedLinear)),
+        ("layer", c_int32),
+        ("num_heads", c_int32),
+        ("kv_heads", c_int32),
+        ("k_dim", c_int32),
+        ("v_dim", c_int32),
+        ("window", c_int32),
+        ("rope_half", c_int32),
+        ("rope", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+    ]
+
+
+class NetworkSpec(ctypes.Structure):
+    _fields_ = [
+        ("ops", POINTER(NativeOp)),
+        ("num_ops", c_int32),
+        ("widths", POINTER(c_int32)),
+        ("places", POINTER(c_int32)),
+        ("num_buffers", c_int32),
+        ("num_places", c_int32),
+        ("vocab_size", c_int32),
+        ("cache_type", c_int32),
+        ("isa", c_int32),
+    ]
+
+
+class BatchView(ctypes.Structure):
+    _fields_ = [
+        ("num_tokens", c_int32),
+        ("num_rows", c_int32),
+        ("table_width", c_int32),
+        ("num_logits", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_causal", c_void_p),
+        ("tree_mask", c_void_p),
+        ("logits_indices", c_void_p),
+    ]
+
+
+class RunRequest(ctypes.Structure):
+    _fields_ = [
+        ("batch", BatchView),
+        ("cache", POINTER(c_void_p)),
+        ("num_bound", c_int32),
+        ("bound", POINTER(c_int32)),
+        ("bound_memory", POINTER(c_void_p)),
+        ("num_full", c_int32),
+        ("full_logits", c_void_p),
+        ("logits", c_void_p),
+        ("argmax", c_void_p),
+        ("top", c_void_p),
+    ]
+
+
+class ChainRequest(ctypes.Structure):
+    _fields_ = [
+        ("run", RunRequest),
+        ("counts", c_void_p),
+        ("steps", c_int32),
+        ("token_ids", c_void_p),
+        ("confidence", c_void_p),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Types of the functions that take or give more than 32 bits; pointers would be cut without them."""
+    library.ft_packed_bytes.restype = c_int64
+    library.ft_network_create.argtypes = [POINTER(NetworkSpec)]
+    library.ft_network_create.restype = c_void_p
+    library.ft_network_destroy.argtypes = [c_void_p]
+    library.ft_network_destroy.restype = None
+    library.ft_network_run.argtypes = [c_void_p, POINTER(RunRequest)]
+    library.ft_network_run.restype = c_char_p
+    library.ft_network_run_chain.argtypes = [c_void_p, POINTER(ChainRequest)]
+    library.ft_network_run_chain.restype = c_char_p

@@ -1,0 +1,78 @@
+"""The compiled part of the package, if there is one: finding it, what it can do here, its threads. Knows no networks."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from .native_abi import declare
+
+ISAS = ("avx512", "avx512_bf16", "amx")
+"""Instruction sets by the number that the library gives them."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """isa: the best instruction set that is compiled in and runs here, None if there is none; then reason says what to do."""
+
+    isa: str | None
+    reason: str
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, None if it was not built at install. Its functions release the interpreter lock while they run."""
+    path = _path()
+    if path is None:
+        return None
+    library = ctypes.CDLL(str(path))
+    declare(library)
+    return library
+
+
+@functools.cache
+def availability() -> Availability:
+    """Whether networks can run natively on this machine."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return Availability(None, f"this is a {platform.machine()} machine; native code exists for x86-64 with AVX-512")
+    library = load()
+    if library is None:
+        return Availability(
+            None,
+            "no C++ compiler was found at install; install g++ (apt install g++), "
+            "then run pip install --force-reinstall --no-deps foretoken",
+        )
+    isa = library.ft_isa()
+    if isa < 0:
+        return Availability(None, "this processor has no AVX-512 (Intel Xeon since 2017 and AMD since Zen 4 have)")
+    return Availability(ISAS[isa], "")
+
+
+def set_threads(count: int) -> None:
+    """Threads that a pass runs on, the calling one included; for the whole process. Default: the cores this process may use."""
+    library = load()
+    if library is not None:
+        library.ft_set_threads(count)
+
+
+def threads() -> int:
+    library = load()
+    return 1 if library is None else library.ft_threads()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _path() -> Path | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_native{suffix}")
+        if path.exists():
+            return path
+    return None

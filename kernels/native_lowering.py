@@ -1,0 +1,170 @@
+"""A program as the native executor runs it: norms and activations folded into the products beside them, buffers given numbers and memory.
+
+Plain data in, plain data out: knows no tensors, no library and no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .program import Activation, Attention, Concat, GatherRows, Linear, Op, Program, RMSNorm, Scale, Softcap, readers
+
+PANEL = 16
+"""Outputs of a product that are packed side by side; gate and up can only alternate in such steps."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A Linear with what is computed on the way in and out: act(softcap(scale * (norm(x) @ w.T + bias + residual)))."""
+
+    linear: Linear
+    norm: RMSNorm | None = None
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    output: str = ""
+    is_head: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        x = self.norm.inputs[0] if self.norm is not None else self.linear.inputs[0]
+        return (x, *self.linear.inputs[1:])
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.output or self.linear.outputs[0],)
+
+    @property
+    def is_gated(self) -> bool:
+        return self.activation is not None and self.activation.gated
+
+
+Step = Product | Op
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """steps in order; buffers by number; buffers of one place share memory, since they are never needed at the same time."""
+
+    steps: tuple[Step, ...]
+    buffers: dict[str, int]  # name -> number
+    widths: tuple[int, ...]
+    places: tuple[int, ...]
+    for_logits: frozenset[str]  # buffers with one row for each of logits_indices, not for each token
+
+
+class NotLowered(ValueError):
+    """The program holds something that the native executor does not run. The message says what."""
+
+
+def lower(program: Program) -> Lowered:
+    """Raises NotLowered."""
+    return _number_rows(program, _fold(program))
+
+
+def _fold(program: Program) -> list[Step]:
+    """Products with their norms, activations, and the head's scale and softcap; ArgMax is the head's own business."""
+    widths, read_by = program.buffers, readers(program.ops)
+    kept = {*program.boundaries, program.final}
+    norms = {
+        op.outputs[0]: op
+        for op in program.ops
+        if isinstance(op, RMSNorm)
+        and op.outputs[0] not in kept
+        and all(isinstance(reader, Linear) and reader.inputs[0] == op.outputs[0] for reader in read_by.get(op.outputs[0], ()))
+        and all(op.outputs[0] not in reader.inputs[1:] for reader in read_by.get(op.outputs[0], ()))
+    }
+    folded: set[int] = {id(op) for op in norms.values()}
+    steps: list[Step] = []
+    for op in program.ops:
+        if id(op) in folded or op == program.best:
+            continue
+        if not isinstance(op, Linear):
+            steps += _one_input(op) if isinstance(op, Attention) else [op]
+            continue
+        product = Product(op, norm=norms.get(op.inputs[0]))
+        while True:
+            name = product.outputs[0]
+            following = read_by.get(name, [])
+            if name == program.logits or name in kept or len(following) != 1 or id(following[0]) in folded:
+                break
+            grown = _grow(product, following[0], widths)
+            if grown is None:
+                break
+            product = grown
+            folded.add(id(following[0]))
+        if product.outputs[0] == program.logits:
+            if len(read_by.get(program.logits, [])) != 1 or program.logits not in program.best.inputs:
+                raise NotLowered("logits that are read by more than the final argmax")
+            product = replace(product, is_head=True)
+        steps.append(product)
+    if not any(isinstance(step, Product) and step.is_head for step in steps):
+        raise NotLowered("logits that are not the output of a linear layer, scaled or capped at most")
+    return steps
+
+
+def _one_input(attention: Attention) -> list[Step]:
+    """q, k and v side by side in one buffer, as the native attention reads them."""
+    if len(attention.inputs) == 1:
+        return [attention]
+    name = "|".join(attention.inputs)
+    return [Concat(attention.inputs, (name,)), replace(attention, inputs=(name,))]
+
+
+def _grow(product: Product, op: Op, widths: dict[str, int]) -> Product | None:
+    """The product with the op behind it folded in, None if it does not fold."""
+    match op:
+        case Activation(inputs=(_,)) if product.activation is None:
+            if op.gated and widths[op.inputs[0]] % (2 * PANEL):
+                return None
+            return replace(product, activation=op, output=op.outputs[0])
+        case Scale() if product.activation is None and not product.softcap:
+            return replace(product, scale=product.scale * op.factor, output=op.outputs[0])
+        case Softcap() if product.activation is None and not product.softcap:
+            return replace(product, softcap=op.cap, output=op.outputs[0])
+        case _:
+            return None
+
+
+def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
+    """Which buffers have a row per token and which per logits row; then memory for all."""
+    widths = dict(program.buffers)
+    for_logits: set[str] = set()
+    for step in steps:
+        if isinstance(step, Concat):
+            widths[step.outputs[0]] = sum(widths[name] for name in step.inputs)
+        if isinstance(step, GatherRows):
+            for_logits.update(step.outputs)
+        elif any(name in for_logits for name in step.inputs):
+            if isinstance(step, Attention) or not all(name in for_logits for name in step.inputs):
+                raise NotLowered(f"{type(step).__name__} over rows of two kinds")
+            for_logits.update(step.outputs)
+    used = [*program.inputs, *(name for step in steps for name in step.outputs)]
+    buffers = {name: number for number, name in enumerate(used)}
+    places = _share_memory(steps, buffers, {*program.inputs})
+    return Lowered(tuple(steps), buffers, tuple(widths[name] for name in used), places, frozenset(for_logits))
+
+
+def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[str]) -> tuple[int, ...]:
+    """A place for each buffer, free again once the last step that reads the buffer is over.
+
+    Row-local steps that follow one another run together, each thread with rows of its own: what the first of them reads last
+    is only free when a product or an attention, which wait for all rows, has come between.
+    """
+    steps = list(steps)
+    last_use = {name: i for i, step in enumerate(steps) for name in (*step.inputs, *step.outputs)}
+    place_of = {name: place for place, name in enumerate(filled)}
+    free: list[int] = []
+    dying: list[int] = []
+    num_places = len(place_of)
+    for i, step in enumerate(steps):
+        if isinstance(step, Product | Attention | GatherRows):
+            free, dying = free + dying, []
+        for name in step.outputs:
+            if free:
+                place_of[name] = free.pop()
+            else:
+                place_of[name], num_places = num_places, num_places + 1
+        dying += [place_of[name] for name in {*step.inputs, *step.outputs} if last_use[name] == i]
+    return tuple(place_of[name] for name in buffers)

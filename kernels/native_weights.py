@@ -1,0 +1,110 @@
+"""Weights in the order in which the native executor reads them, packed once from tensors that may be mapped files.
+
+Owns the packed memory. Knows no program: a weight is some matrices [out, in] side by side along their outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from .native_abi import PackedLinear, Precision
+from .native_library import usable_cores
+
+PANEL = 16
+_OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """struct is what the library reads; tensors own the memory behind its pointers."""
+
+    struct: PackedLinear
+    tensors: tuple[Tensor, ...]
+    num_bytes: int  # of the packed weights, scales included: what a pass reads
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Rows of a source matrix and where they go: panel first_panel + i * panel_step holds rows 16 i ..."""
+
+    source: Tensor
+    first_panel: int
+    panel_step: int
+
+
+def pack(library: ctypes.CDLL, matrices: Sequence[Tensor], bias: Tensor | None, precision: Precision, gated: bool) -> PackedWeight:
+    """Pack matrices [n_i, K], one after the other along their outputs. bias: [sum of n_i] or None.
+
+    gated: the first half of all outputs is the gate, the second what it gates; they alternate in panels of 16.
+    """
+    width, total = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
+    multiple = library.ft_input_multiple(precision)
+    inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
+    num_bytes = library.ft_packed_bytes(precision, inputs, outputs)
+    memory = torch.empty(num_bytes, dtype=torch.uint8)
+    scales = torch.zeros(outputs) if precision in (Precision.INT8, Precision.INT4) else None
+    column_sums = torch.zeros(outputs, dtype=torch.int32) if precision == Precision.INT8 else None
+    struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), _address(column_sums), None)
+
+    def pack_range(part: _Range) -> None:
+        source = part.source if part.source.dtype in (torch.float32, torch.bfloat16) else part.source.float()
+        library.ft_pack(
+            ctypes.byref(struct),
+            ctypes.c_void_p(source.data_ptr()),
+            ctypes.c_int32(Precision.BFLOAT16 if source.dtype == torch.bfloat16 else Precision.FLOAT32),
+            ctypes.c_int32(len(source)),
+            ctypes.c_int32(width),
+            ctypes.c_int64(source.stride(0)),
+            ctypes.c_int32(part.first_panel),
+            ctypes.c_int32(part.panel_step),
+        )
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        list(threads.map(pack_range, _ranges(matrices, total, gated)))
+    order = None if bias is None else torch.zeros(outputs)
+    if bias is not None and order is not None:
+        for first, rows in _outputs(total, gated):
+            order[rows] = bias[first : first + (rows.stop - rows.start)].float()
+        struct.bias = _address(order)
+    tensors = tuple(tensor for tensor in (memory, scales, column_sums, order) if tensor is not None)
+    return PackedWeight(struct, tensors, sum(tensor.nbytes for tensor in tensors))
+
+
+def _ranges(matrices: Sequence[Tensor], total: int, gated: bool) -> Iterator[_Range]:
+    """All rows, in pieces that start at a panel."""
+    half = total // 2 if gated else total
+    starts = [0, *accumulate(len(matrix) for matrix in matrices)]
+    if any(start % PANEL for start in starts[:-1]):
+        matrices, starts = [torch.cat([matrix.float() for matrix in matrices])], [0]
+    for matrix, start in zip(matrices, starts, strict=False):
+        for first in _cuts(start, start + len(matrix), half):
+            rows = matrix[first.start - start : first.stop - start]
+            panel = first.start // PANEL if not gated else first.start % half // PANEL * 2 + first.start // half
+            yield _Range(rows if rows.stride(1) == 1 else rows.contiguous(), panel, 2 if gated else 1)
+
+
+def _cuts(start: int, stop: int, half: int) -> Iterable[range]:
+    """start..stop in pieces of at most _OUTPUTS_PER_TASK that do not cross half."""
+    while start < stop:
+        end = min(stop, start + _OUTPUTS_PER_TASK, half if start < half else stop)
+        yield range(start, end)
+        start = end
+
+
+def _outputs(total: int, gated: bool) -> Iterator[tuple[int, slice]]:
+    """(first output, its place and its neighbours' in packed order), panel by panel."""
+    for first in range(0, total, PANEL):
+        half = total // 2
+        panel = first // PANEL if not gated else first % half // PANEL * 2 + first // half
+        yield first, slice(panel * PANEL, panel * PANEL + min(PANEL, total - first))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

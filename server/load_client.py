@@ -1,0 +1,171 @@
+"""A client that measures: timed requests to any OpenAI-compatible server.
+
+It speaks HTTP/1.1 over asyncio's own streams. A client that parses more costs the server's cores as much as the server itself when
+both run on one machine and 32 answers stream at once. One connection a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+MAX_LINE = 1 << 20
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class ServerFailed(Exception):
+    """A server is not there, refuses, or does not answer as it should. The message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer in full and its times, in seconds from before the connection was opened."""
+
+    seconds: float
+    tokens: int  # of output, as the server's usage says
+    prompt_tokens: int
+    text: str
+    first_s: float | None = None  # until the first text, if streamed
+    last_s: float | None = None  # ... the last
+    chunks: int = 0  # with text, if streamed
+
+
+class LoadClient:
+    """Requests to the server at base_url (with or without /v1)."""
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        """Raises ServerFailed for what is no http(s) URL."""
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self.url)
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+            raise ServerFailed(f"{base_url!r} is no address of a server: write it as http://HOST:PORT")
+        self._host, self._port = parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path = parts.path
+        self._headers = f"Host: {parts.netloc}\r\nConnection: close\r\n" + (f"Authorization: Bearer {api_key}\r\n" if api_key else "")
+        self._timeout_s = timeout_s
+
+    async def model(self) -> str:
+        """Name of the first model that the server lists. Raises ServerFailed."""
+        listed = _json(self.url, await self._bounded(self._whole("GET", "/v1/models", None)))
+        try:
+            return str(listed["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ServerFailed(f"{self.url} lists no model at /v1/models: is it an OpenAI-compatible server?") from None
+
+    async def complete(self, path: str, request: Mapping[str, Any], stream: bool) -> Answer:
+        """POST to /v1/completions or /v1/chat/completions. Raises ServerFailed, and where the answer counts no tokens."""
+        answer = await self._bounded(self._streamed(path, request) if stream else self._complete(path, request))
+        if not answer.tokens:
+            raise ServerFailed(f"{self.url}{path} gave no tokens, or no usage that counts them: speed cannot be told")
+        return answer
+
+    async def _complete(self, path: str, request: Mapping[str, Any]) -> Answer:
+        started = time.perf_counter()
+        body = _json(self.url, await self._whole("POST", path, request))
+        seconds = time.perf_counter() - started
+        usage = body.get("usage") or {}
+        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(map(_text, body["choices"])))
+
+    async def _streamed(self, path: str, request: Mapping[str, Any]) -> Answer:
+        request = {**request, "stream": True, "stream_options": {"include_usage": True}}
+        texts: list[str] = []
+        usage: dict[str, Any] = {}
+        first = last = None
+        started = time.perf_counter()
+        async with aclosing(self._request("POST", path, request)) as pieces:
+            buffered = b""
+            async for piece in pieces:
+                *lines, buffered = (buffered + piece).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:") or b"[DONE]" in line[:13]:
+                        continue
+                    event = _json(self.url, line[5:])
+                    if text := "".join(map(_text, event.get("choices", ()))):
+                        last = time.perf_counter() - started
+                        first = first or last
+                        texts.append(text)
+                    usage = event.get("usage") or usage
+        seconds = time.perf_counter() - started
+        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(texts), first, last, len(texts))
+
+    async def _bounded(self, work: Any) -> Any:
+        try:
+            return await asyncio.wait_for(work, self._timeout_s)
+        except TimeoutError:
+            raise ServerFailed(f"{self.url} did not answer within {self._timeout_s:g} s") from None
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+            raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from error
+
+    async def _whole(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
+        async with aclosing(self._request(method, path, body)) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncGenerator[bytes, None]:
+        """The body of a successful answer, as it comes."""
+        content = b"" if body is None else json.dumps(body).encode()
+        try:
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=MAX_LINE)
+        except OSError as error:
+            raise ServerFailed(f"no server answers at {self.url} ({error.strerror or error}): start it, or correct the URL") from error
+        try:
+            kind = "Content-Type: application/json\r\n" if content else ""
+            head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}{kind}Content-Length: {len(content)}\r\n\r\n"
+            writer.write(head.encode() + content)
+            status, headers = await _head(reader)
+            pieces = _body(reader, headers)
+            if status != 200:
+                raise ServerFailed(f"{self.url}{path} answers with status {status}: {_reason(b''.join([p async for p in pieces]))}")
+            async for piece in pieces:
+                yield piece
+        finally:
+            writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+    return int(lines[0].split()[1]), headers
+
+
+async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            yield (await reader.readexactly(size + 2))[:-2]
+    elif "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+    else:  # the end of the connection is the end of the body
+        while piece := await reader.read(MAX_LINE):
+            yield piece
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a choice says, in any of the four shapes: whole or a chunk of it, of a chat or not."""
+    message = choice.get("delta") or choice.get("message") or choice
+    return message.get("content") or message.get("reasoning_content") or message.get("text") or ""
+
+
+def _json(url: str, body: bytes) -> Any:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise ServerFailed(f"{url} answers, but not in JSON: is it an OpenAI-compatible server?") from None
+    if isinstance(answer, dict) and answer.get("error"):
+        raise ServerFailed(f"{url} answers with an error: {_reason(body)}")
+    return answer
+
+
+def _reason(body: bytes) -> str:
+    """The message of an error in OpenAI's shape, else the beginning of whatever came."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return " ".join(body.decode("utf-8", "replace").split())[:200] or "no explanation"

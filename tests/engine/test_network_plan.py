@@ -1,0 +1,106 @@
+"""What runs a network and in which formats, with and without a native executor; what is refused, and in which words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from foretoken.engine.config import ModelConfig
+from foretoken.engine.errors import ConfigError, ModelLoadError
+from foretoken.engine.network_plan import NetworkPlan, plan_network, resolve_dtype
+from foretoken.kernels import native
+from foretoken.kernels.native_library import Availability
+
+SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA, NEOX = transformers.LlamaConfig(**SIZES), transformers.GPTNeoXConfig(**SIZES)
+MISSING = "no compiler was found at install; install g++"
+
+
+@pytest.fixture
+def isa(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """isa("avx512"): the machine can; isa(None): it cannot."""
+
+    def pretend(name: str | None) -> None:
+        monkeypatch.setattr(native, "availability", lambda: Availability(name, "" if name else MISSING))
+        monkeypatch.setattr(native, "supports", lambda program, execution: None if name else MISSING)
+        monkeypatch.setattr(native, "threads", lambda: 2)
+
+    return pretend
+
+
+def plan(config: transformers.PretrainedConfig = LLAMA, preferred: Any = None, **settings: Any) -> NetworkPlan:
+    return plan_network(ModelConfig("M", **settings), config, preferred)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "line"),
+    [
+        ("avx512_bf16", {}, "native avx512_bf16, bfloat16, 2 threads"),
+        ("amx", {"quantization": "int8"}, "native amx, int8 weights, bfloat16, 2 threads"),
+        ("avx512", {}, "native avx512, float32, 2 threads"),  # bfloat16 products would be emulated
+        ("avx512", {"dtype": "bfloat16"}, "native avx512, bfloat16, 2 threads"),
+        ("amx", {"executor": "native", "kv_cache_dtype": "int8"}, "native amx, bfloat16, int8 cache, 2 threads"),
+        ("amx", {"executor": "torch"}, "torch float32 (not native: executor torch was chosen)"),
+        ("amx", {"executor": "transformers", "dtype": "bfloat16"}, "transformers bfloat16 (not native: executor transformers was chosen)"),
+        (None, {}, f"torch float32 (not native: {MISSING})"),
+        (None, {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, f"torch bfloat16 (not native: {MISSING})"),
+    ],
+)
+def test_what_runs_and_why(isa: Any, name: str | None, settings: dict[str, Any], line: str) -> None:
+    isa(name)
+    found = plan(**settings)
+    assert found.describe() == line
+    assert found.execution.prefer_native == (found.kind == "native") and (found.program is None) == (found.kind == "transformers")
+
+
+def test_models_without_a_program_run_in_transformers(isa: Any) -> None:
+    isa("amx")
+    assert plan(NEOX).describe() == "transformers float32 (not native: a 'gpt_neox' model is not available as a program)"
+    for executor in ("native", "torch"):
+        with pytest.raises(ModelLoadError, match="'gpt_neox' model is not available as a program; use executor auto or transformers"):
+            plan(NEOX, executor=executor)
+
+
+def test_a_preferred_quantization_holds_natively_and_where_nothing_else_is_said(isa: Any) -> None:
+    isa("amx")
+    assert plan(preferred="int8").execution.quantization == "int8"
+    assert plan(preferred="int8", quantization="int4").execution.quantization == "int4"
+    assert plan(NEOX, preferred="int8").execution.quantization is None
+    isa(None)
+    assert plan(preferred="int8").execution.quantization is None
+
+
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}])
+def test_narrow_formats_are_never_dropped_silently(isa: Any, option: dict[str, Any]) -> None:
+    isa(None)
+    ((name, value),) = option.items()
+    with pytest.raises(ConfigError, match=f"^{name} {value} needs the native executor, which cannot be used: {re.escape(MISSING)}; or"):
+        plan(**option)
+    isa("amx")
+    with pytest.raises(ConfigError, match=f"{name} {value} needs the native executor.*executor torch was chosen"):
+        plan(**option, executor="torch")
+
+
+def test_native_where_it_is_impossible(isa: Any) -> None:
+    isa(None)
+    with pytest.raises(ConfigError, match="executor native cannot be used: no compiler was found at install; install g"):
+        plan(executor="native")
+
+
+def test_the_cache_has_the_networks_format(isa: Any) -> None:
+    isa("amx")
+    assert plan(kv_cache_dtype="bfloat16").execution.kv_cache is None
+    with pytest.raises(ConfigError, match="kv_cache_dtype float32 differs from dtype bfloat16.*or dtype float32"):
+        plan(kv_cache_dtype="float32")
+
+
+def test_dtypes() -> None:
+    assert resolve_dtype("auto") is None and resolve_dtype("float32") == resolve_dtype("float") == torch.float32
+    with pytest.raises(ConfigError, match="use bfloat16"):
+        resolve_dtype("half")
+    with pytest.raises(ConfigError, match="'int4' is not one of auto, float32, bfloat16"):
+        resolve_dtype("int4")

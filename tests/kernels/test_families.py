@@ -1,0 +1,204 @@
+"""Every lowered family, and its settings one by one, is held to transformers' own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from decoding import Decoding
+from pairs import Pair, assert_near, random_tokens
+from tiny_models import FAMILIES, WINDOW, tiny_config
+from transformers import PreTrainedConfig
+
+from foretoken.kernels import families
+from foretoken.kernels.decoder import decoder_program, supports
+from foretoken.kernels.layout import FINAL
+from foretoken.kernels.program import Attention, Embed, Scale, Softcap
+
+VOCAB = 97
+LENGTH = 4 * WINDOW + 2  # far beyond the windows and over several blocks
+BIASES = {"attention_bias": True, "mlp_bias": True}
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 16,
+}
+PARTIAL_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.0, 2.0, 3.0],
+}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    **{family: tiny_config(family) for family in FAMILIES},
+    "llama-tied": tiny_config("llama", **TIED),
+    "llama-biases": tiny_config("llama", **BIASES),
+    "llama-head-dim": tiny_config("llama", head_dim=16, num_key_value_heads=1),
+    "llama-linear": tiny_config("llama", rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
+    "llama-linear-old-form": tiny_config("llama", rope_theta=500.0, rope_scaling={"type": "linear", "factor": 2.0}),
+    "llama-llama3": tiny_config("llama", rope_parameters={"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3}),
+    "llama-yarn": tiny_config("llama", rope_parameters=YARN),
+    "llama-longrope": tiny_config("llama", rope_parameters=LONGROPE),
+    "llama-gelu": tiny_config("llama", hidden_act="gelu_pytorch_tanh", num_key_value_heads=4),
+    "mistral-full": tiny_config("mistral", sliding_window=None, head_dim=12),
+    "qwen2-full": tiny_config("qwen2", use_sliding_window=False, **TIED),
+    "qwen3-biases": tiny_config("qwen3", head_dim=8, attention_bias=True),
+    "qwen3-windows": tiny_config("qwen3", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2),
+    "smollm3-windows": tiny_config("smollm3", use_sliding_window=True, sliding_window=WINDOW, **BIASES),
+    "smollm3-named-layers": tiny_config("smollm3", no_rope_layers=[0, 1, 1], **UNTIED),
+    "granite-biases": tiny_config("granite", **BIASES, **TIED),
+    "granite-plain": tiny_config(
+        "granite", embedding_multiplier=1.0, residual_multiplier=1.0, logits_scaling=1.0, num_key_value_heads=4, hidden_size=40
+    ),
+    "phi3-full": tiny_config("phi3", sliding_window=None, rope_parameters=None, num_key_value_heads=1, **TIED),
+    "phi3-longrope": tiny_config("phi3", original_max_position_embeddings=16, rope_parameters=PARTIAL_LONGROPE),
+    "phi3-head-dim": tiny_config("phi3", hidden_size=48, rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.75}),
+    "olmo2-biases": tiny_config("olmo2", attention_bias=True, **TIED),
+    "olmo2-ungrouped": tiny_config("olmo2", num_key_value_heads=4, hidden_size=24),
+    "gemma2-biases": tiny_config("gemma2", attention_bias=True, head_dim=20, **UNTIED),
+    "gemma2-uncapped": tiny_config("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma2-named-layers": tiny_config("gemma2", layer_types=["full_attention", "full_attention", "sliding_attention"]),
+    "gemma3-capped": tiny_config("gemma3", final_logit_softcapping=5.0, attention_bias=True, **UNTIED),
+    "gemma3-scaled": tiny_config("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0}, head_dim=12, sliding_window_pattern=2),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    made: dict[str, Pair] = {}
+
+    def find(name: str) -> Pair:
+        if name not in made:
+            made[name] = Pair.save(CONFIGS[name], tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
+
+
+def tokens(seed: int) -> list[int]:
+    return random_tokens(seed, LENGTH, VOCAB)
+
+
+def test_every_family_is_held_to_transformers() -> None:
+    assert {tiny_config(family).model_type for family in FAMILIES} == families.FAMILIES.keys()
+    assert [name for name, config in CONFIGS.items() if not supports(config)] == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_one_prefill_and_its_hidden_states(pair_of: Callable[[str], Pair], name: str) -> None:
+    pair, prompt = pair_of(name), tokens(1)
+    expected = pair.expect(prompt)
+    *inputs, final = expected.hidden_states  # transformers puts the final norm's output in the place of the last layer's
+    output = Decoding(pair.executor).feed([prompt], hidden=(*range(len(inputs)), FINAL))
+    assert_near(output.logits, expected.logits[0])
+    assert torch.equal(output.argmax, expected.logits[0].argmax(-1))
+    torch.testing.assert_close(output.top, expected.logits[0].amax(-1), rtol=1e-4, atol=1e-4)
+    for boundary, state in enumerate(inputs):
+        assert_near(output.hidden[boundary], state[0])
+    assert_near(output.hidden[FINAL], final[0])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_chunks_rows_and_single_tokens(pair_of: Callable[[str], Pair], name: str) -> None:
+    pair, rows = pair_of(name), [tokens(2), tokens(3), tokens(4)]
+    expected = [pair.expect(row).logits[0] for row in rows]
+    decoding = Decoding(pair.executor, num_rows=3)
+    found: list[list[torch.Tensor]] = [[], [], []]
+    while any(decoding.lengths[r] < LENGTH for r in range(3)):
+        # Row 0 comes token by token, row 1 in chunks of 7, row 2 at once and then not at all.
+        new = [row[start : start + size] for row, start, size in zip(rows, decoding.lengths, (1, 7, LENGTH), strict=True)]
+        logits = decoding.feed(new).logits
+        assert logits is not None
+        for r, part in enumerate(logits.split([len(part) for part in new])):
+            found[r].append(part)
+    for r in range(3):
+        assert_near(torch.cat(found[r]), expected[r])
+
+
+@pytest.mark.parametrize(
+    "family, without",
+    [
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": False}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("phi3", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 1.0}}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma3", {"rope_local_base_freq": 10000.0}),
+    ],
+)
+@torch.no_grad()
+def test_the_tiny_models_show_what_their_family_is_known_for(
+    pair_of: Callable[[str], Pair], family: str, without: dict[str, Any]
+) -> None:
+    """Else the tests above would not notice a program that lacks it."""
+    model, prompt = pair_of(family).model, torch.tensor([tokens(5)])
+    changed = type(model)(tiny_config(family, **without)).eval()
+    changed.load_state_dict(model.state_dict())
+    logits = model(prompt).logits
+    assert (changed(prompt).logits - logits).abs().max() > 1e-3 * logits.abs().max()
+
+
+def test_constants_that_are_one_cost_nothing() -> None:
+    ops = decoder_program(CONFIGS["granite-plain"]).ops
+    assert not any(isinstance(op, Scale | Softcap) for op in ops)
+    assert sum(isinstance(op, Scale) for op in decoder_program(CONFIGS["granite"]).ops) == 2 * 3 + 1
+
+
+def test_layers_that_do_not_rotate_have_no_table() -> None:
+    attentions = [op for op in decoder_program(CONFIGS["smollm3"]).ops if isinstance(op, Attention)]
+    assert [op.rope for op in attentions] == ["rope", "", "rope"]
+
+
+def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> None:
+    config = tiny_config("gemma2", hidden_size=3072)
+    scales = {dtype: decoder_program(config, dtype=dtype).ops[0] for dtype in (torch.float32, torch.bfloat16)}
+    exact, coarse = (op.scale for op in scales.values() if isinstance(op, Embed))
+    assert exact == pytest.approx(3072**0.5, rel=1e-7) and coarse == 55.5
+
+
+@pytest.mark.parametrize(
+    "family, settings",
+    [
+        ("llama", {"layer_types": ["full_attention"] * 3}),
+        ("llama", {"sliding_window": WINDOW}),
+        ("llama", {"num_key_value_heads": 3}),
+        ("mistral", {"layer_types": ["full_attention"] * 3}),
+        ("mistral", {"sliding_window": 0}),
+        ("qwen2", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}),
+        ("qwen3", {"layer_types": ["linear_attention"] * 3}),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 3, "sliding_window": WINDOW}),
+        ("smollm3", {"layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 0]}),
+        ("smollm3", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}}),
+        ("granite", {"logits_scaling": 0.0}),
+        ("granite", {"sliding_window": WINDOW}),
+        ("phi3", {"layer_types": ["full_attention"] * 3}),
+        ("olmo2", {"clip_qkv": 8.0}),
+        ("gemma2", {"use_bidirectional_attention": True}),
+        ("gemma2", {"hidden_activation": "tanh"}),
+        ("gemma2", {"sliding_window": None}),
+        ("gemma3", {"attn_logit_softcapping": 5.0}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}),
+    ],
+    ids=str,
+)
+def test_settings_that_no_program_has_are_not_supported(family: str, settings: dict[str, Any]) -> None:
+    assert not supports(tiny_config(family, **settings))

@@ -1,0 +1,103 @@
+"""Bytes foretold from shapes are the bytes that are taken, also at the worst moment of loading."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from foretoken.kernels import native
+from foretoken.kernels.execution import Execution, Quantization
+from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
+from foretoken.kernels.program import Program
+from foretoken.kernels.torch_executor import TorchExecutor
+from foretoken.kernels.weights import network_program
+
+
+def network(tied: bool = False, **sizes: int) -> transformers.LlamaConfig:
+    shape: dict[str, Any] = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, **sizes}
+    return transformers.LlamaConfig(
+        **shape, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied, max_position_embeddings=64
+    )
+
+
+def random_weights(program: Program) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    draw = {name: torch.rand(shape, dtype=torch.float32, generator=generator) for name, shape in program.weights.items()}
+    return {name: ((tensor - 0.5) / 8).bfloat16() for name, tensor in draw.items()}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_torch_keeps_a_tied_embedding_twice(tied: bool) -> None:
+    program = network_program(network(tied))
+    layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    assert torch_weight_bytes(program, torch.float32) == 4 * (2 * 99 * 64 + 2 * layer + 64)
+    executor = TorchExecutor(program, random_weights(program), torch.bfloat16)
+    assert executor.weight_bytes == 2 * (99 * 64 + 2 * (layer - 2 * 64))  # no norms, no lookup of rows
+    assert executor.kv_block_bytes(16) == cache_bytes(program, Execution(torch.bfloat16), 16) == 16 * 2 * 2 * 32 * 2
+
+
+native_only = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+
+@native_only
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_native_weights_are_as_large_as_foretold(quantization: Quantization | None) -> None:
+    """With an embedding of its own: rows of dtype that no pass reads whole."""
+    program, execution = network_program(network()), Execution(torch.bfloat16, quantization)
+    executor = native.NativeExecutor(program, random_weights(program), execution)
+    embedding = 112 * 64 * 2  # outputs padded to 16
+    assert executor.weight_bytes == native_weight_bytes(program, execution) - embedding
+
+
+LOAD = """
+import sys, threading, time
+from pathlib import Path
+import torch, transformers
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.footprint import native_weight_bytes
+from foretoken.kernels.weights import load_program_executor, network_program
+
+def anonymous():
+    return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    global peak
+    while watching:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+
+folder, quantization = Path(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+config = transformers.AutoConfig.from_pretrained(folder)
+execution = Execution(torch.bfloat16, None if quantization == "none" else quantization)
+packed = native_weight_bytes(network_program(config), execution)
+before = peak = anonymous()
+watching = True
+thread = threading.Thread(target=watch)
+thread.start()
+executor = load_program_executor([folder / "model.safetensors"], config, execution)
+watching = False
+thread.join()
+print(packed, peak - before)
+"""
+
+
+@native_only
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_loading_takes_hardly_more_than_the_packed_weights(quantization: str, tmp_path: Path) -> None:
+    """A tensor in hand is a view of the mapped file; only what is packed, and a little, is memory of our own."""
+    config = network(vocab_size=8192, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+    config.save_pretrained(tmp_path)
+    save_file(random_weights(network_program(config)), tmp_path / "model.safetensors", {"format": "pt"})
+    done = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), quantization], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    packed, peak = map(int, done.stdout.split())
+    assert packed > 30e6
+    assert peak <= 1.15 * packed, f"{peak / 1e6:.1f} MB for {packed / 1e6:.1f} MB of packed weights"

@@ -1,0 +1,304 @@
+"""The native executor against the torch executor, op by op and network by network."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from native_batches import BLOCK_SIZE, Row, batch_of
+
+from foretoken.kernels import native
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.decoder import decoder_program
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.fuse import fuse
+from foretoken.kernels.layout import FINAL, KVLayerSpec
+from foretoken.kernels.native import NativeExecutor
+from foretoken.kernels.native_lowering import NotLowered, lower
+from foretoken.kernels.program import (
+    Activation,
+    Add,
+    ArgMax,
+    Attention,
+    Concat,
+    Embed,
+    GatherRows,
+    Linear,
+    Op,
+    Program,
+    RMSNorm,
+    RopeTable,
+    Scale,
+    Softcap,
+    TopK,
+)
+from foretoken.kernels.torch_executor import TorchExecutor
+
+pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+FLOAT32 = Execution(torch.float32)
+BFLOAT16 = Execution(torch.bfloat16)
+SPEC = KVLayerSpec(num_kv_heads=2, k_dim=20, v_dim=12)
+BEST = ArgMax(("logits",), ("argmax", "top"))
+SHAPES = {
+    "embed": (50, 40), "norm": (40,), "bias": (40,), "square": (40, 40), "square_bias": (40,), "head": (50, 40),
+    "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
+    "gate": (48, 40), "up": (48, 40), "odd": (50, 40),
+}  # fmt: skip
+WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
+ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    torch.set_num_threads(1)
+    native.set_threads(2)
+    yield
+    native.set_threads(1)
+
+
+def a_program(*middle: Op, x: str = "y", head: tuple[Op, ...] = (), **inputs: int) -> Program:
+    """embed -> "x", the given ops, and buffer x as boundary 0; the logits are those of "x", or whatever head makes of "hidden"."""
+    ops = (Embed((), ("x",), "embed"), *middle, GatherRows(("x",), ("rows",)))
+    head = head or (Linear(("rows",), ("logits",), ("head",)),)
+    return Program((*ops, *head, BEST), SHAPES, (SPEC,), {"rope": ROPE}, 50, 128, (x,), "x", "logits", BEST, inputs)
+
+
+def both(program: Program, num_tokens: int, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Boundary 0 and logits, native and torch, for some rows."""
+    rng = random.Random(num_tokens)
+    lengths = [num_tokens - num_tokens // 3, num_tokens // 3]
+    rows = [
+        Row([rng.randrange(50) for _ in range(length)], 0, list(range(8 * i, 8 * i + 8))) for i, length in enumerate(lengths) if length
+    ]
+    results = []
+    for executor in (NativeExecutor(program, WEIGHTS, FLOAT32), TorchExecutor(program, WEIGHTS, torch.float32)):
+        output = executor.run(batch_of(rows), executor.allocate(16, BLOCK_SIZE), (0,), inputs)
+        assert output.logits is not None
+        assert torch.equal(output.argmax, output.logits.argmax(-1))
+        results += [output.hidden[0], output.logits]
+    return results[0], results[2], results[1], results[3]
+
+
+OPS: dict[str, tuple[Op, ...]] = {
+    "embed": (Embed((), ("y",), "embed", scale=2.5),),
+    "norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True),),
+    "norm without weight": (RMSNorm(("x",), ("y",), "", 0.1),),
+    "linear": (Linear(("x",), ("y",), ("square", "odd"), ("square_bias", "")),),
+    "residual": (RMSNorm(("x",), ("n",), "norm", 0.1), Linear(("n", "x"), ("y",), ("square",))),
+    "norm for two": (RMSNorm(("x",), ("n",), "norm", 0.1), Linear(("n",), ("a",), ("square",)), Linear(("n", "a"), ("y",), ("square",))),
+    "gated": (Linear(("x",), ("g",), ("gate", "up")), Activation(("g",), ("y",), "silu", gated=True)),
+    "gated, two buffers": (
+        Linear(("x",), ("g",), ("gate",)),
+        Linear(("x",), ("u",), ("up",)),
+        Activation(("g", "u"), ("y",), "gelu_tanh", gated=True),
+    ),
+    "gated, odd width": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "gelu", gated=True)),
+    "activation": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "relu", gated=False)),
+    "scale and cap": (Linear(("x",), ("g",), ("odd",)), Scale(("g",), ("s",), 3.0), Softcap(("s",), ("y",), 2.0)),
+    "cap, then scale": (Linear(("x",), ("g",), ("odd",)), Softcap(("g",), ("s",), 2.0), Scale(("s",), ("y",), 3.0)),
+    "row-local run": (
+        Scale(("x",), ("a",), 2.0),
+        Add(("a", "x"), ("b",)),
+        Concat(("b", "a"), ("c",)),
+        Softcap(("c",), ("d",), 1.5),
+        Activation(("d",), ("y",), "silu", gated=True),
+    ),
+    "top-k": (Linear(("x",), ("g",), ("odd",)), TopK(("g",), ("columns", "y"), k=5)),
+    "attention": (
+        Linear(("x",), ("qkv",), ("qkv",)),
+        Attention(("qkv",), ("y",), 0, 6, 0.3, "rope", 5.0, "q_norm", "k_norm", 0.01, norm_add_one=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 40, 100])
+@pytest.mark.parametrize("name", OPS)
+def test_ops_are_those_of_the_torch_executor(name: str, num_tokens: int) -> None:
+    actual, expected, logits, expected_logits = both(a_program(*OPS[name]), num_tokens)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_over_separate_buffers_with_norms_between() -> None:
+    ops = (
+        Linear(("x",), ("q",), ("square",)),
+        Linear(("x",), ("k",), ("square",)),
+        RMSNorm(("k",), ("kn",), "norm", 0.1),
+        Linear(("x",), ("v",), ("odd",)),
+        Linear(("v",), ("vv",), ("wide_v",)),
+        Attention(("q", "kn", "vv"), ("y",), 0, 2, 0.3),
+    )
+    program = a_program(*ops)
+    program = replace(program, weights={**SHAPES, "wide_v": (24, 50)})
+    weights = {**WEIGHTS, "wide_v": torch.randn(24, 50, generator=torch.Generator().manual_seed(9)) / 4}
+    batch = batch_of([Row(list(range(20)), 0, [1, 2])])
+    outputs = []
+    for executor in (NativeExecutor(program, weights, FLOAT32), TorchExecutor(program, weights, torch.float32)):
+        outputs.append(executor.run(batch, executor.allocate(4, BLOCK_SIZE), (0,)).hidden[0])
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["scaled", "capped"])
+def test_heads_with_something_behind_them(head: str) -> None:
+    behind: Op = Scale(("raw",), ("logits",), 0.25) if head == "scaled" else Softcap(("raw",), ("logits",), 1.5)
+    program = a_program(x="x", head=(Linear(("rows",), ("raw",), ("head",)), behind))
+    _, _, logits, expected = both(program, 9)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_of_the_caller_are_read() -> None:
+    program = a_program(Add(("x", "given"), ("y",)), given=40)
+    given = torch.randn(7, 40, generator=torch.Generator().manual_seed(3))
+    actual, expected, *_ = both(program, 7, given=given)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_the_cache_may_be_written_without_a_query() -> None:
+    program = a_program(Linear(("x",), ("kv",), ("kv",)), Attention(("kv",), (), 0, 0, 1.0, "rope", k_norm="k_norm"), x="x")
+    batch = batch_of([Row(list(range(20)), 0, [3, 1])])
+    written = []
+    for executor in (NativeExecutor(program, WEIGHTS, FLOAT32), TorchExecutor(program, WEIGHTS, torch.float32)):
+        kv = executor.allocate(4, BLOCK_SIZE)
+        executor.run(batch, kv)
+        written.append(kv.gather(0, batch.slot_mapping))
+    torch.testing.assert_close(written[0], written[1], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_lowered_says_so() -> None:
+    twice = (Linear(("rows",), ("logits",), ("head",)), TopK(("logits",), ("columns", "values"), k=2))
+    with pytest.raises(NotLowered, match="more than the final argmax"):
+        lower(a_program(x="x", head=twice))
+    assert "more than the final argmax" in str(native.supports(a_program(x="x", head=twice), FLOAT32))
+    assert native.supports(a_program(x="x"), FLOAT32) is None
+
+
+def a_llama(tied: bool) -> tuple[Program, dict[str, torch.Tensor]]:
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=300,
+        max_position_embeddings=512, tie_word_embeddings=tied,
+    )  # fmt: skip
+    program = fuse(decoder_program(config))
+    generator = torch.Generator().manual_seed(0)
+    return program, {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) / shape[1] ** 0.5
+        for name, shape in program.weights.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Program, dict[str, torch.Tensor]]:
+    return a_llama(tied=True)
+
+
+def test_hidden_states_of_all_tokens(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    batch = batch_of([Row(list(range(30)), 0, [0, 1]), Row([5], 0, [2])])
+    batch = replace(batch, logits_indices=torch.tensor([29, 30]), full_logits=torch.tensor([1]))
+    wanted = (0, 1, 2, 3, FINAL)
+    outputs = []
+    for executor in (NativeExecutor(*llama, FLOAT32), TorchExecutor(*llama, torch.float32)):
+        outputs.append(executor.run(batch, executor.allocate(4, BLOCK_SIZE), wanted))
+    native_output, expected = outputs
+    for boundary in wanted:
+        torch.testing.assert_close(native_output.hidden[boundary], expected.hidden[boundary], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(native_output.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(native_output.argmax, expected.argmax)
+
+
+@pytest.mark.parametrize("execution", [FLOAT32, BFLOAT16, Execution(torch.bfloat16, quantization="int8")], ids=["f32", "bf16", "int8"])
+def test_a_chain_in_one_call_is_a_chain_by_steps(llama: tuple[Program, dict[str, torch.Tensor]], execution: Execution) -> None:
+    executor = NativeExecutor(*llama, execution)
+    batch = batch_of([Row(list(range(20)), 0, [0, 1, 2]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([8, 9, 10], 0, [6, 7])])
+    batch = replace(batch, logits_indices=torch.tensor([19, 21, 25]))  # the third row only ingests
+    counts = torch.tensor([5, 1, 4])
+    kv, other = executor.allocate(8, BLOCK_SIZE), executor.allocate(8, BLOCK_SIZE)
+    chain = executor.run_chain(batch, kv, counts)
+    expected = run_chain_by_steps(executor, batch, other, counts)
+    for n, count in enumerate(counts.tolist()):
+        assert torch.equal(chain.token_ids[n, :count], expected.token_ids[n, :count])
+        torch.testing.assert_close(chain.confidence[n, :count], expected.confidence[n, :count], rtol=1e-4, atol=1e-6)
+    written = torch.cat((torch.arange(24), torch.arange(48, 50), torch.arange(80, 81), torch.arange(96, 102)))
+    for layer in range(3):
+        for ours, theirs in zip(kv.gather(layer, written), other.gather(layer, written), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_chooser_steers_a_chain(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*llama, BFLOAT16)
+    batch = replace(batch_of([Row([1, 2, 3], 0, [0])]), logits_indices=torch.tensor([2]))
+    kv = executor.allocate(2, BLOCK_SIZE)
+    chain = executor.run_chain(batch, kv, torch.tensor([3]), lambda logits, step: logits.topk(step + 1).indices[:, -1])
+    assert chain.logits is not None
+    assert chain.token_ids[0].tolist() == [int(chain.logits[0, j].topk(j + 1).indices[-1]) for j in range(3)]
+
+
+def test_bfloat16_is_near_float32(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    batch = batch_of([Row(list(range(100)), 0, list(range(7)))])
+    exact, rounded = (NativeExecutor(*llama, execution) for execution in (FLOAT32, BFLOAT16))
+    expected = exact.run(batch, exact.allocate(8, BLOCK_SIZE)).logits
+    actual = rounded.run(batch, rounded.allocate(8, BLOCK_SIZE)).logits
+    assert expected is not None and actual is not None
+    assert (actual - expected).abs().max() < 0.03 * expected.abs().max()
+    top = expected.topk(2).values
+    clear = top[:, 0] - top[:, 1] > 0.1 * expected.std()
+    assert torch.equal(actual.argmax(-1)[clear], expected.argmax(-1)[clear])
+
+
+def test_rows_that_are_not_finite_say_so_and_harm_nobody() -> None:
+    program, weights = a_llama(tied=False)
+    weights["model.embed_tokens.weight"][7] = torch.nan
+    executor = NativeExecutor(program, weights, BFLOAT16)
+    healthy = batch_of([Row([1, 2, 3], 0, [0])])
+    expected = executor.run(healthy, executor.allocate(4, BLOCK_SIZE))
+    assert expected.top.isfinite().all()
+    kv = executor.allocate(4, BLOCK_SIZE)
+    output = executor.run(batch_of([Row([7] * 16, 0, [0]), Row([1, 2, 3], 0, [1])]), kv)
+    assert not output.top[:16].isfinite().any()
+    assert torch.equal(output.top[16:], expected.top)
+    again = executor.run(healthy, kv)  # in the block that still holds the poison
+    assert torch.equal(again.top, expected.top)
+
+
+def test_empty_passes_are_legal(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*llama, BFLOAT16)
+    kv = executor.allocate(4, BLOCK_SIZE)
+    batch = replace(batch_of([Row([1, 2], 0, [0]), Row([], 0, [1])]), logits_indices=torch.tensor([], dtype=torch.int64))
+    batch = replace(batch, full_logits=torch.tensor([], dtype=torch.int64))
+    output = executor.run(batch, kv)
+    assert output.argmax.shape == (0,) and output.logits is None
+    assert executor.run_chain(batch, kv, torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
+
+
+def test_the_cache_has_blocks_of_16(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    with pytest.raises(ValueError, match="use block_size 16"):
+        NativeExecutor(*llama, BFLOAT16).allocate(4, 8)
+
+
+def test_passes_from_several_threads_take_turns(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executors = [NativeExecutor(*llama, BFLOAT16) for _ in range(3)]
+    batch = batch_of([Row(list(range(40)), 0, [0, 1, 2])])
+    expected = executors[0].run(batch, executors[0].allocate(4, BLOCK_SIZE)).logits
+
+    def many_times(executor: NativeExecutor) -> bool:
+        kv = executor.allocate(4, BLOCK_SIZE)
+        results = [executor.run(batch, kv).logits for _ in range(30)]
+        return all(torch.equal(logits, expected) for logits in results if logits is not None and expected is not None)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(many_times, executors))
+
+
+def test_idle_threads_sleep(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*llama, BFLOAT16)
+    kv = executor.allocate(4, BLOCK_SIZE)
+    executor.run(batch_of([Row([1], 0, [0])]), kv)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.005

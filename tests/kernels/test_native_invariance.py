@@ -1,0 +1,123 @@
+"""A token's logits are the same to the bit however it is computed: the property that makes speculation exact in any number format."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+from native_batches import BLOCK_SIZE, Row, batch_of
+
+from foretoken.kernels import native
+from foretoken.kernels.decoder import decoder_program
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.fuse import fuse
+from foretoken.kernels.native import NativeExecutor
+from foretoken.kernels.program import Program
+
+pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+EXECUTIONS = {
+    "float32": Execution(torch.float32),
+    "bfloat16": Execution(torch.bfloat16),
+    "int8": Execution(torch.bfloat16, quantization="int8"),
+    "int4": Execution(torch.bfloat16, quantization="int4"),
+    "int8 cache": Execution(torch.bfloat16, kv_cache="int8"),
+    "float32, int8 weights": Execution(torch.float32, quantization="int8"),
+}
+Model = tuple[Program, dict[str, torch.Tensor]]
+LENGTH = 300  # more than one segment of attention
+VOCAB = 200
+NUM_BLOCKS = 200
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    native.set_threads(2)
+    yield
+    native.set_threads(1)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "window"])
+def model(request: pytest.FixtureRequest) -> Model:
+    sizes = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
+    if request.param == "qwen3":
+        config = transformers.Qwen3Config(**sizes, sliding_window=None)
+    else:
+        config = transformers.MistralConfig(**sizes, sliding_window=100)
+    program = fuse(decoder_program(config))
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in program.weights.items()}
+    return program, weights
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+def test_any_arrangement_gives_the_same_bits(model: Model, execution: Execution) -> None:
+    executor = NativeExecutor(*model, execution)
+    rng = random.Random(5)
+    texts = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(3)]
+    reference = [_one_by_one(executor, text) for text in texts]
+    for trial in range(12):
+        native.set_threads(rng.choice([1, 2, 3]))
+        _compare(executor, texts, reference, random.Random(trial))
+
+
+def _one_by_one(executor: NativeExecutor, text: list[int]) -> torch.Tensor:
+    """Logits [LENGTH, V] of a text computed alone, one token a pass."""
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    blocks = list(range(-(-LENGTH // BLOCK_SIZE)))
+    logits = []
+    for i, token in enumerate(text):
+        output = executor.run(batch_of([Row([token], i, blocks)]), kv)
+        assert output.logits is not None
+        logits.append(output.logits[0])
+        assert output.argmax[0] == output.logits[0].argmax() and output.top[0] == output.logits[0].max()
+    return torch.stack(logits)
+
+
+def _compare(executor: NativeExecutor, texts: list[list[int]], reference: list[torch.Tensor], rng: random.Random) -> None:
+    """The texts in ragged steps of random lengths, together, in random blocks, with a random tree behind each step.
+
+    One branch of the tree is the text itself: its tokens must have the text's logits; they are then thrown away.
+    """
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    order = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+    per_row = -(-LENGTH // BLOCK_SIZE) + 4  # the tree may stand past the text's end
+    blocks = [order[r * per_row : (r + 1) * per_row] for r in range(len(texts))]
+    done = [0] * len(texts)
+    longest = rng.choice([3, 20, 70, LENGTH])
+    while any(count < LENGTH for count in done):
+        rows, branches = [], []
+        for r, text in enumerate(texts):
+            new = text[done[r] : done[r] + rng.randint(0 if rng.random() < 0.1 else 1, longest)]
+            tree, branch = _random_tree(rng, text[done[r] + len(new) :]) if new and rng.random() < 0.6 else ([], [])
+            rows.append(Row(new, done[r], blocks[r], tree))
+            branches.append(branch)
+        batch = batch_of(rows)
+        output = executor.run(batch, kv)
+        logits = output.logits
+        if logits is None:
+            continue
+        for r, row in enumerate(rows):
+            first = int(batch.query_start_loc[r])
+            expected = reference[r][done[r] : done[r] + len(row.causal)]
+            assert torch.equal(logits[first : first + len(row.causal)], expected)
+            done[r] += len(row.causal)
+            in_tree = logits[[first + len(row.causal) + node for node in branches[r]]]
+            assert torch.equal(in_tree, reference[r][done[r] : done[r] + len(branches[r])])
+
+
+def _random_tree(rng: random.Random, following: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """At most 40 nodes; and those among them that are the text's next tokens, in order."""
+    tree: list[tuple[int, int]] = []
+    branch: list[int] = []
+    for _ in range(rng.randint(1, 40)):
+        if rng.random() < 0.4 and len(branch) < len(following):
+            tree.append((following[len(branch)], branch[-1] if branch else -1))
+            branch.append(len(tree) - 1)
+        else:
+            tree.append((rng.randrange(VOCAB), rng.randint(-1, len(tree) - 1)))
+    return tree, branch
