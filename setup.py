@@ -12,6 +12,8 @@ NATIVE = Path("kernels", "native")
 
 # Contracted multiply-adds would round differently in differently inlined copies of a function: results must not depend on that.
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
+# gcc 12 warns of its own intrinsics, hundreds of times.
+QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 _BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
 ISA = {"isa_avx512": _AVX512, "isa_avx512_bf16": _BF16, "isa_amx": [*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]}
@@ -33,7 +35,7 @@ class BuildNative(build_ext):
         checks = SANITIZE if self.sanitize else []
 
         def compile_one(source: str) -> list[str]:
-            options = [*COMMON, *ISA.get(Path(source).stem, []), *checks]
+            options = [*COMMON, *QUIET, *ISA.get(Path(source).stem, []), *checks]
             return self.compiler.compile([source], output_dir=self.build_temp, extra_postargs=options, depends=ext.depends)
 
         with ThreadPoolExecutor() as pool:

@@ -35,6 +35,7 @@ class InstantModel:
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 1 << 20
+    is_batch_invariant = True
     weight_bytes = 0
 
     def __init__(self, vocab_size: int) -> None:

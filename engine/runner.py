@@ -42,7 +42,7 @@ class Runner:
         return in_flight.output
 
     def move_slots(self, src: list[int], dst: list[int]) -> None:
-        self.kv.move(torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
+        self.kv.move(_tensor(src), _tensor(dst))
 
 
 def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -> RaggedBatch:
@@ -90,7 +90,7 @@ def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -
             positions[flat : flat + len(depths)] = np.array(depths) + known
             tree_mask[flat : flat + len(masks)] = np.array(masks, np.uint64).view(np.int64)
     return RaggedBatch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64),
+        token_ids=_tensor(token_ids),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         query_start_loc=torch.from_numpy(query_start_loc),
@@ -98,10 +98,15 @@ def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -
         block_tables=torch.from_numpy(block_tables),
         num_causal=torch.from_numpy(num_causal),
         tree_mask=torch.from_numpy(tree_mask),
-        logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
-        full_logits=torch.tensor(full_logits, dtype=torch.int64),
+        logits_indices=_tensor(logits_indices),
+        full_logits=_tensor(full_logits),
         block_size=size,
     )
+
+
+def _tensor(values: list[int]) -> torch.Tensor:
+    """int64; by way of numpy, which reads a list several times as fast as torch."""
+    return torch.from_numpy(np.array(values, np.int64))
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:

@@ -105,6 +105,7 @@ class Executor(Protocol):
     kv_layers: tuple[KVLayerSpec, ...]
     vocab_size: int  # width of the logits
     max_model_len: int  # positions the network was made for
+    is_batch_invariant: bool  # a token's scores are the same bits in any batch, chunk, chain or tree
     weight_bytes: int  # that a pass reads whole, as they are packed: what decoding one token cannot be faster than
 
     def allocate(self, num_blocks: int, block_size: int) -> KVTensors: ...

@@ -65,9 +65,14 @@ def threads() -> int:
     return 1 if library is None else library.ft_threads()
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: those it may run on, no more than a container's quota (`docker --cpus 2`) pays for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+    except (OSError, ValueError):  # not Linux, or not cgroup 2
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def _path() -> Path | None:

@@ -18,6 +18,8 @@ over every token id and against one uniform through the inverse CDF:
     151936    1        804        190          241
     151936    8       6820        973         2020
 
+(The native library, see sampling.py, on one core of a Zen 4: 19, 33, 31 and 135 microseconds for two rounds.)
+
     draft and target agree, at TV 0.10 / 0.13 / 0.29     every id 0.88 0.84 0.65   two rounds 0.86 0.83 0.64
                                                       inverse CDF 0.58 0.69 0.50  argmax draft 0.41 0.56 0.40
 

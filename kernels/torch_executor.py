@@ -64,6 +64,7 @@ class TorchExecutor:
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.dtype = dtype
+        self.is_batch_invariant = False
         self.weight_bytes = product_bytes(program, dtype)
         bind = _Binder(program, weights, dtype)
         self._steps = [bind(op) for op in program.ops]

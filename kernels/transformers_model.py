@@ -97,6 +97,7 @@ class TransformersExecutor:
         self._config = model.config.get_text_config()
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.dtype = model.dtype
+        self.is_batch_invariant = False
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = _servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()

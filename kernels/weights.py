@@ -29,9 +29,11 @@ class WeightError(ValueError):
     """A checkpoint is missing, damaged or not the one its config describes. The message names the tensors."""
 
 
-def network_program(hf_config: PreTrainedConfig, max_model_len: int | None = None) -> Program:
-    """The program that executors are given. Raises UnsupportedModel where supports() is False."""
-    return fuse(decoder_program(hf_config, max_model_len))
+def network_program(
+    hf_config: PreTrainedConfig, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
+) -> Program:
+    """The program that executors are given; dtype rounds the constants of some families. Raises UnsupportedModel where supports() is False."""
+    return fuse(decoder_program(hf_config, max_model_len, dtype))
 
 
 def load_program_executor(
@@ -46,7 +48,7 @@ def load_program_executor(
     Raises WeightError, UnsupportedModel where supports() is False, UnsupportedExecution for formats that would need the
     native executor. Weights are read one by one, and nothing of the files stays mapped.
     """
-    program = network_program(hf_config, max_model_len)
+    program = network_program(hf_config, max_model_len, execution.dtype)
     tensors = read_tensors(files)
     check_tensors(program, tensors)
     weights = _CheckedTensors(tensors, program.weights, progress)

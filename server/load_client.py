@@ -11,7 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,7 +119,7 @@ class LoadClient:
             kind = "Content-Type: application/json\r\n" if content else ""
             head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}{kind}Content-Length: {len(content)}\r\n\r\n"
             writer.write(head.encode() + content)
-            status, headers = await _head(reader)
+            status, headers = await _head(reader, self.url)
             pieces = _body(reader, headers)
             if status != 200:
                 raise ServerFailed(f"{self.url}{path} answers with status {status}: {_reason(b''.join([p async for p in pieces]))}")
@@ -127,10 +127,14 @@ class LoadClient:
                 yield piece
         finally:
             writer.close()
+            with suppress(OSError):  # it has said all it had to say
+                await writer.wait_closed()
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+async def _head(reader: asyncio.StreamReader, url: str) -> tuple[int, dict[str, str]]:
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    if not lines[0].startswith("HTTP/1."):
+        raise ServerFailed(f"what answers at {url} does not speak HTTP/1.1")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
     return int(lines[0].split()[1]), headers
 

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from ..engine.errors import ForetokenError
 from ..engine.request import TokenDelta
@@ -23,7 +24,6 @@ from .schemas import StreamOptions
 logger = logging.getLogger("foretoken.server")
 
 PING_S = 15
-_HEADERS = {"Cache-Control": "no-store", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
 _MARK = "\0"  # stands where a chunk's text comes
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one for every call
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class Shape(Protocol):
-    """How a route spells choices."""
+    """How a route spells choices. Chunks of one choice without logprobs and before its end differ in nothing but their text."""
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]: ...  # id, object, created, model
     def opening(self) -> list[dict[str, Any]]: ...  # choices of a stream's first chunks
-    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta; without logprobs and end it is all text, see Chunks
+    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]: ...  # a whole choice
 
 
@@ -47,35 +47,24 @@ async def answer(request: Request, generation: Generation, shape: Shape, stream:
         return JSONResponse(await unless_gone(request.receive, whole(generation, shape)))
 
 
-class EventStream(StreamingResponse):
+class EventStream(EventSourceResponse):
     """The events of a generation, which it closes even if the client left before the first of them."""
 
     def __init__(self, generation: Generation, shape: Shape, options: StreamOptions) -> None:
+        super().__init__(
+            events(generation, shape, options),
+            ping=PING_S,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            sep="\n",
+        )
         self._generation = generation
-        self._events = events(generation, shape, options)
-        super().__init__(self._events, headers=_HEADERS, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with closing(self._generation), suppress(ClientDisconnect):
-            await unless_gone(receive, self.stream_response(send))
+        with closing(self._generation):
+            await super().__call__(scope, receive, send)
 
-    async def stream_response(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pings = asyncio.create_task(_ping(send))
-        try:
-            async with aclosing(self._events) as pieces:
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        finally:
-            pings.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _ping(send: Send) -> None:
-    """Comments that keep idle connections open on the way. A message is sent whole, so they never fall into an event."""
-    while True:
-        await asyncio.sleep(PING_S)
-        await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        await send(message)  # no timeout is set: a scope to cancel for every chunk would cost as much as the chunk
 
 
 async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Greedy output equals `transformers.generate`, for every lowered family, by both ways of running a model."""
+"""Greedy output equals `transformers.generate`, for every lowered family, by every way of running a model."""
 
 from __future__ import annotations
 
@@ -7,38 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import save_tokenizer
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from tiny_models import FAMILIES, save_tokenizer, tiny_config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from foretoken.engine.boot import boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.request import SamplingParams
+from foretoken.kernels import native
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 
 NUM_TOKENS = 32
 NEAR_TIE = 1e-4
 PROMPTS = ["The quick brown fox jumps over", "def add(a, b):", "a", "one two one two one two one two one"]
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
-    "llama": (LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
-    "mistral": (MistralConfig, {"sliding_window": 8}),
-    "qwen2": (Qwen2Config, {}),
-    "qwen3": (Qwen3Config, {"head_dim": 24}),
-}
+EXECUTORS = ["torch", "transformers", *(["native"] if native.availability().isa else [])]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    kind, settings = CONFIGS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = save_tokenizer(folder)
     shape = {
@@ -55,20 +41,20 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(kind(**{**shape, **settings})).eval()
+        model = AutoModelForCausalLM.from_config(tiny_config(request.param, **shape)).eval()
     model.save_pretrained(folder)
     return folder, model
 
 
-@pytest.mark.parametrize("executor", ["torch", "transformers"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
 def test_greedy_output_is_that_of_transformers(checkpoint: tuple[Path, Any], executor: str, method: str) -> None:
     folder, model = checkpoint
-    speculative = SpeculativeConfig((NgramConfig(4, 3, 1), DraftModelConfig(str(folder), 3)))
+    speculative = SpeculativeConfig((NgramConfig(4, 3, 1), DraftModelConfig(str(folder), 3, quantization="none")))
     engine = boot(
         EngineConfig(
-            ModelConfig(str(folder), executor=executor),
-            CacheConfig(num_blocks=64, block_size=4),
+            ModelConfig(str(folder), executor=executor, dtype="float32"),
+            CacheConfig(num_blocks=64, block_size=16 if executor == "native" else 4),
             SchedulerConfig(max_num_batched_tokens=12, max_num_seqs=4, max_draft_tokens_per_step=8),  # prompts come in chunks
             speculative,
         )

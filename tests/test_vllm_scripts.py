@@ -187,11 +187,9 @@ def test_two_llms_in_one_process(tiny_target: Path, tiny_draft: Path) -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
 def test_a_loop_over_k_and_acceptance_read_offline(k: int, tiny_target: Path, plain_tokens: list[list[int]]) -> None:
-    """The target as its own draft: every guess is right, so the figures of each request are known beforehand."""
-    llm = LLM(
-        model=str(tiny_target),
-        speculative_config={"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": k, "adaptive": False},
-    )
+    """The target, unquantised, as its own draft: every guess is right, so the figures of each request are known beforehand."""
+    draft = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": k, "adaptive": False, "quantization": "none"}
+    llm = LLM(model=str(tiny_target), speculative_config=draft)
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True), use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == plain_tokens
     for output in outputs:

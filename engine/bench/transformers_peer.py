@@ -40,7 +40,11 @@ class TransformersPeer:
     def __enter__(self) -> TransformersPeer:
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
-        self._read()  # it says that it is ready
+        try:
+            self._read()  # it says that it is ready
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

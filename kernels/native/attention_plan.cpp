@@ -28,7 +28,6 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
   const int most_heads = std::min(heads_per_kv, kTileVectors);
   const int most_tokens = most_heads ? kTileVectors / most_heads : 0;
   auto add_tile = [&](int row, int token, int tokens, Places seen, int tree) {
-    // A padding token at either end computes nothing that is kept.
     const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
     for (int head = 0; head < heads_per_kv; head += most_heads) {
       const int heads = std::min(most_heads, heads_per_kv - head);

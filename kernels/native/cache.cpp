@@ -11,8 +11,8 @@ namespace {
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 constexpr int element_bytes(CacheType type) { return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1; }
 
-// Where the elements of one slot and head lie: element d of K at k + d / together * k_step + d % together * size, in bytes; V
-// likewise. `together` elements of one slot are neighbours in K; in V, elements of neighbouring slots are.
+// Where the elements of one slot and head lie: `together` elements of one slot are neighbours in K; in V, elements
+// of as many neighbouring slots are.
 struct Slot {
   char* k;
   char* v;
@@ -35,8 +35,6 @@ class Layout {
   }
   char* k(const Slot& slot, int d) const { return slot.k + (d / together_ * kBlockSize * together_ + d % together_) * size_; }
   char* v(const Slot& slot, int d) const { return slot.v + d * together_ * size_; }
-  int size() const { return size_; }
-  bool has_scales() const { return layer_.type == CacheType::kInt8; }
 
  private:
   CacheLayer layer_;
@@ -103,6 +101,47 @@ void fetch(CacheType type, float* x, int dim, const float* scale, Place place) {
   }
 }
 
+// A slot's numbers lie `step` bytes apart in the cache, side by side in their copy.
+template <typename Number>
+char* copy_out(const char* place, int64_t step, int count, char* copy) {
+  for (int i = 0; i < count; ++i) std::memcpy(copy + i * sizeof(Number), place + i * step, sizeof(Number));
+  return copy + count * sizeof(Number);
+}
+template <typename Number>
+const char* copy_in(const char* copy, char* place, int64_t step, int count) {
+  for (int i = 0; i < count; ++i) std::memcpy(place + i * step, copy + i * sizeof(Number), sizeof(Number));
+  return copy + count * sizeof(Number);
+}
+
+// Lane: what lies together in a row of K. Element: one number of V.
+template <typename Lane, typename Element>
+void move_slots(const CacheLayer& layer, const int64_t* src, const int64_t* dst, int n) {
+  const Layout layout(layer);
+  constexpr int64_t k_step = kBlockSize * sizeof(Lane), v_step = sizeof(Lane);
+  const int k_count = layer.k_pad * int(sizeof(Element)) / int(sizeof(Lane)), v_count = layer.v_pad;
+  const bool scaled = layer.type == CacheType::kInt8;
+  const size_t head_bytes = size_t(k_count) * sizeof(Lane) + size_t(v_count) * sizeof(Element) + 2 * sizeof(float);
+  std::vector<char> copies(size_t(n) * size_t(layer.kv_heads) * head_bytes);
+  char* out = copies.data();
+  for (int i = 0; i < n; ++i) {
+    for (int head = 0; head < layer.kv_heads; ++head) {
+      const Slot slot = layout.slot(src[i], head);
+      out = copy_out<Lane>(slot.k, k_step, k_count, out);
+      out = copy_out<Element>(slot.v, v_step, v_count, out);
+      if (scaled) out = copy_out<float>(reinterpret_cast<const char*>(slot.k_scale), kBlockSize * sizeof(float), 2, out);
+    }
+  }
+  const char* in = copies.data();
+  for (int i = 0; i < n; ++i) {
+    for (int head = 0; head < layer.kv_heads; ++head) {
+      const Slot slot = layout.slot(dst[i], head);
+      in = copy_in<Lane>(in, slot.k, k_step, k_count);
+      in = copy_in<Element>(in, slot.v, v_step, v_count);
+      if (scaled) in = copy_in<float>(in, reinterpret_cast<char*>(slot.k_scale), kBlockSize * sizeof(float), 2);
+    }
+  }
+}
+
 }  // namespace
 
 CacheLayer make_cache_layer(CacheType type, int kv_heads, int k_dim, int v_dim, char* base) {
@@ -139,28 +178,10 @@ void cache_gather(const CacheLayer& layer, const int64_t* slots, int n, float* k
 }
 
 void cache_move(const CacheLayer& layer, const int64_t* src, const int64_t* dst, int n) {
-  const Layout layout(layer);
-  const int size = layout.size();
-  const int64_t slot_bytes = int64_t(layer.kv_heads) * ((layer.k_pad + layer.v_pad) * size + 2 * int64_t(sizeof(float)));
-  std::vector<char> copies(size_t(n * slot_bytes));
-  // Once from the slots to the copies, once back.
-  for (const bool reads : {true, false}) {
-    char* copy = copies.data();
-    auto carry = [&](char* place, int64_t bytes) {
-      std::memcpy(reads ? copy : place, reads ? place : copy, size_t(bytes));
-      copy += bytes;
-    };
-    for (int i = 0; i < n; ++i) {
-      for (int head = 0; head < layer.kv_heads; ++head) {
-        const Slot slot = layout.slot(reads ? src[i] : dst[i], head);
-        for (int d = 0; d < layer.k_pad; ++d) carry(layout.k(slot, d), size);
-        for (int d = 0; d < layer.v_pad; ++d) carry(layout.v(slot, d), size);
-        if (layout.has_scales()) {
-          carry(reinterpret_cast<char*>(slot.k_scale), sizeof(float));
-          carry(reinterpret_cast<char*>(slot.v_scale), sizeof(float));
-        }
-      }
-    }
+  switch (layer.type) {
+    case CacheType::kFloat32: return move_slots<uint32_t, uint32_t>(layer, src, dst, n);
+    case CacheType::kBFloat16: return move_slots<uint32_t, uint16_t>(layer, src, dst, n);
+    case CacheType::kInt8: return move_slots<uint16_t, uint8_t>(layer, src, dst, n);
   }
 }
 

@@ -1,5 +1,10 @@
 // The body of every isa_*.cpp: all ops compiled for one instruction set, and their table.
+// gcc 12 takes the undefined vectors inside its own intrinsics for mistakes.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include "kernels.h"
 #include "sampling.h"
@@ -18,6 +23,7 @@ namespace {
 #include "ops/attention.h"
 #include "ops/noise.h"
 #include "ops/logit_edits.h"
+#include "ops/selection.h"
 #include "ops/sampling.h"
 
 }  // namespace

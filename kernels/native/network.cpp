@@ -86,7 +86,7 @@ void Network::start(const RunRequest& request, bool confidence) {
   size_t prepared = 0, groups = 0, queries = 0;
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kLinear) {
-      prepared = std::max(prepared, size_t(op.weights->inputs) * 4 + 64);
+      prepared = std::max(prepared, size_t(op.weights->inputs) * 4 + 128);
       groups = std::max(groups, size_t(op.weights->inputs / kGroup));
     } else if (op.kind == OpKind::kAttention) {
       const size_t heads = std::max<size_t>(size_t(op.num_heads), 1);
@@ -373,7 +373,8 @@ void Network::prepare_rows(const Op& op, int first, int end, PreparedRows& rows)
 
 PreparedRows Network::prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums) {
   const int64_t element = op.weights->precision == Precision::kFloat32 ? 4 : op.weights->precision == Precision::kBFloat16 ? 2 : 1;
-  const int64_t stride = int64_t(round_up(size_t(op.weights->inputs * element), 64));
+  int64_t stride = int64_t(round_up(size_t(op.weights->inputs * element), 64));
+  if (stride % 4096 == 0) stride += 64;  // else a column of rows would fall into one set of the cache
   return {data.get<char>(0), stride, scales.get<float>(0), group_sums.get<int32_t>(0), rows_of(op)};
 }
 

@@ -101,9 +101,8 @@ class Layer:
         shape = self.shape
         num_heads = 0 if only_write else shape.num_heads
         pads = [-(-dim // 32) * 32 for dim in (shape.k_dim, shape.v_dim)]
-        cache = CacheLayer(
-            int(shape.type), shape.kv_heads, shape.k_dim, shape.v_dim, *pads, self.block_bytes // shape.kv_heads, self.block_bytes, self.kv.bases[0]
-        )
+        sizes = (self.block_bytes // shape.kv_heads, self.block_bytes)
+        cache = CacheLayer(int(shape.type), shape.kv_heads, shape.k_dim, shape.v_dim, *pads, *sizes, self.kv.bases[0])
         x = x.contiguous()
         out = torch.full((len(x), num_heads * shape.v_dim), torch.nan)
         op = AttentionOp(
@@ -303,12 +302,15 @@ def test_shapes(name: str, type: CacheType, isa: int):
 def random_rows(rng: random.Random, most: int) -> list[Row]:
     rows: list[Row] = []
     for _ in range(rng.randrange(1, most)):
-        context, causal, size = rng.choice([0, 5, rng.randrange(330)]), rng.choice([0, 1, 1, rng.randrange(6), rng.randrange(40)]), rng.randrange(9)
+        context, causal = rng.choice([0, 5, rng.randrange(330)]), rng.choice([0, 1, 1, rng.randrange(6), rng.randrange(40)])
+        size = rng.randrange(9)
         if rng.random() < 0.3:  # a tree whose bits point anywhere; each token sees itself
             masks = [rng.getrandbits(size) | 1 << node for node in range(size)]
             rows.append(Row(context, causal, masks=masks, depths=[rng.randrange(size) for _ in masks]))
+        elif rng.random() < 0.6:
+            rows.append(Row(context, causal, [rng.randrange(-1, node) for node in range(size)]))
         else:
-            rows.append(Row(context, causal, [rng.randrange(-1, node) if node else -1 for node in range(size)] if rng.random() < 0.6 else ()))
+            rows.append(Row(context, causal))
     return rows
 
 
@@ -334,11 +336,10 @@ def test_random_batches(seed: int):
 # ---- the same bits, however a token is computed
 
 
-class Sequence_:
-    """A sequence whose tokens have fixed q | k | v, computed in any arrangement, in any blocks."""
+class Tokens:
+    """A sequence with fixed q | k | v of each token, computed in any arrangement, in any blocks."""
 
     def __init__(self, shape: Shape, length: int, seed: int) -> None:
-        self.shape, self.length = shape, length
         self.x = torch.randn(length, shape.width, generator=torch.Generator().manual_seed(seed))
 
     def run(self, layer: Layer, chunks: Sequence[int], blocks: list[int], **options: Any) -> Tensor:
@@ -365,13 +366,13 @@ def test_chunks_blocks_threads_and_order_change_no_bit(name: str, type: CacheTyp
     rng = random.Random(name)
     shape = replace(INVARIANT_SHAPES[name], type=type)
     length = 2 * SEGMENT + 40
-    sequence = Sequence_(shape, length, 3)
+    tokens = Tokens(shape, length, 3)
     row = Row(0, length)
-    expected = sequence.run(Layer(shape), [length], deal([row], rng)[0], isa=isa)
+    expected = tokens.run(Layer(shape), [length], deal([row], rng)[0], isa=isa)
     assert torch.isfinite(expected).all()
     for size in (1, 5, 16, 64, 257):
         chunks = [size] * (length // size) + [length % size] * (length % size > 0)
-        out = sequence.run(Layer(shape), chunks, deal([row], rng)[0], isa=isa, threads=rng.choice([1, 2, 3, 16]), seed=rng.randrange(100))
+        out = tokens.run(Layer(shape), chunks, deal([row], rng)[0], isa=isa, threads=rng.choice([1, 2, 3, 16]), seed=rng.randrange(100))
         assert torch.equal(out, expected), f"chunks of {size}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["qwen3", "window"])
 def model(request: pytest.FixtureRequest) -> Model:
-    sizes = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
     sizes |= {"head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
     if request.param == "qwen3":
         config = transformers.Qwen3Config(**sizes, sliding_window=None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import transformers
 
@@ -10,7 +11,7 @@ from foretoken.kernels.native_lowering import Lowered, Product, lower
 from foretoken.kernels.program import Attention, GatherRows, Program, RMSNorm
 
 
-def llama(**settings: object) -> Program:
+def llama(**settings: Any) -> Program:
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=100, **settings
     )

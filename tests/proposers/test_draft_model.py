@@ -48,6 +48,7 @@ class CheckingModel:
     """Logits are a function of the text before them. Raises if a place is read that does not hold the entry of that text."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
+    is_batch_invariant = True
     weight_bytes = 0
 
     def __init__(self, vocab_size: int = VOCAB, max_model_len: int = 1000, salt: int = 0) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 
@@ -22,13 +23,24 @@ CLOCK_S = 0.4
 
 
 class App:
-    """Answers GET with `size` bytes in pieces, POST with 3 bytes, its body unread. Remembers who left early."""
+    """Answers with `size` bytes in pieces (once with `pieces` and no length, if there are any), the request's body unread.
+
+    Remembers who left early.
+    """
 
     def __init__(self) -> None:
         self.size = 3
+        self.pieces: list[bytes] = []
         self.left = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.pieces:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for piece in self.pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            self.pieces = []
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % self.size)]})
         sent = 0
         while sent < self.size:
@@ -151,3 +163,24 @@ def test_a_wish_to_upgrade_is_ignored(port: int, caplog: pytest.LogCaptureFixtur
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n")
         assert b"200 OK" in read(client)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_pieces_of_an_answer_without_a_length_arrive_as_they_were(app: App, port: int, version: bytes) -> None:
+    app.pieces = [b"one", b"", b"0\r\n\r\n", b"x" * 70_000]
+    text = b"".join(app.pieces)
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/%b\r\nHost: x\r\n\r\n" % version)
+        if version == b"1.1":
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")  # its answer has a length again
+        received = h11.Connection(h11.CLIENT)
+        received.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
+        received.send(h11.EndOfMessage())
+        received.receive_data(read(client))
+        received.receive_data(b"")
+    events: list[Any] = []
+    while not events or type(events[-1]) is not h11.EndOfMessage:
+        events.append(received.next_event())
+    assert b"".join(bytes(event.data) for event in events if type(event) is h11.Data) == text
+    following = received.trailing_data[0]
+    assert following.endswith(b"\r\n\r\nxxx") and b"content-length: 3" in following if version == b"1.1" else not following

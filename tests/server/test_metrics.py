@@ -68,6 +68,11 @@ def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
     assert found["vllm:inter_token_latency_seconds_count",] == 5
     assert found["vllm:inter_token_latency_seconds_sum",] == pytest.approx(0.5)
     assert found["vllm:inter_token_latency_seconds_bucket", "0.1"] == 5
+    assert found["vllm:inter_token_latency_seconds_bucket", "0.075"] == 0
+    metrics.on_tokens(9.0, 2)  # beyond the last bound
+    found = samples(metrics.render().decode())
+    assert found["vllm:inter_token_latency_seconds_bucket", "2.5"] == 5
+    assert found["vllm:inter_token_latency_seconds_bucket", "+Inf"] == 7 == found["vllm:inter_token_latency_seconds_count",]
 
 
 def test_no_request_can_make_new_series(client: TestClient) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fake_engine import FakeEngine
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from foretoken.engine.request import TokenDelta
 from foretoken.server import streaming
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
+from foretoken.server.generation import Generation
+from foretoken.server.schemas import StreamOptions
+from foretoken.server.streaming import Chunks
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -90,3 +95,33 @@ def test_a_request_that_takes_too_long_fails(fake: FakeEngine, prompts: list[str
     body = answer.text.splitlines()[0].removeprefix("data: ") if stream else answer.text
     assert json.loads(body)["error"]["code"] == "timeout" and "0.05 s" in body
     assert fake.num_open == 0
+
+
+class Shape:
+    """A route's, of a model whose name looks like JSON."""
+
+    name = '"\\u0000","text":"\0'
+
+    def envelope(self, *, chunk: bool) -> dict[str, Any]:
+        return {"id": "x", "model": self.name}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]:
+        return {"index": index, "text": delta.text, "finish_reason": delta.finish_reason}
+
+    def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_whatever_the_text_a_chunk_is_one_event_that_holds_it(include_usage: bool) -> None:
+    chunks = Chunks(cast(Generation, SimpleNamespace(finished=False)), Shape(), StreamOptions(include_usage=include_usage))
+    for text in ["word", "", "\0", '"', "a\\", "\n\ndata: [DONE]\n\n", "\r", "\u2028", "\x85", "é世🦊", '"}]}']:
+        for index in (0, 1):
+            spelled = chunks(index, TokenDelta("r", index, [1], text, [-1]))
+            assert spelled.startswith(b"data: ") and spelled.endswith(b"\n\n") and len(spelled.splitlines()) == 2, spelled
+            usage = {"usage": None} if include_usage else {}
+            choices = [{"index": index, "text": text, "finish_reason": None}]
+            assert json.loads(spelled[6:]) == {"id": "x", "model": Shape.name, **usage, "choices": choices}

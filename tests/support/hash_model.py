@@ -45,6 +45,7 @@ class HashModel:
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 4096
+    is_batch_invariant = True
     weight_bytes = 0
 
     def __init__(self, vocab_size: int, fails_on: int | None = None, errs: bool = False) -> None:

@@ -1,14 +1,16 @@
 // Attention of a tile of query vectors over runs of segments of the paged cache.
 //
-// Every segment of kSegment places gives a vector a state: the greatest score m, l = sum of exp(score - m), and sums = sum of
-// exp(score - m) v. States are folded from left to right. Which segments, tiles and threads there are changes no bit: a place that a
-// token does not see weighs exactly nothing, and a segment without a place that it sees gives the neutral state.
+// Every segment of kSegment places gives a vector a state: the greatest score, as m = score * log2(e); l = sum of 2^(score * log2(e) - m);
+// sums = the same sum with each place's v as a factor. States are folded from left to right. Which segments, tiles and threads there
+// are changes no bit: a place that a token does not see weighs exactly nothing, and a segment without a place that it sees gives the
+// neutral state.
 
 #include "attention_places.h"
 #include "attention_blocks.h"
 #include "attention_products.h"
+#include "attention_weights.h"
 
-constexpr int kTile = 16;                                       // query vectors
+constexpr int kTile = 16;  // query vectors
 constexpr int kSegmentBlocks = kSegment / kBlockSize;
 constexpr int kTreeBlocks = (kMaxTree + 2 * (kBlockSize - 1)) / kBlockSize;  // that kMaxTree places can touch
 
@@ -16,17 +18,17 @@ constexpr int kTreeBlocks = (kMaxTree + 2 * (kBlockSize - 1)) / kBlockSize;  // 
 inline int64_t state_floats(int vectors, int v_pad) { return 2 * kTile + int64_t(vectors) * v_pad; }
 
 inline void clear_state(float* state, int vectors, int v_pad) {
-  store(state, splat(-__builtin_inff()));
+  store(state, splat(-kInfinity));
   for (int64_t i = kTile; i < state_floats(vectors, v_pad); i += 16) store(state + i, zero());
 }
 
-// state = state, then next. exp_of(0) is 1 and exp_of(-inf) is 0, so a neutral state changes nothing on either side.
+// state = state, then next. exp2_of(0) is 1 and exp2_of(-inf) is 0, so a neutral state changes nothing on either side.
 inline void fold_state(float* state, const float* next, int vectors, int v_pad) {
   const Vec m = load(state), n = load(next);
   const Vec greatest = _mm512_max_ps(m, n);
   // both -inf: nothing seen yet
-  const Vec base = _mm512_mask_mov_ps(greatest, _mm512_cmp_ps_mask(greatest, splat(-__builtin_inff()), _CMP_EQ_OQ), zero());
-  const Vec old_weight = exp_of(_mm512_sub_ps(m, base)), new_weight = exp_of(_mm512_sub_ps(n, base));
+  const Vec base = _mm512_mask_mov_ps(greatest, _mm512_cmp_ps_mask(greatest, splat(-kInfinity), _CMP_EQ_OQ), zero());
+  const Vec old_weight = exp2_of(_mm512_sub_ps(m, base)), new_weight = exp2_of(_mm512_sub_ps(n, base));
   store(state, greatest);
   store(state + kTile, _mm512_fmadd_ps(load(next + kTile), new_weight, _mm512_mul_ps(load(state + kTile), old_weight)));
   alignas(64) float old_weights[kTile], new_weights[kTile];
@@ -46,45 +48,14 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
     const int token = task.first_token + i / task.num_heads;
     if (batch.slots[token] < 0) continue;  // padding: set to zero elsewhere
     const float l = state[kTile + i];
+    const Vec inverse = splat(l == 0.0f ? 0.0f : 1.0f / l);
     const float* sums = state + 2 * kTile + int64_t(i) * op.cache.v_pad;
     float* out = op.out + token * op.out_stride + int64_t(kv_head * group + task.first_head + i % task.num_heads) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       // + 0: a sum of products that underflowed may be -0, by how many zeros were added to it
-      const Vec x = l == 0.0f ? zero() : _mm512_add_ps(_mm512_div_ps(load(sums + d), splat(l)), zero());
-      store_some(out + d, x, v_dim - d);
+      store_some(out + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
     }
   }
-}
-
-// Lanes [low, high) of 16, both of any value.
-inline __mmask16 lanes_between(int low, int high) { return first_lanes(max_of(high, 0)) & __mmask16(~first_lanes(max_of(low, 0))); }
-
-// One vector's scores of a segment, places [low, high) of it seen -> weights, and the state's m and l. int8: the keys' scales belong to
-// the scores, the values' scales to the weights.
-template <class Lane>
-inline void soften(const AttentionOp& op, float* scores, char* weights, int low, int high, const float* const* scales, float* m, float* l) {
-  const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
-  const Vec lowest = splat(-__builtin_inff());
-  const bool narrow = op.cache.type == CacheType::kInt8;
-  Vec greatest = lowest;
-  for (int b = first; b < end; ++b) {
-    Vec x = load(scores + b * kBlockSize);
-    if (narrow) x = _mm512_mul_ps(x, load(scales[b]));
-    if (op.softcap > 0.0f) x = _mm512_mul_ps(tanh_of(_mm512_mul_ps(x, splat(1.0f / op.softcap))), splat(op.softcap));
-    x = _mm512_mask_mov_ps(lowest, lanes_between(low - b * kBlockSize, high - b * kBlockSize), x);
-    greatest = _mm512_max_ps(greatest, x);
-    store(scores + b * kBlockSize, x);
-  }
-  *m = max_lanes(greatest);
-  Vec sum = zero();
-  for (int b = first; b < end; ++b) {
-    Vec x = exp_of(_mm512_sub_ps(load(scores + b * kBlockSize), splat(*m)));
-    sum = _mm512_add_ps(sum, x);
-    // masked: a slot that nobody has written may hold any scale
-    if (narrow) x = _mm512_maskz_mul_ps(lanes_between(low - b * kBlockSize, high - b * kBlockSize), x, load(scales[b] + kBlockSize));
-    Lane::store_weights(weights + b * kBlockSize * 4 / Lane::kPlaces, x);
-  }
-  *l = sum_lanes(sum);
 }
 
 // What a task works on, and its part of the scratch memory.
@@ -98,8 +69,12 @@ struct Tile {
   float* state;                 // of one segment
   float* folded;                // of those before
   char* tree_blocks;            // [kTreeBlocks][head_bytes]
-  char* widened;                // int8: K, then V of a segment
+  float query_scales[kTile] = {};  // int8
 };
+
+static_assert(2 * kTile * kSegment * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2 +
+                  kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
+              "heads of kMaxHeadDim must fit");
 
 inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, void* scratch) {
   Tile tile;
@@ -116,11 +91,16 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
   tile.state = reinterpret_cast<float*>(take(state_bytes));
   tile.folded = reinterpret_cast<float*>(take(state_bytes));
   tile.tree_blocks = take(kTreeBlocks * cache.head_bytes);
-  tile.widened = memory;
 
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16, group = op.num_heads / cache.kv_heads;
   tile.query_bytes = int64_t(cache.k_pad) * (cache.type == CacheType::kFloat32 ? 4 : 2);
   tile.queries = static_cast<const char*>(op.queries) + ((kv_head * rows + task.first_token) * group + task.first_head) * tile.query_bytes;
+  if (cache.type == CacheType::kInt8) {
+    auto* narrow = reinterpret_cast<int16_t*>(take(kTile * tile.query_bytes));
+    const auto* wide = reinterpret_cast<const uint16_t*>(tile.queries);
+    quantise_queries(wide, task.num_tokens * task.num_heads, cache.k_pad, narrow, tile.query_scales);
+    tile.queries = reinterpret_cast<const char*>(narrow);
+  }
 
   if (!task.tree) {
     for (int t = 0; t < task.num_tokens; ++t) tile.seen[t] = causal_places(batch, task.row, task.first_token + t, op.window);
@@ -144,10 +124,10 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
 
 // The state of one segment, in tile.state; false if no token of the tile sees a place of it.
 template <class Lane>
-inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile, int segment) {
+inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile,
+                           int segment) {
   const CacheLayer& cache = op.cache;
   const int heads = task.num_heads, vectors = task.num_tokens * heads;
-  const bool narrow = cache.type == CacheType::kInt8;
 
   // 1. places of the segment that each token sees, the blocks they lie in, and the blocks that all tokens see whole
   int low[kTile], high[kTile];
@@ -164,55 +144,55 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   if (first >= end) return false;
   if (whole_first >= whole_end) whole_first = whole_end = end;
 
-  const char* blocks[kSegmentBlocks];
-  const char* rows[kSegmentBlocks];
+  const int64_t k_bytes = int64_t(cache.k_pad) / Lane::kPlaces * kBlockSize * Lane::kBytes, v_row = int64_t(cache.v_pad) * Lane::kBytes;
+  const int64_t v_bytes = kBlockSize / Lane::kPlaces * v_row;
+  const char* keys[kSegmentBlocks];
+  const char* values[kSegmentBlocks];
   const float* scales[kSegmentBlocks];
-  const int64_t k_bytes = int64_t(cache.k_pad) * kBlockSize * (cache.type == CacheType::kFloat32 ? 4 : narrow ? 1 : 2);
-  const int64_t v_bytes = k_bytes / cache.k_pad * cache.v_pad;
   for (int b = first; b < end; ++b) {
     const int index = segment * kSegmentBlocks + b;
-    blocks[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
-                                         : cache_block(op, batch, task.row, kv_head, index);
-    scales[b] = reinterpret_cast<const float*>(blocks[b] + k_bytes + v_bytes);
-    rows[b] = blocks[b];
-    if (narrow) {
-      widen(blocks[b], int(k_bytes), tile.widened + b * k_bytes * 2);
-      rows[b] = tile.widened + b * k_bytes * 2;
-    }
+    keys[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
+                                       : cache_block(op, batch, task.row, kv_head, index);
+    values[b] = keys[b] + k_bytes;
+    scales[b] = reinterpret_cast<const float*>(values[b] + v_bytes);  // int8 only
   }
 
   // 2. scores, then weights
   const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
-  score_blocks<Lane>(tile.queries, vectors, tile.query_bytes, rows, first, end, key_rows, tile.scores);
+  const bool is_first = task.first_token == batch.query_start[task.row];  // later tiles find their row's values in the core's own cache
+  score_blocks<Lane>(tile.queries, vectors, tile.query_bytes, keys, first, end, key_rows, tile.scores, k_bytes, is_first ? v_bytes : 0);
   clear_state(tile.state, vectors, cache.v_pad);
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
+  float weight_scales[kTile];
   for (int i = 0; i < vectors; ++i) {
     const int t = i / heads;
+    weight_scales[i] = 0.0f;
     if (low[t] >= high[t]) continue;
-    soften<Lane>(op, tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low[t], high[t], scales, tile.state + i,
-                 tile.state + kTile + i);
+    weight_scales[i] = soften<Lane>(op, tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low[t], high[t],
+                                    {scales, tile.query_scales[i]}, tile.state + i, tile.state + kTile + i);
   }
 
   // 3. weighted values: blocks that all tokens see whole together, those around them token by token
-  for (int b = first; b < end; ++b) {
-    rows[b] = blocks[b] + k_bytes;
-    if (narrow) {
-      widen(blocks[b] + k_bytes, int(v_bytes), tile.widened + b * v_bytes * 2);
-      rows[b] = tile.widened + b * v_bytes * 2;
-    }
-  }
-  const ValueRows values{rows, int64_t(cache.v_pad) * 4};
+  const ValueRows rows{values, v_row};
   float* sums = tile.state + 2 * kTile;
   auto weigh_edges = [&](int from, int to) {
     for (int t = 0; t < task.num_tokens; ++t) {
       const int begin = max_of(from, low[t] / kBlockSize), stop = min_of(to, (high[t] + kBlockSize - 1) / kBlockSize);
-      weigh_blocks<Lane, true>(tile.weights + t * heads * kWeightsBytes, heads, values, begin, stop, low[t], high[t], cache.v_dim,
+      weigh_blocks<Lane, true>(tile.weights + t * heads * kWeightsBytes, heads, rows, begin, stop, low[t], high[t], cache.v_dim,
                                sums + int64_t(t) * heads * cache.v_pad, cache.v_pad);
     }
   };
   weigh_edges(first, whole_first);
-  weigh_blocks<Lane, false>(tile.weights, vectors, values, whole_first, whole_end, 0, 0, cache.v_dim, sums, cache.v_pad);
+  weigh_blocks<Lane, false>(tile.weights, vectors, rows, whole_first, whole_end, 0, 0, cache.v_dim, sums, cache.v_pad);
   weigh_edges(whole_end, end);
+  if (Lane::kBytes == 2) {
+    for (int i = 0; i < vectors; ++i) {
+      float* x = sums + int64_t(i) * cache.v_pad;
+      for (int d = 0; d < cache.v_pad; d += 16) {
+        store(x + d, _mm512_mul_ps(Lane::value(read_sum<typename Lane::Sum>(x + d)), splat(weight_scales[i])));
+      }
+    }
+  }
   return true;
 }
 
@@ -240,6 +220,8 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
 inline void attend(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, float* partial, void* scratch) {
   if (op.cache.type == CacheType::kFloat32) {
     attend_segments<FloatLane>(op, batch, task, kv_head, partial, scratch);
+  } else if (op.cache.type == CacheType::kInt8) {
+    attend_segments<ByteLane>(op, batch, task, kv_head, partial, scratch);
   } else {
     attend_segments<PairLane>(op, batch, task, kv_head, partial, scratch);
   }

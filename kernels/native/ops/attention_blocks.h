@@ -1,20 +1,4 @@
-// Cache blocks as the products read them: rows of 64 bytes for K (one dimension, or two of bfloat16, of 16 places), rows of v_pad
-// lanes of 4 bytes for V (one place, or two of bfloat16). Bytes of an int8 cache are widened to bfloat16, exactly; the places of a tree
-// that a token sees are copied to blocks of their own, in logical order.
-
-// 16 lanes of 2 bytes -> 16 pairs of bfloat16. A small integer as float has its value in the upper half: that half is its bfloat16.
-inline Int widen_bytes(__m256i bytes) {
-  const Int pairs = _mm512_cvtepi16_epi32(bytes);
-  const Int first = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24)));
-  const Int second = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 8)));
-  return _mm512_or_si512(_mm512_srli_epi32(first, 16), second);
-}
-
-inline void widen(const char* bytes, int count, char* pairs) {  // count bytes, a multiple of 32
-  for (int i = 0; i < count; i += 32) {
-    _mm512_store_si512(pairs + 2 * i, widen_bytes(_mm256_load_si256(reinterpret_cast<const __m256i*>(bytes + i))));
-  }
-}
+// Blocks of the cache, and blocks of its layout made for one tree token: the places that it sees, copied in logical order.
 
 inline const char* cache_block(const AttentionOp& op, const BatchView& batch, int row, int kv_head, int index) {
   const int64_t block = batch.block_tables[int64_t(row) * batch.table_width + index];

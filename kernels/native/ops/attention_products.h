@@ -1,32 +1,47 @@
 // The two products of attention over cache blocks, for a few query vectors at a time. A score adds over dimensions in order, an
 // output over places in order, whichever other vectors and blocks are computed with it.
 
-// What a 4-byte lane holds: one float, or a pair of bfloat16.
+// What a 4-byte lane of the products holds, and how 16 of them are read from the cache: a float, a pair of bfloat16, or a pair of
+// int16 whose counterparts in the cache are int8. Sums of the latter are exact: 2^15 * 2^7 * kMaxHeadDim (or kSegment) is at most 2^31.
 struct FloatLane {
+  using Sum = Vec;
   static constexpr int kPlaces = 1;  // of a row of V, and dimensions of a row of K
-  static Vec multiply_add(Vec sum, Int a, Int b) { return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum); }
-  static void store_weights(char* to, Vec x) { store(reinterpret_cast<float*>(to), x); }
+  static constexpr int kBytes = 4;   // of a lane in the cache
+  static Int load(const char* p) { return _mm512_load_si512(p); }
+  static Sum multiply_add(Sum sum, Int a, Int b) { return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum); }
+  static Vec value(Sum sum) { return sum; }
 };
 struct PairLane {
+  using Sum = Vec;
   static constexpr int kPlaces = 2;
-  static Vec multiply_add(Vec sum, Int a, Int b) { return dot_bf16(sum, a, b); }
-  static void store_weights(char* to, Vec x) { store_bf16(reinterpret_cast<uint16_t*>(to), x); }
+  static constexpr int kBytes = 4;
+  static Int load(const char* p) { return _mm512_load_si512(p); }
+  static Sum multiply_add(Sum sum, Int a, Int b) { return dot_bf16(sum, a, b); }
+  static Vec value(Sum sum) { return sum; }
 };
-
-inline Int broadcast_lane(const char* p) {
-  int32_t bits;
-  __builtin_memcpy(&bits, p, 4);
-  return _mm512_set1_epi32(bits);
-}
+struct ByteLane {
+  using Sum = Int;
+  static constexpr int kPlaces = 2;
+  static constexpr int kBytes = 2;
+  static Int load(const char* p) { return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Sum multiply_add(Sum sum, Int a, Int b) {
+#if FT_VNNI
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+  }
+  static Vec value(Sum sum) { return _mm512_cvtepi32_ps(sum); }
+};
 
 // scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kSegment long.
 template <class Lane, int Q, int B>
 inline void score_tile(const char* q, int64_t q_stride, const char* const* keys, int rows, float* scores) {
-  Vec sum[Q][B];
+  typename Lane::Sum sum[Q][B];
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) sum[i][b] = zero();
+    for (int b = 0; b < B; ++b) sum[i][b] = typename Lane::Sum{};
   }
   const char* key[B];
 #pragma GCC unroll 8
@@ -34,10 +49,10 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
   for (int r = 0; r < rows; ++r) {
     Int k[B];
 #pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) k[b] = _mm512_load_si512(key[b] + r * 64);
+    for (int b = 0; b < B; ++b) k[b] = Lane::load(key[b] + r * 16 * Lane::kBytes);
 #pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) {
-      const Int x = broadcast_lane(q + i * q_stride + r * 4);
+      const Int x = splat_bits(q + i * q_stride + r * 4);
 #pragma GCC unroll 8
       for (int b = 0; b < B; ++b) sum[i][b] = Lane::multiply_add(sum[i][b], x, k[b]);
     }
@@ -45,7 +60,7 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) store(scores + i * kSegment + b * kBlockSize, sum[i][b]);
+    for (int b = 0; b < B; ++b) store(scores + i * kSegment + b * kBlockSize, Lane::value(sum[i][b]));
   }
 }
 
@@ -65,11 +80,18 @@ inline void score_queries(const char* q, int count, int64_t q_stride, const char
   }
 }
 
-// Scores of `count` queries and blocks [first, end) of a segment.
+// Scores of `count` queries and blocks [first, end) of a segment. On the way the v_bytes behind the k_bytes of each block are fetched:
+// blocks lie anywhere, so the processor cannot guess the next.
 template <class Lane>
-inline void score_blocks(const char* q, int count, int64_t q_stride, const char* const* keys, int first, int end, int rows, float* scores) {
+inline void score_blocks(const char* q, int count, int64_t q_stride, const char* const* keys, int first, int end, int rows, float* scores,
+                         int64_t k_bytes, int64_t v_bytes) {
   int b = first;
-  for (; b + 4 <= end; b += 4) score_queries<Lane, 4>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+  for (; b + 4 <= end; b += 4) {
+    for (int i = b; i < b + 4; ++i) {
+      for (int64_t at = k_bytes; at < k_bytes + v_bytes; at += 64) prefetch_line(keys[i] + at);
+    }
+    score_queries<Lane, 4>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+  }
   if (end - b >= 2) {
     score_queries<Lane, 2>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
     b += 2;
@@ -83,26 +105,35 @@ struct ValueRows {
   int64_t row_bytes;
 };
 
+// Sums of int16 products stay integers in memory until the segment is done.
+template <class Sum>
+inline Sum read_sum(const float* p) {
+  return reinterpret_cast<Sum>(load(p));
+}
+inline void write_sum(float* p, Vec x) { store(p, x); }
+inline void write_sum(float* p, Int x) { _mm512_storeu_si512(p, x); }
+
 // sums[i] += weights[i] @ V over blocks [first, end), C vectors of columns from `column` on. Masked: places outside [low, high) count as
 // zero whatever bits lie there; their weights are zero, but a NaN would not care.
 template <class Lane, int Q, int C, bool Masked>
-inline void weigh_tile(const char* weights, const ValueRows& v, int first, int end, int low, int high, int column, float* sums, int64_t stride) {
+inline void weigh_tile(const char* weights, const ValueRows& v, int first, int end, int low, int high, int column, float* sums,
+                       int64_t stride) {
   constexpr int kRows = kBlockSize / Lane::kPlaces;
   constexpr int64_t kWeightsStride = kSegment * 4 / Lane::kPlaces;
-  Vec sum[Q][C];
+  typename Lane::Sum sum[Q][C];
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sum[i][c] = load(sums + i * stride + column + c * 16);
+    for (int c = 0; c < C; ++c) sum[i][c] = read_sum<typename Lane::Sum>(sums + i * stride + column + c * 16);
   }
   for (int b = first; b < end; ++b) {
-    const char* row = v.blocks[b] + column * 4;
+    const char* row = v.blocks[b] + column * Lane::kBytes;
     for (int r = 0; r < kRows; ++r, row += v.row_bytes) {
       Int value[C];
       const int place = b * kBlockSize + r * Lane::kPlaces;
       if (Masked && (place >= high || place + Lane::kPlaces <= low)) continue;
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) value[c] = _mm512_load_si512(row + c * 64);
+      for (int c = 0; c < C; ++c) value[c] = Lane::load(row + c * 16 * Lane::kBytes);
       if (Masked && Lane::kPlaces == 2) {
         const uint32_t keep = (place >= low ? 0xffffu : 0) | (place + 1 < high ? 0xffff0000u : 0);
 #pragma GCC unroll 8
@@ -110,7 +141,7 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
       }
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) {
-        const Int x = broadcast_lane(weights + i * kWeightsStride + (b * kRows + r) * 4);
+        const Int x = splat_bits(weights + i * kWeightsStride + (b * kRows + r) * 4);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) sum[i][c] = Lane::multiply_add(sum[i][c], x, value[c]);
       }
@@ -119,13 +150,13 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) store(sums + i * stride + column + c * 16, sum[i][c]);
+    for (int c = 0; c < C; ++c) write_sum(sums + i * stride + column + c * 16, sum[i][c]);
   }
 }
 
 template <class Lane, int C, bool Masked>
-inline void weigh_queries(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int column, float* sums,
-                          int64_t stride) {
+inline void weigh_queries(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int column,
+                          float* sums, int64_t stride) {
   while (count > 0) {
     const int take = count > 4 && count < 7 ? 3 : min_of(count, 4);
     switch (take) {

@@ -1,7 +1,7 @@
 // The linear layer on AMX tiles: 16 rows x 16 outputs of sums, to which one product adds 64 bytes of each row's inputs times a
 // tile of weights. bfloat16 as it is; int8 with signed activations; int4 dequantised to int8 tiles. Included by linear.h.
 //
-// A product takes the tile unit 16 cycles, a tile load the two load ports 8 if it hits L1. Of the eight tiles four hold sums:
+// On Sapphire Rapids a product takes the tile unit 16 cycles, a tile load that hits L1 the load ports 8. Four tiles of eight hold sums:
 //   up to 16 rows   1 row tile x 4 panels   5 loads for 4 products, every weight is loaded once
 //   more            2 row tiles x 2 panels  4 loads for 4 products; 4 x 1 and 1 x 4 would take 5
 // The weights of a group of panels are walked in strips along the inputs, small enough to stay in L1 while all rows pass over
@@ -32,7 +32,7 @@ inline void configure_linear(int rows) {
     shapes.set(2, rows - 16);
     shapes.set(3, rows - 16);
     shapes.set(kRowTile + 1, rows - 16);
-  }  // else up to 15 rows past the last are computed in the last pass and dropped: cheaper than to configure again for it
+  }  // else up to 15 rows past the last are computed in the last pass and dropped
   configure_tiles(shapes);
 }
 

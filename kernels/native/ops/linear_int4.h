@@ -1,83 +1,55 @@
 // int4 weights: a step is a tile of 64 inputs. Nibbles are unpacked in registers and multiplied as they are, 0..15, by the signed
 // bytes of the rows; that a nibble stands for itself - 8 is settled by starting each group's sums at -8 * (the sum of the row's
 // values in that group). A group's sum is within 32 * 127 * 8 < 2^15, so one 16-bit multiplication scales and adds it.
+//
+// All sums are exact, so their order is free: eight rows of one panel, both groups of a tile at once.
 
-template <int kRows, int kPanels, bool kPrefetch>
-inline __attribute__((always_inline)) void multiply_int4_tile(const Strip& strip, int tile, Int (&sums)[kRows][kPanels]) {
-  const char* weights = strip.weights + int64_t(tile) * kInt4Tile;
-  const char* rows = strip.rows + int64_t(tile) * 64;
-  const int32_t* group_sums = strip.group_sums + tile * 2;
-  const int64_t panel_bytes = strip.panel_bytes, row_stride = strip.row_stride, ahead = strip.next - strip.weights;
-#pragma GCC unroll 2
-  for (int group = 0; group < 2; ++group) {
-    const Int nibble = _mm512_set1_epi8(group ? int8_t(0xf0) : int8_t(0x0f));
-    Int partial[kRows][kPanels];
-#pragma GCC unroll 4
+template <int kRows>
+inline void multiply_int4_panel(const Strip& strip) {
+  const int64_t row_stride = strip.row_stride, group_stride = strip.group_stride;
+  const char* weights = strip.weights;
+  const char* rows = strip.rows;
+  const int32_t* group_sums = strip.group_sums;
+  const Int low_nibble = _mm512_set1_epi8(0x0f), high_nibble = _mm512_set1_epi8(int8_t(0xf0));
+  Int sums[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
+  for (int tile = 0; tile < strip.steps; ++tile, weights += kInt4Tile, rows += 64, group_sums += 2) {
+    Int low[kRows], high[kRows];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Int sum = _mm512_slli_epi32(splat_bits(group_sums + r * strip.group_stride + group), group ? 7 : 3);
-#pragma GCC unroll 3
-      for (int p = 0; p < kPanels; ++p) partial[r][p] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+      const int32_t* sum = group_sums + r * group_stride;
+      low[r] = _mm512_set1_epi32(-8 * sum[0]);
+      high[r] = _mm512_set1_epi32(-128 * sum[1]);  // a high nibble is left where it is, and counts 16 times
     }
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
-      Int operands[kRows];
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) operands[r] = splat_bits(rows + r * row_stride + group * 32 + quad * 4);
-#pragma GCC unroll 3
-      for (int p = 0; p < kPanels; ++p) {
-        const char* line = weights + p * panel_bytes + quad * 64;
-        if (kPrefetch && !group) prefetch_line(line + ahead);
-        const Int column = _mm512_and_si512(_mm512_loadu_si512(line), nibble);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) partial[r][p] = dot_u8s8(partial[r][p], column, operands[r]);
-      }
-    }
-#pragma GCC unroll 3
-    for (int p = 0; p < kPanels; ++p) {
-      const char* scales = weights + p * panel_bytes + 512 + group * 16;
-      const Int scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
-#pragma GCC unroll 4
+      const Int packed = _mm512_loadu_si512(weights + quad * 64);
+      const Int first = _mm512_and_si512(packed, low_nibble), second = _mm512_and_si512(packed, high_nibble);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const Int sum = group ? _mm512_srai_epi32(partial[r][p], 4) : partial[r][p];  // a high nibble counts 16 times: exact
-        sums[r][p] = multiply_add_s16(sums[r][p], sum, scale);
+        low[r] = dot_u8s8(low[r], first, splat_bits(rows + r * row_stride + quad * 4));
+        high[r] = dot_u8s8(high[r], second, splat_bits(rows + r * row_stride + quad * 4 + 32));
       }
     }
-  }
-}
-
-template <int kRows, int kPanels>
-inline void multiply_int4_strip(const Strip& strip) {
-  float* const tile_sums = strip.tile;
-  const int tile_stride = strip.tile_stride;
-  Int sums[kRows][kPanels];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-    for (int p = 0; p < kPanels; ++p) {
-      sums[r][p] = strip.first ? _mm512_setzero_si512() : _mm512_loadu_si512(tile_sums + r * tile_stride + p * kPanel);
+    const auto scale = [&](int group) {
+      return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights + 512 + group * kPanel)));
+    };
+    const Int low_scale = scale(0), high_scale = scale(1);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = multiply_add_s16(sums[r], low[r], low_scale);
+      sums[r] = multiply_add_s16(sums[r], _mm512_srai_epi32(high[r], 4), high_scale);  // exact: the 16 is a factor
     }
   }
-  for (int tile = 0, due = strip.pass; tile < strip.steps; ++tile) {
-    if (tile == due) {
-      multiply_int4_tile<kRows, kPanels, true>(strip, tile, sums);
-      due += strip.passes;
-    } else {
-      multiply_int4_tile<kRows, kPanels, false>(strip, tile, sums);
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-    for (int p = 0; p < kPanels; ++p) _mm512_storeu_si512(tile_sums + r * tile_stride + p * kPanel, sums[r][p]);
-  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) store(strip.tile + r * strip.tile_stride, _mm512_castsi512_ps(sums[r]));
 }
 
 struct Int4Format {
-  static constexpr int kStepBytes = kInt4Tile, kStepRowBytes = 64, kStepInputs = 64, kStripSteps = 8, kPanels = 3;
-  static constexpr Multiply multiply[kPassRows][kPanels] = {
-      {multiply_int4_strip<1, 1>, multiply_int4_strip<1, 2>, multiply_int4_strip<1, 3>},
-      {multiply_int4_strip<2, 1>, multiply_int4_strip<2, 2>, multiply_int4_strip<2, 3>},
-      {multiply_int4_strip<3, 1>, multiply_int4_strip<3, 2>, multiply_int4_strip<3, 3>},
-      {multiply_int4_strip<4, 1>, multiply_int4_strip<4, 2>, multiply_int4_strip<4, 3>},
-  };
+  static constexpr int kStepBytes = kInt4Tile, kStepInputs = 64, kPanelRows = 8;
+  static constexpr bool kHasStrips = false;
+  static constexpr Multiply one_panel[kPanelRows] = {multiply_int4_panel<1>, multiply_int4_panel<2>, multiply_int4_panel<3>,
+                                                    multiply_int4_panel<4>, multiply_int4_panel<5>, multiply_int4_panel<6>,
+                                                    multiply_int4_panel<7>, multiply_int4_panel<8>};
 };

@@ -1,9 +1,6 @@
 // From the rows of q | k | v to what attention reads: heads normalised and rotated in float32, k and v in their cache slots, queries
 // scaled and in the cache's type (bfloat16 for an int8 cache). Knows no places and no masks.
 
-// The next of n floats, zeros where there are none left.
-inline Vec load_padded(const float* x, int n) { return load_some(x, max_of(n, 0)); }
-
 // A head of n floats through RMSNorm (weight null = none) and rotation, to out [pad], zero from n on.
 inline void normalise_and_rotate(const AttentionOp& op, const float* x, const float* weight, int64_t position, int n, int pad, float* out) {
   if (weight) {
@@ -15,10 +12,10 @@ inline void normalise_and_rotate(const AttentionOp& op, const float* x, const fl
     const __m128 mean = _mm_set_ss(sum_lanes(squares) / float(n) + op.norm_eps);
     const Vec inverse = splat(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
     for (int i = 0; i < pad; i += 16) {
-      store(out + i, _mm512_mul_ps(_mm512_mul_ps(load_padded(x + i, n - i), inverse), load_padded(weight + i, n - i)));
+      store(out + i, _mm512_mul_ps(_mm512_mul_ps(load_some(x + i, n - i), inverse), load_some(weight + i, n - i)));
     }
   } else {
-    for (int i = 0; i < pad; i += 16) store(out + i, load_padded(x + i, n - i));
+    for (int i = 0; i < pad; i += 16) store(out + i, load_some(x + i, n - i));
   }
   if (!op.rope) return;
   const int half = op.rope_half;
@@ -106,7 +103,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
 
   if (slot >= 0) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
-    for (int i = 0; i < cache.v_pad; i += 16) store(values + i, load_padded(v + i, v_dim - i));
+    for (int i = 0; i < cache.v_pad; i += 16) store(values + i, load_some(v + i, v_dim - i));
     char* block = cache.base + slot / kBlockSize * cache.block_bytes + kv_head * cache.head_bytes;
     write_slot(cache, block, int(slot % kBlockSize), head, values);
   } else if (group) {

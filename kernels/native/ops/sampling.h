@@ -8,19 +8,6 @@ constexpr float kCannotWin = -50.0f;
 // nats below the best. 128 such tokens weigh 2.5e-20; noise lies between 1.1e-10 and 23, so that against the best token,
 // which weighs 1, they would lose even with the luckiest draw against the unluckiest.
 
-// A token is kept if its score is better than this, or equal with an id up to this.
-struct Cut {
-  float score;
-  int32_t id;
-};
-
-inline Cut stricter(Cut a, Cut b) { return a.score > b.score || (a.score == b.score && a.id < b.id) ? a : b; }
-
-inline __mmask16 keeps(Cut cut, Vec scores, Int ids) {
-  return _mm512_cmp_ps_mask(scores, splat(cut.score), _CMP_GT_OQ) |
-         _mm512_mask_cmple_epi32_mask(_mm512_cmp_ps_mask(scores, splat(cut.score), _CMP_EQ_OQ), ids, _mm512_set1_epi32(cut.id));
-}
-
 inline Int ids_from(int first) {
   return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
 }
@@ -35,14 +22,6 @@ struct Scores {
 
   const float* block(int b) const { return b + 1 < blocks ? logits + b * kRaceBlock : tail; }
   Vec of(Vec x) const { return _mm512_div_ps(_mm512_sub_ps(x, splat(peak)), splat(temperature)); }
-};
-
-// Some tokens in the order of their ids.
-struct Candidates {
-  float* scores;
-  float* weights;
-  int32_t* ids;
-  int count;
 };
 
 // Finds the peak, with tops still logits. false: a NaN, or no finite best.
@@ -105,96 +84,6 @@ double collect(const Scores& row, Cut cut, float floor, Candidates& found) {
   }
   found.count = n;
   return total;
-}
-
-// Sum of the weights of those that score at least `pivot`.
-template <bool kWeighed>
-double weight_from(const Candidates& of, float pivot) {
-  __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
-  int64_t number = 0;
-  for (int i = 0; i < of.count; i += 16) {
-    const __mmask16 lanes = first_lanes(of.count - i);
-    const __mmask16 above = _mm512_mask_cmp_ps_mask(lanes, load(of.scores + i), splat(pivot), _CMP_GE_OQ);
-    if (kWeighed) {  // as doubles, so that the order in which they are added decides nothing
-      low = _mm512_mask_add_pd(low, __mmask8(above), low, _mm512_cvtps_pd(_mm256_loadu_ps(of.weights + i)));
-      high = _mm512_mask_add_pd(high, __mmask8(above >> 8), high, _mm512_cvtps_pd(_mm256_loadu_ps(of.weights + i + 8)));
-    } else {
-      number += __builtin_popcount(above);
-    }
-  }
-  return kWeighed ? _mm512_reduce_add_pd(_mm512_add_pd(low, high)) : double(number);
-}
-
-// Leaves those that score at least `pivot` (upper) or less, in their order.
-template <bool kWeighed>
-void keep_part(Candidates& of, float pivot, bool upper) {
-  int n = 0;
-  for (int i = 0; i < of.count; i += 16) {
-    const __mmask16 lanes = first_lanes(of.count - i);
-    const Vec scores = load(of.scores + i);
-    const __mmask16 above = _mm512_mask_cmp_ps_mask(lanes, scores, splat(pivot), _CMP_GE_OQ);
-    const __mmask16 kept = upper ? above : __mmask16(lanes & ~above);
-    // in place: what is written lies at or before what has been read
-    if (kWeighed) store(of.weights + n, _mm512_maskz_compress_ps(kept, load(of.weights + i)));
-    _mm512_storeu_si512(of.ids + n, _mm512_maskz_compress_epi32(kept, _mm512_loadu_si512(of.ids + i)));
-    store(of.scores + n, _mm512_maskz_compress_ps(kept, scores));
-    n += __builtin_popcount(kept);
-  }
-  of.count = n;
-}
-
-// Insertion sort, best first: equals stay in the order of their ids.
-template <bool kWeighed>
-void sort_few(Candidates& of) {
-  for (int i = 1; i < of.count; ++i) {
-    const float score = of.scores[i], weight = kWeighed ? of.weights[i] : 1.0f;
-    const int32_t id = of.ids[i];
-    int j = i;
-    for (; j > 0 && of.scores[j - 1] < score; --j) {
-      of.scores[j] = of.scores[j - 1];
-      if (kWeighed) of.weights[j] = of.weights[j - 1];
-      of.ids[j] = of.ids[j - 1];
-    }
-    of.scores[j] = score;
-    if (kWeighed) of.weights[j] = weight;
-    of.ids[j] = id;
-  }
-}
-
-// The last candidate, from the best down and lowest ids first among equals, before which less than `limit` has been weighed (each
-// weighs 1 if not kWeighed). The range of scores is halved until few are left. Candidates, at least one, are used up.
-template <bool kWeighed>
-Cut last_within(Candidates& of, double limit) {
-  double before = 0;  // weight of those that are better than all that are left
-  while (of.count > 32) {
-    Vec low = splat(-kOut), high = splat(kOut);
-    for (int i = 0; i < of.count; i += 16) {
-      const __mmask16 lanes = first_lanes(of.count - i);
-      low = _mm512_mask_min_ps(low, lanes, low, load(of.scores + i));
-      high = _mm512_mask_max_ps(high, lanes, high, load(of.scores + i));
-    }
-    const float least = -max_lanes(_mm512_sub_ps(zero(), low)), greatest = max_lanes(high);
-    if (least == greatest) {
-      const double weight = kWeighed ? double(of.weights[0]) : 1.0;
-      int n = max_of(1, int(__builtin_fmin(of.count, (limit - before) / weight)));
-      while (n > 1 && before + (n - 1) * weight >= limit) --n;
-      while (n < of.count && before + n * weight < limit) ++n;
-      return {greatest, of.ids[n - 1]};
-    }
-    float pivot = least + (greatest - least) * 0.5f;
-    if (!(pivot > least)) pivot = greatest;  // neighbouring numbers have no middle
-    const double above = weight_from<kWeighed>(of, pivot);
-    const bool upper = before + above >= limit;
-    if (!upper) before += above;
-    keep_part<kWeighed>(of, pivot, upper);
-  }
-  sort_few<kWeighed>(of);
-  int last = 0;
-  for (; last + 1 < of.count; ++last) {
-    before += kWeighed ? double(of.weights[last]) : 1.0;
-    if (before >= limit) break;
-  }
-  return {of.scores[last], of.ids[last]};
 }
 
 // A score that the k best tokens reach: that of the k-th best block, since k blocks have as many tokens as good as that.

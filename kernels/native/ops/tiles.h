@@ -24,7 +24,7 @@ constexpr int kTileBytes = 1024;  // 16 rows of 64
 #include "tiles_emulated.h"
 #else
 
-// Also clears all tiles. Costs about as much as a dozen products: once a call.
+// Also clears all tiles. Not free: once a call.
 inline void configure_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg (%0)" ::"r"(&shapes) : "memory"); }
 // Back to the initial state, in which a switch of threads saves no tiles.
 inline void release_tiles() { asm volatile("tilerelease"); }

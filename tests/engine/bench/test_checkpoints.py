@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ TINY = Shape(
 
 def test_a_made_model_is_one_that_transformers_loads_and_every_id_is_some_text(tmp_path: Path) -> None:
     make(TINY, tmp_path)
-    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    model, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"] and model.dtype == torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == 8300

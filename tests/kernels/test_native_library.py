@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretoken.kernels.native_library import availability, load, usable_cores
+
+
+@pytest.mark.parametrize(("text", "most"), [("max 100000", 10**6), ("100000 100000", 1), ("50000 100000", 1), ("garbage", 10**6)])
+def test_a_containers_quota_bounds_the_cores(tmp_path: Path, text: str, most: int) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(text)
+    unlimited = usable_cores(tmp_path / "missing")
+    assert unlimited >= 1
+    assert usable_cores(path) == min(unlimited, most)
+
+
+def test_without_a_library_the_reason_says_what_to_do() -> None:
+    available = availability()
+    assert (available.isa is None) == bool(available.reason)
+    if load() is None:
+        assert "install" in available.reason or "machine" in available.reason
