@@ -78,6 +78,12 @@ class Load:
         self._new_tokens = new_tokens
         self.chunks = self.tokens = 0
 
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
     def seconds(self, prompts: list[list[int]], stream: bool) -> float:
         """Until the last answer is there."""
         return timed(lambda: self._runner.run(self._all(prompts, stream)))
@@ -97,11 +103,12 @@ def measure_server(subject: Subject, num_bytes: int, effort: Effort, announce: A
     """Decoding and load through HTTP, beside the limit and `LLM.generate`. Raises ConfigError, ServerFailed."""
     announce("starting the server")
     with LLM(subject.model.folder, {"method": "off"}, **subject.options) as llm, ServerProcess(subject) as server:
-        generator, load = Generator(llm), Load(server.url, effort.decode_tokens)
-        return [
-            *_decode(subject, load, generator.prompts, num_bytes, effort, announce),
-            *_under_load(subject, load, generator, server, effort, announce),
-        ]
+        generator = Generator(llm)
+        with Load(server.url, effort.decode_tokens) as load:
+            return [
+                *_decode(subject, load, generator.prompts, num_bytes, effort, announce),
+                *_under_load(subject, load, generator, server, effort, announce),
+            ]
 
 
 def _decode(subject: Subject, load: Load, prompts: Prompts, num_bytes: int, effort: Effort, announce: Announce) -> list[Measurement]:

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from decoding import Decoding
+from native_batches import BLOCK_SIZE, Row, batch_of
 from pairs import Pair, assert_near, random_tokens
 from tiny_models import FAMILIES, WINDOW, tiny_config
 from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from foretoken.kernels import families
+from foretoken.kernels import families, native
 from foretoken.kernels.decoder import decoder_program, supports
-from foretoken.kernels.layout import FINAL
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import FINAL, Executor
 from foretoken.kernels.program import Attention, Embed, Scale, Softcap
 
 VOCAB = 97
@@ -202,3 +205,54 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
 )
 def test_settings_that_no_program_has_are_not_supported(family: str, settings: dict[str, Any]) -> None:
     assert not supports(tiny_config(family, **settings))
+
+
+needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+
+def native_logits(executor: Executor, prompt: list[int], chunks: list[int]) -> torch.Tensor:
+    """Logits of all positions of a prompt that comes in chunks of these lengths, the last being the rest."""
+    kv = executor.allocate(4, BLOCK_SIZE)
+    logits: list[torch.Tensor] = []
+    start = 0
+    for length in [*chunks, len(prompt) - sum(chunks)]:
+        output = executor.run(batch_of([Row(prompt[start : start + length], start, [2, 0, 3])]), kv)
+        assert output.logits is not None
+        logits.append(output.logits)
+        start += length
+    return torch.cat(logits)
+
+
+@needs_native
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_native_executor_in_float32(pair_of: Callable[[str], Pair], name: str) -> None:
+    pair, prompt = pair_of(name), tokens(4)
+    executor = Pair.load(pair.folder, Execution(torch.float32))
+    assert isinstance(executor, native.NativeExecutor)
+    expected = pair.expect(prompt).logits[0]
+    for chunks in ([], [1, 7], [LENGTH - 1]):
+        actual = native_logits(executor, prompt, chunks)
+        assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@needs_native
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_native_executor_in_bfloat16_says_what_transformers_says(pair_of: Callable[[str], Pair], family: str) -> None:
+    """The same argmax as transformers' own bfloat16 model, but where its own rounding could have chosen; ours is no coarser."""
+    pair = pair_of(family)
+    executor = Pair.load(pair.folder, Execution(torch.bfloat16))
+    rounded = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16).eval()
+    clear_ones = 0
+    for seed in range(6):
+        prompt = tokens(seed)
+        exact = pair.expect(prompt).logits[0]
+        with torch.no_grad():
+            expected = rounded(torch.tensor([prompt]), use_cache=False).logits[0].float()
+        actual = native_logits(executor, prompt, [3])
+        best = exact.topk(2).values
+        rounding, ours = (expected - exact).abs(), (actual - exact).abs()
+        clear = best[:, 0] - best[:, 1] > 2 * rounding.max()
+        assert torch.equal(actual.argmax(-1)[clear], expected.argmax(-1)[clear])
+        assert ours.mean() <= 1.2 * rounding.mean() and ours.max() <= 2 * rounding.max()
+        clear_ones += int(clear.sum())
+    assert clear_ones > 30
