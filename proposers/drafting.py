@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..kernels.layout import RaggedBatch
@@ -121,7 +122,8 @@ class OwnCache:
 def ragged_batch(feeds: Sequence[Feed], block_size: int) -> RaggedBatch:
     """The pass over all feeds: one row each, all causal, scores wanted behind the rows that guess. At least one feed.
 
-    Blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed.
+    Blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed. numpy, because on so little
+    data a torch op costs several times as much.
     """
     token_ids: list[int] = []
     tables: list[list[int]] = []
@@ -129,26 +131,29 @@ def ragged_batch(feeds: Sequence[Feed], block_size: int) -> RaggedBatch:
         token_ids.extend(feed.row.token_ids[feed.start : feed.stop])
         num_places = feed.stop + max(feed.count - 1, 0)
         tables.append(list(feed.row.block_table[: -(-num_places // block_size)]))
-    width = max(map(len, tables))
-    block_tables = torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32)
+    block_tables = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for index, table in enumerate(tables):
+        block_tables[index, : len(table)] = table
 
-    starts = torch.tensor([feed.start for feed in feeds])
-    stops = torch.tensor([feed.stop for feed in feeds])
+    starts = np.array([feed.start for feed in feeds])
+    stops = np.array([feed.stop for feed in feeds])
     lengths = stops - starts
-    ends = lengths.cumsum(0)
-    rows = torch.arange(len(feeds)).repeat_interleave(lengths)
-    positions = torch.arange(len(token_ids)) - (ends - stops)[rows]
-    guessing = torch.tensor([feed.count > 0 for feed in feeds])
+    query_start_loc = np.zeros(len(feeds) + 1, np.int32)
+    np.cumsum(lengths, out=query_start_loc[1:])
+    ends = query_start_loc[1:].astype(np.int64)
+    rows = np.arange(len(feeds)).repeat(lengths)
+    positions = np.arange(len(token_ids)) - (ends - stops)[rows]
+    guessing = np.array([feed.count > 0 for feed in feeds])
     return RaggedBatch(
-        token_ids=torch.tensor(token_ids),
-        positions=positions,
-        slot_mapping=block_tables[rows, positions // block_size].long() * block_size + positions % block_size,
-        query_start_loc=torch.cat([torch.zeros(1, dtype=torch.int32), ends.int()]),
-        seq_lens=stops.int(),
-        block_tables=block_tables,
-        num_causal=lengths.int(),
-        tree_mask=torch.zeros(len(token_ids), dtype=torch.int64),
-        logits_indices=ends[guessing] - 1,
-        full_logits=torch.zeros(0, dtype=torch.int64),
+        token_ids=torch.from_numpy(np.array(token_ids)),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(block_tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size),
+        query_start_loc=torch.from_numpy(query_start_loc),
+        seq_lens=torch.from_numpy(stops.astype(np.int32)),
+        block_tables=torch.from_numpy(block_tables),
+        num_causal=torch.from_numpy(lengths.astype(np.int32)),
+        tree_mask=torch.from_numpy(np.zeros(len(token_ids), np.int64)),
+        logits_indices=torch.from_numpy(ends[guessing] - 1),
+        full_logits=torch.from_numpy(np.zeros(0, np.int64)),
         block_size=block_size,
     )

@@ -24,6 +24,7 @@ inline void multiply_int4_panel(const Strip& strip) {
     }
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
+      if (kRows > 1) prefetch_line_once(weights + 4096 + quad * 64);  // see multiply_panel
       const Int packed = _mm512_loadu_si512(weights + quad * 64);
       const Int first = _mm512_and_si512(packed, low_nibble), second = _mm512_and_si512(packed, high_nibble);
 #pragma GCC unroll 8
