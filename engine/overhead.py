@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..kernels.chain import run_chain_by_steps
-from ..kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from ..kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from ..kernels.torch_kv import TorchKV
 from ..proposers.config import NgramConfig, SpeculativeConfig
 from ..proposers.ngram import NgramProposer
@@ -60,8 +60,8 @@ class InstantModel:
         self.seconds += time.perf_counter() - started
         return output
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: torch.Tensor, choose: Chooser | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, choose)
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: torch.Tensor, draws: Draws | None = None) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws)
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,22 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .layout import ChainOutput, Chooser, Executor, ForwardOutput, KVTensors, RaggedBatch
+from .layout import ChainOutput, Draws, Executor, KVTensors, RaggedBatch
+from .noise import keys, sample
 
 
 def run_chain_by_steps(
-    executor: Executor, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None
+    executor: Executor, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None
 ) -> ChainOutput:
     """Run the batch, then one-token batches of the chains that want more; see `Executor.run_chain` for the contract.
 
-    A chain that has its tokens drops out of the batch; a chooser goes on seeing all N rows, with zeros for such chains.
+    A chain that has its tokens drops out of the batch.
     """
     num_chains, wanted = len(counts), counts.tolist()
     steps = max(wanted, default=0)
     token_ids = torch.zeros(num_chains, steps, dtype=torch.int64)
     confidence = torch.zeros(num_chains, steps)
-    logits = torch.zeros(num_chains, steps, executor.vocab_size) if choose is not None else None
+    logits = torch.zeros(num_chains, steps, executor.vocab_size) if draws is not None and draws.keep_logits else None
     every_row = torch.arange(num_chains)
     output = executor.run(dataclasses.replace(batch, full_logits=every_row), kv)
     if not num_chains:
@@ -42,25 +43,26 @@ def run_chain_by_steps(
                 token_ids[alive, step - 1], positions[alive] + step, places[alive] + step - 1, block_tables[alive], batch.block_size
             )
             output = executor.run(follow_up, kv)
-        chosen = _choose(output, alive, step, logits, choose)
+        assert output.logits is not None
+        if logits is not None:
+            logits[alive, step] = output.logits
+        scores = output.logits if draws is None else output.logits[:, : draws.vocab_size]
+        chosen = scores.argmax(-1) if draws is None else _draw(scores, draws, alive, step)
         token_ids[alive, step] = chosen
-        confidence[alive, step] = _probability(output, chosen)
+        confidence[alive, step] = (scores.gather(1, chosen[:, None])[:, 0] - scores.logsumexp(-1)).exp()
     return ChainOutput(token_ids, confidence, logits)
 
 
-def _choose(output: ForwardOutput, alive: Tensor, step: int, logits: Tensor | None, choose: Chooser | None) -> Tensor:
-    """Token ids [n] of the n living chains. With a chooser their logits are kept on the way."""
-    if choose is None or logits is None:
-        return output.argmax
-    assert output.logits is not None
-    logits[alive, step] = output.logits
-    return choose(logits[:, step], step)[alive]
-
-
-def _probability(output: ForwardOutput, chosen: Tensor) -> Tensor:
-    """softmax(logits)[chosen], [n] float32."""
-    assert output.logits is not None
-    return (output.logits.gather(1, chosen[:, None])[:, 0] - output.logits.logsumexp(-1)).exp()
+def _draw(scores: Tensor, draws: Draws, alive: Tensor, step: int) -> Tensor:
+    """Token ids [n] of the n living chains."""
+    chosen = scores.argmax(-1)
+    temperatures = draws.temperatures[alive]
+    sampled = (temperatures > 0).nonzero()[:, 0]
+    if len(sampled):
+        chains = alive[sampled]
+        under = keys(draws.streams[chains].tolist(), (draws.positions[chains] + step).tolist())
+        chosen[sampled] = sample(scores[sampled] / temperatures[sampled, None].to(scores), under)
+    return chosen
 
 
 def _one_token_each(token_ids: Tensor, positions: Tensor, places: Tensor, block_tables: Tensor, block_size: int) -> RaggedBatch:

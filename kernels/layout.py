@@ -5,7 +5,6 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -86,8 +85,15 @@ class KVTensors(Protocol):
         ...
 
 
-Chooser = Callable[[Tensor, int], Tensor]
-"""choose(logits [N, V] float32, step) -> token ids [N] int64: how a chain picks its next tokens."""
+@dataclass(frozen=True)
+class Draws:
+    """How N chains pick their tokens: the best where the temperature is 0, else by chance under the noise of noise.py."""
+
+    temperatures: Tensor  # [N] float32
+    streams: Tensor  # [N] int64, `noise.stream` of each chain
+    positions: Tensor  # [N] int64, absolute position of each chain's first token
+    vocab_size: int  # ids below it may be chosen
+    keep_logits: bool = False  # whether the output holds what was drawn from
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,8 @@ class ChainOutput:
     """N chains of at most k tokens. Entries past a chain's own count are meaningless."""
 
     token_ids: Tensor  # [N, k] int64
-    confidence: Tensor  # [N, k] float32, softmax probability (temperature 1) of each chosen token
-    logits: Tensor | None  # [N, k, V] float32, only with a chooser
+    confidence: Tensor  # [N, k] float32, softmax probability (temperature 1) of each chosen token among those that may be
+    logits: Tensor | None  # [N, k, V] float32, only if the draws keep them
 
 
 class Executor(Protocol):
@@ -118,12 +124,12 @@ class Executor(Protocol):
         """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states."""
         ...
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
         """Run the batch, then feed each chain its own last token back until it has counts[n] tokens (counts [N] >= 1).
 
         Chain n starts from logits_indices[n], which must be the last token of its row; rows without one only ingest.
         Token j of a chain (j >= 1) is computed at the place and position behind token j - 1, in the row's own blocks;
-        the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. choose None = argmax.
+        the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax.
         """
         ...
 

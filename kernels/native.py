@@ -13,9 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .chain import run_chain_by_steps
 from .execution import Execution
-from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .native_abi import (
     FUNCTIONS,
     MAX_INPUTS,
@@ -133,19 +132,24 @@ class NativeExecutor:
         self._check(self._library.ft_network_run(self._network, ctypes.byref(request)))
         return ForwardOutput(argmax, top, logits, states)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
-        """See `Executor.run_chain`. Without a chooser the whole chain is one call."""
-        if choose is not None:
-            return run_chain_by_steps(self, batch, kv, counts, choose)
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+        """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV)
         steps = int(counts.max()) if len(counts) else 0
         token_ids = torch.zeros(len(counts), steps, dtype=torch.int64)
         confidence = torch.zeros(len(counts), steps)
-        request = ChainRequest(
-            self._request(batch, kv, {}), _address(counts, torch.int64), steps, token_ids.data_ptr(), confidence.data_ptr()
-        )
+        logits = torch.zeros(len(counts), steps, self.vocab_size) if draws is not None and draws.keep_logits else None
+        request = ChainRequest(self._request(batch, kv, {}), _address(counts, torch.int64), steps, choosable=self.vocab_size)
+        request.token_ids, request.confidence = token_ids.data_ptr(), confidence.data_ptr()
+        if draws is not None:
+            request.choosable = draws.vocab_size
+            request.temperatures = _address(draws.temperatures, torch.float32)
+            request.streams = _address(draws.streams, torch.int64)
+            request.first_positions = _address(draws.positions, torch.int64)
+        if logits is not None:
+            request.logits = logits.data_ptr()
         self._check(self._library.ft_network_run_chain(self._network, ctypes.byref(request)))
-        return ChainOutput(token_ids, confidence, None)
+        return ChainOutput(token_ids, confidence, logits)
 
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""

@@ -137,6 +137,11 @@ class ChainRequest(ctypes.Structure):
         ("steps", c_int32),
         ("token_ids", c_void_p),
         ("confidence", c_void_p),
+        ("choosable", c_int32),
+        ("temperatures", c_void_p),
+        ("streams", c_void_p),
+        ("first_positions", c_void_p),
+        ("logits", c_void_p),
     ]
 
 

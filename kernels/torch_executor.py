@@ -16,7 +16,7 @@ from torch import Tensor
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .footprint import product_bytes
-from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .program import (
     Activation,
     Add,
@@ -96,10 +96,10 @@ class TorchExecutor:
             logits = buffers[self.program.logits].index_select(0, batch.full_logits).float() if len(batch.full_logits) else None
             return ForwardOutput(argmax, top.float(), logits, {boundary: buffers[self._boundary(boundary)] for boundary in hidden})
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
         """See `Executor.run_chain`."""
         with torch.inference_mode():
-            return run_chain_by_steps(self, batch, kv, counts, choose)
+            return run_chain_by_steps(self, batch, kv, counts, draws)
 
     def _boundary(self, boundary: int) -> str:
         return self.program.final if boundary == FINAL else self.program.boundaries[boundary]

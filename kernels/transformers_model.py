@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
-from .layout import FINAL, ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
 
@@ -147,8 +147,8 @@ class TransformersExecutor:
         states = {boundary: output.hidden_states[boundary][0] for boundary in hidden}  # FINAL is the last one
         return ForwardOutput(argmax, top.float(), full, states)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, choose)
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws)
 
     def _forward(self, batch: RaggedBatch, foretoken_pass: _Pass | _Probe | None, hidden: bool) -> Any:
         arguments: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}

@@ -32,7 +32,10 @@ class WeightError(ValueError):
 def network_program(
     hf_config: PreTrainedConfig, max_model_len: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Program:
-    """The program that executors are given; dtype rounds the constants of some families. Raises UnsupportedModel where supports() is False."""
+    """The program that executors are given; dtype rounds the constants of some families.
+
+    Raises UnsupportedModel where supports() is False.
+    """
     return fuse(decoder_program(hf_config, max_model_len, dtype))
 
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..kernels.layout import ChainOutput, Chooser, Executor, KVTensors
-from ..kernels.noise import Purpose, keys, sample, stream
+from ..kernels.layout import ChainOutput, Draws, Executor, KVTensors
+from ..kernels.noise import Purpose, stream
 from .base import Draft, DraftContext, Feedback, Needs
 from .config import DraftModelConfig, SpeculativeConfigError
 from .drafting import Feed, OwnCache, ragged_batch
@@ -61,7 +61,7 @@ class DraftModelProposer:
             chains = [feed for feed in feeds if feed.count]
             if chains:
                 counts = torch.tensor([feed.count for feed in chains])
-                output = self._executor.run_chain(batch, self._kv, counts, self._chooser(chains))
+                output = self._executor.run_chain(batch, self._kv, counts, self._draws(chains))
                 token_ids, estimates = output.token_ids.tolist(), output.confidence.tolist()
                 for i, feed in enumerate(chains):
                     guesses[feed.index] = token_ids[i][: feed.count]
@@ -83,25 +83,20 @@ class DraftModelProposer:
     def check(self) -> None:
         self._cache.check()
 
-    def _chooser(self, chains: Sequence[Feed]) -> Chooser | None:
+    def _draws(self, chains: Sequence[Feed]) -> Draws | None:
         """None where the executor's own argmax will do: nothing to sample, nothing to leave out."""
         draws = [feed.row.draw for feed in chains]
-        sampled = [i for i, draw in enumerate(draws) if self._samples and draw.temperature > 0]
-        if not sampled and self._executor.vocab_size <= self._vocab_size:
+        temperatures = [draw.temperature if self._samples else 0.0 for draw in draws]
+        if not any(temperatures) and self._executor.vocab_size <= self._vocab_size:
             return None
         purpose = Purpose.DRAFT if self._return_probs else Purpose.TARGET
-        streams = [stream(draws[i].seed, draws[i].choice, purpose) for i in sampled]
-        temperatures = torch.tensor([draws[i].temperature for i in sampled])[:, None]
-
-        def choose(logits: Tensor, step: int) -> Tensor:
-            logits = logits[:, : self._vocab_size]
-            token_ids = logits.argmax(-1)
-            if sampled:
-                positions = [chains[i].stop + step for i in sampled]
-                token_ids[sampled] = sample(logits[sampled] / temperatures.to(logits), keys(streams, positions))
-            return token_ids
-
-        return choose
+        return Draws(
+            temperatures=torch.tensor(temperatures),
+            streams=torch.tensor([stream(draw.seed, draw.choice, purpose) for draw in draws]),
+            positions=torch.tensor([feed.stop for feed in chains]),
+            vocab_size=min(self._vocab_size, self._executor.vocab_size),
+            keep_logits=self._return_probs,
+        )
 
     def _probs(self, chains: Sequence[Feed], output: ChainOutput) -> Tensor:
         """[T, vocab_size] float32, what each guess was drawn from: one-hot for greedy rows."""

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cache.h"
+#include "sampling.h"
 
 namespace foretoken {
 namespace {
@@ -20,6 +21,14 @@ constexpr int kRotationsPerUnit = 4;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
+
+// `keys` of kernels/noise.py for one place.
+int64_t noise_key(int64_t stream, int64_t position) {
+  uint64_t z = uint64_t(stream) + uint64_t(position) * 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return int64_t(z ^ z >> 31);
+}
 
 bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention; }
 
@@ -64,7 +73,7 @@ void Network::run(const RunRequest& request) {
   finish(request);
 }
 
-void Network::start(const RunRequest& request, bool confidence) {
+void Network::start(const RunRequest& request, bool chooses) {
   batch_ = request.batch;
   cache_ = request.cache;
   workers_.resize(size_t(ThreadPool::instance().size()));
@@ -109,7 +118,7 @@ void Network::start(const RunRequest& request, bool confidence) {
 
   // 3. what to do, in phases
   plan_attention();
-  plan_phases(confidence);
+  plan_phases(chooses);
 }
 
 void Network::plan_attention() {
@@ -136,7 +145,7 @@ void Network::plan_attention() {
   partials_.get<float>(partials + 1);
 }
 
-void Network::plan_phases(bool confidence) {
+void Network::plan_phases(bool chooses) {
   phases_.clear();
   auto rows_phase = [&](int first, int end, bool prepares, int rows, int floats) {
     if (!rows) return;
@@ -171,7 +180,7 @@ void Network::plan_phases(bool confidence) {
       ++i;
     }
   }
-  if (confidence && batch_.num_logits) phases_.push_back({PhaseKind::kConfidence, 0, 0, false, uint32_t(batch_.num_logits), 1});
+  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, uint32_t(batch_.num_logits), 1});
 }
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
@@ -231,12 +240,8 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       }
       break;
     }
-    case PhaseKind::kConfidence:
-      for (int row = int(first); row < end; ++row) {
-        Best best{-INFINITY, 0.0f, 0, 0};
-        kernels_.best_of_row(logits_ + int64_t(row) * vocab_size_, vocab_size_, &best, &probability_[size_t(row)]);
-        chosen_[size_t(row)] = best;
-      }
+    case PhaseKind::kChoose:
+      for (int row = int(first); row < end; ++row) choose(row, worker);
       break;
   }
 }
@@ -288,6 +293,29 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
   const int first_panel = first * kPanelsPerUnit;
   const int num_panels = std::min(count * kPanelsPerUnit, op.weights->outputs / kPanel - first_panel);
   kernels_.linear(*op.weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
+}
+
+void Network::choose(int row, Worker& worker) {
+  const float* logits = logits_ + int64_t(row) * vocab_size_;
+  Link& link = links_[size_t(row)];
+  Best best{-INFINITY, 0.0f, 0, 0};
+  kernels_.best_of_row(logits, choosable_, &best, &link.confidence);
+  link.token = best.index;
+  if (link.temperature == 0.0f) return;
+  SampleRow place{};
+  place.logits = logits;
+  place.key = link.key;
+  place.top_p = 1.0;
+  place.parent = place.guess = -1;
+  place.top_k = choosable_;
+  place.temperature = link.temperature;
+  place.log_min_p = -INFINITY;
+  place.repetition = 1.0f;
+  int64_t token = -1;
+  kernels_.sample(&place, 1, choosable_, worker.sampling.get<char>(sample_scratch_bytes(choosable_)), &token);
+  if (token < 0) return;  // logits that are not finite: their best will do for a guess
+  link.token = int(token);
+  link.confidence *= std::exp(logits[token] - best.value);
 }
 
 void Network::run_op_on_rows(const Op& op, int first, int end) {
@@ -446,14 +474,22 @@ void Network::run_chain(const ChainRequest& request) {
     logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));
     logits_rows_.resize(size_t(count));
     for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
-    chosen_.resize(size_t(count));
-    probability_.resize(size_t(count));
+    choosable_ = request.choosable;
+    links_.resize(size_t(count));
+    for (int i = 0; i < count; ++i) {
+      const int n = alive[size_t(i)];
+      links_[size_t(i)] = {0, 0.0f, request.temperatures ? request.temperatures[n] : 0.0f, 0};
+      if (request.streams) links_[size_t(i)].key = noise_key(request.streams[n], request.first_positions[n] + step);
+    }
     start(pass, true);
     ThreadPool::instance().run(*this);
     for (int i = 0; i < count; ++i) {
       const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
-      request.token_ids[at] = chosen_[size_t(i)].index;
-      request.confidence[at] = probability_[size_t(i)];
+      request.token_ids[at] = links_[size_t(i)].token;
+      request.confidence[at] = links_[size_t(i)].confidence;
+      if (request.logits) {
+        std::memcpy(request.logits + at * vocab_size_, logits_ + int64_t(i) * vocab_size_, size_t(vocab_size_) * sizeof(float));
+      }
     }
   }
 }

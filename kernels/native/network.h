@@ -84,6 +84,11 @@ struct ChainRequest {
   int32_t steps;                // the largest of them
   int64_t* token_ids;           // [N][steps]
   float* confidence;            // [N][steps]
+  int32_t choosable;            // token ids below it may be chosen
+  const float* temperatures;    // [N], 0 = the best; null = the best for all
+  const int64_t* streams;       // [N] noise of each chain, and ...
+  const int64_t* first_positions;  // ... the absolute position of its first token
+  float* logits;                // [N][steps][vocab_size] or null
 };
 
 // Memory aligned to cache lines that only grows; new memory is not initialised.
@@ -112,7 +117,7 @@ class Network : private Job {
   void run_chain(const ChainRequest& request);
 
  private:
-  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kConfidence };
+  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kChoose };
   struct Phase {
     PhaseKind kind;
     int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
@@ -121,7 +126,7 @@ class Network : private Job {
     int rows_per_unit;
   };
   struct Worker {
-    Scratch prepared, scales, group_sums, linear, attention;
+    Scratch prepared, scales, group_sums, linear, attention, sampling;
     int prepared_op = -1;
     std::vector<Best> best;
   };
@@ -130,12 +135,21 @@ class Network : private Job {
   uint32_t num_units(int phase) const override { return phases_[size_t(phase)].units; }
   void run(int phase, uint32_t first, uint32_t count, int thread) override;
 
-  void start(const RunRequest& request, bool confidence);
-  void plan_phases(bool confidence);
+  // A link of a chain: one token for each logits row.
+  struct Link {
+    int token;
+    float confidence;
+    float temperature;
+    int64_t key;                        // of the noise, where the temperature is not 0
+  };
+
+  void start(const RunRequest& request, bool chooses);
+  void plan_phases(bool chooses);
   void plan_attention();
   void finish(const RunRequest& request);
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
+  void choose(int row, Worker& worker);
   void run_op_on_rows(const Op& op, int first, int end);
   void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
   PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);
@@ -163,8 +177,8 @@ class Network : private Job {
   bool wants_best_ = false;
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;
-  std::vector<Best> chosen_;            // [N] of a chain step
-  std::vector<float> probability_;
+  std::vector<Link> links_;             // [N] of a chain's step
+  int choosable_ = 0;
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_;
 };

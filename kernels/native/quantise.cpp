@@ -71,15 +71,16 @@ float widest_step(const float* group) {
 }
 
 // The best group scale for this scale: from what clips nothing down to where clipping costs more than finer steps gain.
-int choose_group_scale(const float* group, float widest, float scale, float* error) {
-  const int most = std::fmin(16.0f, std::ceil(widest / scale)), least = std::fmax(1.0f, std::floor(0.7f * widest / scale));
-  int best = 1;
-  *error = std::numeric_limits<float>::max();
-  for (int candidate = most > 1 ? most : 1; candidate >= (least < 16 ? least : 16); --candidate) {
-    const float e = squared_error(group, scale * float(candidate));
-    if (e < *error) *error = e, best = candidate;
+uint8_t choose_group_scale(const float* group, float widest, float scale) {
+  const int most = int(std::fmin(16.0f, std::fmax(1.0f, std::ceil(widest / scale))));
+  const int least = int(std::fmax(1.0f, std::floor(0.7f * widest / scale)));
+  int best = most;
+  float least_error = std::numeric_limits<float>::max();
+  for (int candidate = most; candidate >= least; --candidate) {
+    const float error = squared_error(group, scale * float(candidate));
+    if (error < least_error) least_error = error, best = candidate;
   }
-  return best;
+  return uint8_t(best);
 }
 
 }  // namespace
@@ -108,27 +109,14 @@ float quantise_int4(const float* values, int32_t count, uint8_t* out, uint8_t* g
   const float bound = bound_of(values, count);
   if (!(bound > kSmallest)) return bound == bound ? 0.0f : bound;
 
-  // 1. The scale: the widest group's step is 16 of it, or less of it where finer steps for the narrow groups are worth the clipping.
-  std::vector<float> widest(groups);
-  std::vector<uint8_t> chosen(groups);
-  float step = 0.0f;
+  // 1. The scale: a sixteenth of the step of the widest group. Then the groups' own.
+  std::vector<float> widest(static_cast<size_t>(groups));
+  float scale = 0.0f;
   for (int32_t g = 0; g < groups; ++g) {
-    widest[g] = widest_step(values + g * kGroup);
-    step = std::fmax(step, widest[g]);
+    widest[size_t(g)] = widest_step(values + g * kGroup);
+    scale = std::fmax(scale, widest[size_t(g)] / 16.0f);
   }
-  float scale = 0.0f, least_error = std::numeric_limits<float>::max();
-  for (const float share : {1.0f, 0.85f, 0.7f}) {
-    const float candidate = step * share / 16.0f;
-    float total = 0.0f, error;
-    for (int32_t g = 0; g < groups; ++g) {
-      chosen[g] = uint8_t(choose_group_scale(values + g * kGroup, widest[g], candidate, &error));
-      total += error;
-    }
-    if (total < least_error) {
-      least_error = total, scale = candidate;
-      std::memcpy(group_scales, chosen.data(), size_t(groups));
-    }
-  }
+  for (int32_t g = 0; g < groups; ++g) group_scales[g] = choose_group_scale(values + g * kGroup, widest[size_t(g)], scale);
 
   // 2. The nibbles, and with them fixed the scale of least squares.
   float products = 0.0f, squares = 0.0f;

@@ -5,8 +5,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.transformers_model import TransformersExecutor
 
@@ -55,17 +56,24 @@ def prompts_batch(sampled: list[int]) -> RaggedBatch:
     )
 
 
-def by_hand(executor: TransformersExecutor, tokens: list[int], count: int, rank: int = 0) -> tuple[list[int], list[float]]:
-    """The rank-th best token again and again, each time with a plain forward over everything."""
-    model, chosen, probabilities = executor._model, [], []
+def logits_by_hand(executor: TransformersExecutor, tokens: list[int]) -> Tensor:
+    """[V], behind the last of these tokens: a plain forward over everything."""
+    model = executor._model
     model.set_attn_implementation("eager")
-    for _ in range(count):
-        with torch.no_grad():
-            probs = model(torch.tensor([tokens + chosen]), use_cache=False).logits[0, -1].softmax(-1)
-        best = int(probs.argsort(descending=True)[rank])
-        chosen.append(best)
-        probabilities.append(float(probs[best]))
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
     model.set_attn_implementation("foretoken_paged")
+    return logits
+
+
+def by_hand(executor: TransformersExecutor, tokens: list[int], count: int) -> tuple[list[int], list[float]]:
+    """The best token again and again, and its probability."""
+    chosen: list[int] = []
+    probabilities: list[float] = []
+    for _ in range(count):
+        probs = logits_by_hand(executor, tokens + chosen).softmax(-1)
+        chosen.append(int(probs.argmax()))
+        probabilities.append(float(probs.max()))
     return chosen, probabilities
 
 
@@ -83,23 +91,23 @@ def test_greedy_chains(executor: TransformersExecutor, sampled: list[int], count
         assert out.confidence[chain, :count].tolist() == pytest.approx(probabilities, rel=1e-4)
 
 
-def test_a_chooser_sees_all_chains_in_order(executor: TransformersExecutor):
-    steps: list[int] = []
-
-    def second_best(logits: Tensor, step: int) -> Tensor:
-        assert logits.shape == (3, 64)
-        steps.append(step)
-        return logits.argsort(dim=-1, descending=True)[:, 1]
-
+def test_chains_may_be_drawn_by_chance(executor: TransformersExecutor):
     sampled, counts = [0, 1, 3], [4, 1, 2]
-    out = executor.run_chain(prompts_batch(sampled), executor.allocate(16, BLOCK_SIZE), torch.tensor(counts), second_best)
-    assert steps == [0, 1, 2, 3]
+    streams = [noise.stream(seed, 0) for seed in (5, 6, 7)]
+    draws = Draws(torch.tensor([0.7, 0.0, 1.5]), torch.tensor(streams), torch.tensor([10, 20, 30]), vocab_size=60, keep_logits=True)
+    out = executor.run_chain(prompts_batch(sampled), executor.allocate(16, BLOCK_SIZE), torch.tensor(counts), draws)
     assert out.logits is not None and out.logits.shape == (3, 4, 64)
     for chain, (row, count) in enumerate(zip(sampled, counts, strict=True)):
-        tokens, probabilities = by_hand(executor, PROMPTS[row], count, rank=1)
-        assert out.token_ids[chain, :count].tolist() == tokens
-        probs = out.logits[chain, :count].softmax(-1)
-        assert probs.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist() == pytest.approx(probabilities, rel=1e-4)
+        text = list(PROMPTS[row])
+        for step in range(count):
+            logits = logits_by_hand(executor, text)
+            scores, temperature = logits[None, :60], float(draws.temperatures[chain])
+            key = noise.keys([streams[chain]], [int(draws.positions[chain]) + step])
+            token = int(noise.sample(scores / temperature, key) if temperature else scores.argmax(-1))
+            assert int(out.token_ids[chain, step]) == token
+            assert float(out.confidence[chain, step]) == pytest.approx(float(scores.softmax(-1)[0, token]), rel=1e-4)
+            torch.testing.assert_close(out.logits[chain, step], logits, rtol=1e-4, atol=1e-5)
+            text.append(token)
 
 
 def test_only_the_fed_tokens_are_written(executor: TransformersExecutor):

@@ -13,12 +13,12 @@ import torch
 import transformers
 from native_batches import BLOCK_SIZE, Row, batch_of
 
-from foretoken.kernels import native
+from foretoken.kernels import native, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.fuse import fuse
-from foretoken.kernels.layout import FINAL, KVLayerSpec
+from foretoken.kernels.layout import FINAL, Draws, KVLayerSpec
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_lowering import NotLowered, lower
 from foretoken.kernels.program import (
@@ -229,13 +229,22 @@ def test_a_chain_in_one_call_is_a_chain_by_steps(llama: tuple[Program, dict[str,
             assert torch.equal(ours, theirs)
 
 
-def test_a_chooser_steers_a_chain(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_chains_drawn_by_chance_are_those_drawn_by_steps(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
     executor = NativeExecutor(*llama, BFLOAT16)
-    batch = replace(batch_of([Row([1, 2, 3], 0, [0])]), logits_indices=torch.tensor([2]))
-    kv = executor.allocate(2, BLOCK_SIZE)
-    chain = executor.run_chain(batch, kv, torch.tensor([3]), lambda logits, step: logits.topk(step + 1).indices[:, -1])
-    assert chain.logits is not None
-    assert chain.token_ids[0].tolist() == [int(chain.logits[0, j].topk(j + 1).indices[-1]) for j in range(3)]
+    batch = batch_of([Row([1, 2, 3], 0, [0, 1]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([9, 9], 0, [6])])
+    batch = replace(batch, logits_indices=torch.tensor([2, 4, 5, 7]))
+    streams = torch.tensor([noise.stream(seed, 0) for seed in range(4)])
+    counts = torch.tensor([6, 2, 5, 1])
+    draws = Draws(torch.tensor([1.0, 0.0, 0.5, 2.0]), streams, torch.tensor([3, 2, 1, 2]), vocab_size=290, keep_logits=True)
+    chain = executor.run_chain(batch, executor.allocate(8, BLOCK_SIZE), counts, draws)
+    expected = run_chain_by_steps(executor, batch, executor.allocate(8, BLOCK_SIZE), counts, draws)
+    assert chain.logits is not None and expected.logits is not None
+    for n, count in enumerate(counts.tolist()):
+        assert torch.equal(chain.token_ids[n, :count], expected.token_ids[n, :count])
+        assert torch.equal(chain.logits[n, :count], expected.logits[n, :count])
+        torch.testing.assert_close(chain.confidence[n, :count], expected.confidence[n, :count], rtol=1e-4, atol=1e-6)
+    greedy = executor.run_chain(batch, executor.allocate(8, BLOCK_SIZE), counts)
+    assert greedy.logits is None and not torch.equal(greedy.token_ids[0], chain.token_ids[0])
 
 
 def test_bfloat16_is_near_float32(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:

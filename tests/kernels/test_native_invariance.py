@@ -43,8 +43,8 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["qwen3", "window"])
 def model(request: pytest.FixtureRequest) -> Model:
-    sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
-    sizes |= {"head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
+    sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
     if request.param == "qwen3":
         config = transformers.Qwen3Config(**sizes, sliding_window=None)
     else:

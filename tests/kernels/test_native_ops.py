@@ -105,7 +105,13 @@ DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16, 
 
 
 def prepare(
-    isa: int, x: Tensor, precision: Precision, inputs: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None
+    isa: int,
+    x: Tensor,
+    precision: Precision,
+    inputs: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float | None = None,
 ) -> Rows:
     """eps given: an RMSNorm comes first."""
     rows, padded = len(x), -(-len(x) // 16) * 16
@@ -141,14 +147,14 @@ def packed(matrices: list[Tensor], precision: Precision, bias: Tensor | None = N
     memory = torch.full((num_bytes + 128,), 55, dtype=torch.uint8)
     start = -memory.data_ptr() % 64
     scales, column_sums, biases = torch.full((outputs,), 55.0), torch.full((outputs,), 55, dtype=torch.int32), torch.zeros(outputs)
-    struct = PackedLinear(
-        precision, inputs, outputs, memory.data_ptr() + start, address(scales), address(column_sums), None if bias is None else address(biases)
-    )
+    struct = PackedLinear(precision, inputs, outputs, memory.data_ptr() + start, address(scales), address(column_sums))
+    struct.bias = None if bias is None else address(biases)
     step = len(matrices) if gated else 1
     for index, matrix in enumerate(matrices):
         first = index if gated else sum(panels[:index])
         source = Precision.BFLOAT16 if matrix.dtype == torch.bfloat16 else Precision.FLOAT32
-        LIBRARY.ft_pack(ctypes.byref(struct), c_void_p(matrix.data_ptr()), source, len(matrix), width, c_int64(matrix.stride(0)), first, step)
+        data, stride = c_void_p(matrix.data_ptr()), c_int64(matrix.stride(0))
+        LIBRARY.ft_pack(ctypes.byref(struct), data, source, len(matrix), width, stride, first, step)
         if bias is not None:
             order = torch.arange(len(matrix))
             biases[(first + order // 16 * step) * 16 + order % 16] = bias[sum(map(len, matrices[:index])) :][: len(matrix)]
@@ -183,8 +189,8 @@ def linear(isa: int, w: Packed, x: Rows, outputs: int, after: After, splits: lis
     best = (Best * max(rows, 1))(*[Best(-float("inf"), 0.0, 0, 0) for _ in range(rows)])
     residual = after.residual
     epilogue = Epilogue(
-        address(residual), 0 if residual is None else residual.stride(0), after.scale, after.softcap, FUNCTIONS[after.function], after.gated,
-        outputs, address(out), out.stride(0), address(after.out_rows), ctypes.addressof(best),
+        address(residual), 0 if residual is None else residual.stride(0), after.scale, after.softcap, FUNCTIONS[after.function],
+        after.gated, outputs, address(out), out.stride(0), address(after.out_rows), ctypes.addressof(best),
     )  # fmt: skip
     panels = w.struct.outputs // 16
     cuts = [0, *(splits or []), panels]
@@ -285,7 +291,8 @@ def test_prepare(isa: int, precision: Precision, width: int) -> None:
         rows = prepare(isa, x, precision, inputs, *norm)
         assert (rows.data[:, width:] == 0).all()
         largest = expected.abs().amax(1, keepdim=True)
-        allowed = {Precision.FLOAT32: 2e-6 * largest, Precision.BFLOAT16: expected.abs() / 256 + 1e-12}.get(precision, largest / 127 * 0.50001)
+        half_steps = {Precision.FLOAT32: 2e-6 * largest, Precision.BFLOAT16: expected.abs() / 256 + 1e-12}
+        allowed = half_steps.get(precision, largest / 127 * 0.50001)
         assert ((rows.values[:, :width] - expected).abs() <= allowed + 1e-30).all()
         if precision in INTEGERS:
             assert rows.data.abs().max() == 127 and rows.data.min() >= -127
@@ -374,7 +381,8 @@ def test_matrices_are_packed_side_by_side(isa: int, precision: Precision) -> Non
 
 def random_shape(rng: random.Random) -> tuple[int, int, int]:
     """(rows, width, outputs)"""
-    return rng.choice([0, 1, 2, 3, 4, 5, 8, 13, 16, 17, 33, 64]), rng.choice([1, 31, 32, 64, 65, 200, 576]), rng.choice([1, 15, 16, 33, 96, 112, 300])
+    rows = rng.choice([0, 1, 2, 3, 4, 5, 8, 13, 16, 17, 33, 64])
+    return rows, rng.choice([1, 31, 32, 64, 65, 200, 576]), rng.choice([1, 15, 16, 33, 96, 112, 300])
 
 
 def reference(x: Tensor, w: Tensor, bias: Tensor | None, after: After) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from foretoken.kernels.noise import Purpose, keys, sample, stream
 from foretoken.kernels.transformers_model import TransformersExecutor
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
@@ -90,8 +90,8 @@ class CheckingModel:
             logits.fill_(torch.nan)
         return ForwardOutput(logits.argmax(-1), logits.amax(-1), logits[batch.full_logits] if len(batch.full_logits) else None)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, choose)
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws)
 
 
 def proposer_of(

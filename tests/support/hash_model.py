@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.kernels.layout import ChainOutput, Chooser, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 
 EMPTY = -1
 
@@ -86,10 +86,10 @@ class HashModel:
             logits = torch.stack([self._logits(int(token)) for token in chosen])
         return ForwardOutput(argmax, torch.ones(len(said)), logits)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, choose: Chooser | None = None) -> ChainOutput:
+    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
         from foretoken.kernels.chain import run_chain_by_steps
 
-        return run_chain_by_steps(self, batch, kv, counts, choose)
+        return run_chain_by_steps(self, batch, kv, counts, draws)
 
     def _logits(self, token: int) -> Tensor:
         """A few likely tokens, a function of the best one alone."""

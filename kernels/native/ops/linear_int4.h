@@ -1,20 +1,19 @@
 // int4 weights: a step is a tile of 64 inputs. Nibbles are unpacked in registers and multiplied as they are, 0..15, by the signed
 // bytes of the rows; that a nibble stands for itself - 8 is settled by starting each group's sums at -8 * (the sum of the row's
 // values in that group). A group's sum is within 32 * 127 * 8 < 2^15, so one 16-bit multiplication scales and adds it.
-//
-// All sums are exact, so their order is free: eight rows of one panel, both groups of a tile at once.
+// All sums are exact: their order is free. Included by linear.h.
 
 template <int kRows>
-inline void multiply_int4_panel(const Strip& strip) {
-  const int64_t row_stride = strip.row_stride, group_stride = strip.group_stride;
-  const char* weights = strip.weights;
-  const char* rows = strip.rows;
-  const int32_t* group_sums = strip.group_sums;
+inline void multiply_int4_panel(const Pass& pass) {
+  const int64_t row_stride = pass.row_stride, group_stride = pass.group_stride;
+  const char* weights = pass.weights;
+  const char* rows = pass.rows;
+  const int32_t* group_sums = pass.group_sums;
   const Int low_nibble = _mm512_set1_epi8(0x0f), high_nibble = _mm512_set1_epi8(int8_t(0xf0));
   Int sums[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
-  for (int tile = 0; tile < strip.steps; ++tile, weights += kInt4Tile, rows += 64, group_sums += 2) {
+  for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, rows += 64, group_sums += 2) {
     Int low[kRows], high[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -24,7 +23,7 @@ inline void multiply_int4_panel(const Strip& strip) {
     }
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
-      if (kRows > 1) prefetch_line_once(weights + 4096 + quad * 64);  // see multiply_panel
+      if (kRows > 1) prefetch_line_once(weights + kStreamAhead + quad * 64);  // see multiply_panel
       const Int packed = _mm512_loadu_si512(weights + quad * 64);
       const Int first = _mm512_and_si512(packed, low_nibble), second = _mm512_and_si512(packed, high_nibble);
 #pragma GCC unroll 8
@@ -44,13 +43,12 @@ inline void multiply_int4_panel(const Strip& strip) {
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) store(strip.tile + r * strip.tile_stride, _mm512_castsi512_ps(sums[r]));
+  for (int r = 0; r < kRows; ++r) store(pass.sums + r * pass.sum_stride, _mm512_castsi512_ps(sums[r]));
 }
 
 struct Int4Format {
-  static constexpr int kStepBytes = kInt4Tile, kStepInputs = 64, kPanelRows = 8;
-  static constexpr bool kHasStrips = false;
-  static constexpr Multiply one_panel[kPanelRows] = {multiply_int4_panel<1>, multiply_int4_panel<2>, multiply_int4_panel<3>,
-                                                    multiply_int4_panel<4>, multiply_int4_panel<5>, multiply_int4_panel<6>,
-                                                    multiply_int4_panel<7>, multiply_int4_panel<8>};
+  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile;
+  static constexpr Multiply multiply[kPassRows] = {multiply_int4_panel<1>, multiply_int4_panel<2>, multiply_int4_panel<3>,
+                                                   multiply_int4_panel<4>, multiply_int4_panel<5>, multiply_int4_panel<6>,
+                                                   multiply_int4_panel<7>, multiply_int4_panel<8>};
 };
