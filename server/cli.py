@@ -21,6 +21,7 @@ commands:
   bench speculation       compare generation with and without speculation on this machine
   bench overhead          measure what the engine adds to the model's own time
   bench kernels           measure this machine's limits, and how near the network, the engine and the server come
+  bench quality           measure what number formats cost in perplexity and in accepted drafts
   bench compare           send the same requests to several servers, or to transformers, and compare
   version                 print the version
 
@@ -35,6 +36,7 @@ BENCH_HELP = """\
 usage: foretoken bench speculation [MODEL] [flags]
        foretoken bench overhead [flags]
        foretoken bench kernels [flags]
+       foretoken bench quality [flags]
        foretoken bench compare --base-url URL --base-url URL [flags]
 
 examples:
@@ -42,6 +44,7 @@ examples:
   foretoken bench speculation ./my-model --draft ./my-draft --k 1,3,5,7 --batch 1,8
   foretoken bench overhead --help
   foretoken bench kernels --quick --models demo
+  foretoken bench quality --formats bfloat16,int8,int4
   foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
 COMMANDS = ("serve", "chat", "bench", "version", "help")
@@ -86,6 +89,11 @@ def _run(words: list[str]) -> int:
             from .bench_kernels import main as kernels
 
             kernels(flags)
+            return 0
+        case ["bench", "quality", *flags]:
+            from ..engine.quality import main as quality
+
+            quality(flags)
             return 0
         case ["bench", "compare", *flags]:
             from .bench_compare import main as compare_servers
