@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
-from .plan import PlanRow, StepPlan
+from .plan import StepPlan
 from .request import Request
 
 
@@ -42,71 +42,72 @@ class Runner:
         return in_flight.output
 
     def move_slots(self, src: list[int], dst: list[int]) -> None:
-        self.kv.move(_tensor(src), _tensor(dst))
+        self.kv.move(*_tensors(np.int64, src, dst))
 
 
 def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -> RaggedBatch:
-    """The plan's rows as flat arrays. Drafts that are chains are causal tokens, others tree tokens."""
-    rows, size = plan.rows, plan.block_size
-    num_rows = len(rows)
+    """The plan's rows as flat arrays. Drafts that are chains are causal tokens, others tree tokens.
+
+    Lists, and one tensor made of all lists of a kind: after a pass that has read all weights every call into numpy or torch finds
+    the caches empty, and costs several times what it does in a loop.
+    """
+    size = plan.block_size
     token_ids: list[int] = []
-    tree: list[tuple[int, PlanRow]] = []  # (flat index of its first draft token, row)
-    num_new = np.empty(num_rows, np.int32)
-    num_causal = np.empty(num_rows, np.int32)
-    first_place = np.empty(num_rows, np.int64)
+    positions: list[int] = []
+    slots: list[int] = []
+    tree_mask: list[int] = []
     logits_indices: list[int] = []
     full_logits: list[int] = []
-    for index, row in enumerate(rows):
-        start, scheduled, draft = row.num_computed, row.num_scheduled, row.draft_token_ids
-        token_ids.extend(row.request.token_ids[start : start + scheduled])
+    query_start_loc = [0]
+    seq_lens: list[int] = []
+    num_causal: list[int] = []
+    for row in plan.rows:
+        start, scheduled, draft, table = row.num_computed, row.num_scheduled, row.draft_token_ids, row.block_table
+        known, end = start + scheduled, start + scheduled + len(draft)
+        token_ids += row.request.token_ids[start:known]
         root = len(token_ids) - 1
-        num_new[index] = num_causal[index] = scheduled + len(draft)
-        first_place[index] = start
-        if draft:
-            token_ids.extend(draft)
-            if not row.is_chain:
-                num_causal[index] = scheduled
-                tree.append((root + 1, row))
+        token_ids += draft
+        slots += [table[place // size] * size + place % size for place in range(start, end)]
+        if not draft or row.is_chain:
+            positions += range(start, end)
+            tree_mask += [0] * (end - start)
+            num_causal.append(end - start)
+        else:
+            depths, masks = ancestors(row.parents)
+            positions += [*range(start, known), *(known + depth for depth in depths)]
+            tree_mask += [0] * scheduled + [mask - (1 << 64) if mask >> 63 else mask for mask in masks]  # as int64
+            num_causal.append(scheduled)
+        query_start_loc.append(len(token_ids))
+        seq_lens.append(end)
         if row.samples:
             if wants_full_logits(row.request):
-                full_logits.extend(range(len(logits_indices), len(logits_indices) + 1 + len(draft)))
-            logits_indices.extend(range(root, root + 1 + len(draft)))
+                full_logits += range(len(logits_indices), len(logits_indices) + 1 + len(draft))
+            logits_indices += range(root, root + 1 + len(draft))
 
-    query_start_loc = np.zeros(num_rows + 1, np.int32)
-    np.cumsum(num_new, out=query_start_loc[1:])
-    block_tables = np.zeros((num_rows, max(len(row.block_table) for row in rows)), np.int32)
-    for index, row in enumerate(rows):
+    block_tables = np.zeros((len(plan.rows), max(len(row.block_table) for row in plan.rows)), np.int32)
+    for index, row in enumerate(plan.rows):
         block_tables[index, : len(row.block_table)] = row.block_table
-    # Place of each token in its row; the slot follows from the row's block table.
-    row_of = np.repeat(np.arange(num_rows), num_new)
-    places = np.arange(len(token_ids)) - query_start_loc[row_of] + first_place[row_of]
-    slots = block_tables[row_of, places // size].astype(np.int64) * size + places % size
-    positions, tree_mask = places, np.zeros(len(token_ids), np.int64)
-    if tree:
-        positions = places.copy()
-        for flat, row in tree:
-            depths, masks = ancestors(row.parents)
-            known = row.num_computed + row.num_scheduled
-            positions[flat : flat + len(depths)] = np.array(depths) + known
-            tree_mask[flat : flat + len(masks)] = np.array(masks, np.uint64).view(np.int64)
+    wide = _tensors(np.int64, token_ids, positions, slots, tree_mask, logits_indices, full_logits)
+    narrow = _tensors(np.int32, query_start_loc, seq_lens, num_causal)
     return RaggedBatch(
-        token_ids=_tensor(token_ids),
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(slots),
-        query_start_loc=torch.from_numpy(query_start_loc),
-        seq_lens=torch.from_numpy((first_place + num_new).astype(np.int32)),
+        token_ids=wide[0],
+        positions=wide[1],
+        slot_mapping=wide[2],
+        query_start_loc=narrow[0],
+        seq_lens=narrow[1],
         block_tables=torch.from_numpy(block_tables),
-        num_causal=torch.from_numpy(num_causal),
-        tree_mask=torch.from_numpy(tree_mask),
-        logits_indices=_tensor(logits_indices),
-        full_logits=_tensor(full_logits),
+        num_causal=narrow[2],
+        tree_mask=wide[3],
+        logits_indices=wide[4],
+        full_logits=wide[5],
         block_size=size,
     )
 
 
-def _tensor(values: list[int]) -> torch.Tensor:
-    """int64; by way of numpy, which reads a list several times as fast as torch."""
-    return torch.from_numpy(np.array(values, np.int64))
+def _tensors(dtype: type[np.integer], *lists: list[int]) -> Sequence[torch.Tensor]:
+    """One tensor for each list, all in one piece of memory."""
+    everything = np.array([value for values in lists for value in values], dtype)
+    return torch.from_numpy(everything).split([len(values) for values in lists])
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:
