@@ -30,7 +30,7 @@ from .native_abi import (
 from .native_kv import NativeKV, block_bytes
 from .native_library import ISAS, Availability, availability, load, set_threads, threads, usable_cores
 from .native_lowering import Lowered, NotLowered, Product, Step, lower
-from .native_weights import PackedWeight, pack
+from .native_weights import PackedWeight, WeightMemory, pack
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
 
@@ -193,6 +193,7 @@ class _Binder:
         self._library, self._program, self._lowered, self._weights = library, program, lowered, weights
         self._dtype = Precision.BFLOAT16 if execution.dtype == torch.bfloat16 else Precision.FLOAT32
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
+        self._memory = WeightMemory()
         self._packed: dict[tuple[tuple[str, ...], Precision], PackedWeight] = {}
         self._ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
         self.held: list[Tensor | PackedWeight] = list(self._ropes.values())
@@ -294,7 +295,7 @@ class _Binder:
             if linear is not None and any(linear.biases):
                 parts = zip(linear.biases, matrices, strict=True)
                 bias = torch.cat([self._weights[name].float() if name else torch.zeros(len(matrix)) for name, matrix in parts])
-            self._packed[names, precision] = pack(self._library, matrices, bias, precision, gated)
+            self._packed[names, precision] = pack(self._library, self._memory, matrices, bias, precision, gated)
             self.held.append(self._packed[names, precision])
         return self._packed[names, precision]
 

@@ -6,8 +6,10 @@ Owns the packed memory. Knows no program: a weight is some matrices [out, in] si
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,6 +21,39 @@ from .native_library import usable_cores
 
 PANEL = 16
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
+_LARGE_PAGE = 2 * 2**20
+_REGION_BYTES = 32 * 2**20
+
+
+class WeightMemory:
+    """Hands out memory for packed weights, in large pages where the system has them.
+
+    Read from start to end, weights in 2 MB pages arrive up to 1.4 times as fast as in 4 KB pages: the processor's prefetch stops at
+    the end of a page. So small weights share a region. Nothing is ever given back but all of it.
+    """
+
+    def __init__(self) -> None:
+        self._region = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, aligned to 64 bytes, not initialised."""
+        if self._used + num_bytes > len(self._region):
+            self._region, self._used = _region(max(num_bytes, _REGION_BYTES)), 0
+        taken = self._region[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // 64) * 64
+        return taken
+
+
+def _region(num_bytes: int) -> Tensor:
+    """Memory of its own that begins at a large page; it is taken from the system as it is written."""
+    memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    region = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the map
+    start = -region.data_ptr() % _LARGE_PAGE
+    return region[start : start + num_bytes]
 
 
 @dataclass(frozen=True)
@@ -39,7 +74,9 @@ class _Range:
     panel_step: int
 
 
-def pack(library: ctypes.CDLL, matrices: Sequence[Tensor], bias: Tensor | None, precision: Precision, gated: bool) -> PackedWeight:
+def pack(
+    library: ctypes.CDLL, memory_of: WeightMemory, matrices: Sequence[Tensor], bias: Tensor | None, precision: Precision, gated: bool
+) -> PackedWeight:
     """Pack matrices [n_i, K], one after the other along their outputs. bias: [sum of n_i] or None.
 
     gated: the first half of all outputs is the gate, the second what it gates; they alternate in panels of 16.
@@ -48,7 +85,7 @@ def pack(library: ctypes.CDLL, matrices: Sequence[Tensor], bias: Tensor | None, 
     multiple = library.ft_input_multiple(precision)
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
     num_bytes = library.ft_packed_bytes(precision, inputs, outputs)
-    memory = torch.empty(num_bytes, dtype=torch.uint8)
+    memory = memory_of.take(num_bytes)
     scales = torch.zeros(outputs) if precision in (Precision.INT8, Precision.INT4) else None
     column_sums = torch.zeros(outputs, dtype=torch.int32) if precision == Precision.INT8 else None
     struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), _address(column_sums), None)

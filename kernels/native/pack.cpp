@@ -59,7 +59,7 @@ class PanelPacker {
     if (w_.precision != Precision::kInt4) return interleave(0, words_, out);
     for (int32_t tile = 0; tile < w_.inputs / 64; ++tile, out += kInt4Tile) {
       interleave(tile * 8, 8, out);
-      for (int i = 0; i < 2 * kPanel; ++i) out[512 + i] = char(group_scales_[size_t(i % kPanel) * (w_.inputs / kGroup) + tile * 2 + i / kPanel]);
+      for (int i = 0; i < 2 * kPanel; ++i) out[512 + i] = char(group_scales_of(i % kPanel)[tile * 2 + i / kPanel]);
     }
   }
 

@@ -4,14 +4,13 @@
 #include "linear_dot.h"
 #include "linear_int4.h"
 #include "unpack.h"
-#if FT_AMX && __has_include("linear_amx.h")
-#define FT_TILES 1
+#if FT_AMX
 #include "linear_amx.h"
 #endif
 
 inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, void* scratch) {
   float* tile = static_cast<float*>(scratch);
-#ifdef FT_TILES
+#if FT_AMX
   if (w.precision != Precision::kFloat32) return linear_tiles(w, x, e, first_panel, num_panels, scratch);
 #endif
   switch (w.precision) {

@@ -1,7 +1,18 @@
 // Products whose step is a vector of weights and 4 bytes of each row: a float, a pair of bfloat16 or a quad of int8.
 // Included by linear.h.
 
-constexpr int kStreamAhead = 4096;  // bytes: farther than the processor's own prefetch, which stops at the end of a page
+// Prefetch of the weights that follow: measured. With one row the processor's own keeps up with memory, and more would be in its way.
+// A few rows are still faster than memory: the stream must pass through L1 without evicting them, for their misses would queue behind
+// its own. More are slower than memory: then L2 is filled far enough ahead that no row waits.
+constexpr int kFarAhead = 16384, kNearAhead = 4096;  // bytes
+template <int kRows>
+inline void prefetch_stream(const char* weights) {
+  if (kRows > 4) {
+    prefetch_line(weights + kFarAhead);
+  } else if (kRows > 1) {
+    prefetch_line_once(weights + kNearAhead);
+  }
+}
 
 // Every output has two accumulators, for its even and its odd steps, each in ascending order; their sum is the result, whatever the
 // number of rows. (A single chain of additions, each waiting for the last, would read weights at half the speed of the cache.)
@@ -17,10 +28,8 @@ inline void multiply_panel(const Pass& pass) {
   for (int r = 0; r < kRows; ++r) even[r] = Dot::start(pass.column_sums), odd[r] = zero();
   const char* const end = weights + int64_t(pass.steps) * 64;
   for (; end - weights > 64; weights += 128, rows += 8) {
-    if (kRows > 1) {  // weights streaming through L1 would evict the rows, whose misses then queue behind those of the stream
-      prefetch_line_once(weights + kStreamAhead);
-      prefetch_line_once(weights + kStreamAhead + 64);
-    }
+    prefetch_stream<kRows>(weights);
+    prefetch_stream<kRows>(weights + 64);
     const Int first = _mm512_load_si512(weights), second = _mm512_load_si512(weights + 64);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {

@@ -14,6 +14,10 @@ inline void multiply_int4_panel(const Pass& pass) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
   for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, rows += 64, group_sums += 2) {
+    if (kRows > 1) {  // more than one row is slower than memory: see prefetch_stream
+#pragma GCC unroll 9
+      for (int line = 0; line < kInt4Tile; line += 64) prefetch_line(weights + kFarAhead + line);
+    }
     Int low[kRows], high[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -23,7 +27,6 @@ inline void multiply_int4_panel(const Pass& pass) {
     }
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
-      if (kRows > 1) prefetch_line_once(weights + kStreamAhead + quad * 64);  // see multiply_panel
       const Int packed = _mm512_loadu_si512(weights + quad * 64);
       const Int first = _mm512_and_si512(packed, low_nibble), second = _mm512_and_si512(packed, high_nibble);
 #pragma GCC unroll 8
