@@ -103,7 +103,8 @@ class NativeExecutor:
         self._network = ctypes.c_void_p(library.ft_network_create(ctypes.byref(spec)))
         if not self._network:
             raise NotLowered(f"instruction set {isa} on this processor")
-        weakref.finalize(self, library.ft_network_destroy, self._network)
+        # Not when the process ends: a daemon thread may still be in a pass.
+        weakref.finalize(self, library.ft_network_destroy, self._network).atexit = False
 
     def allocate(self, num_blocks: int, block_size: int) -> NativeKV:
         """A cache of num_blocks blocks for this network. Raises ValueError unless block_size is 16."""

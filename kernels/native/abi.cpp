@@ -41,7 +41,9 @@ EXPORT int ft_threads() { return foretoken::ThreadPool::instance().size(); }
 
 EXPORT Network* ft_network_create(const NetworkSpec* spec) {
   const foretoken::Kernels* kernels = foretoken::kernels_of(spec->isa);
-  return kernels ? new Network(*spec, *kernels) : nullptr;
+  Network* network = nullptr;
+  if (kernels) foretoken::guarded([&] { network = new Network(*spec, *kernels); });
+  return network;
 }
 EXPORT void ft_network_destroy(Network* network) { delete network; }
 EXPORT const char* ft_network_run(Network* network, const RunRequest* request) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #include "cache.h"
 #include "sampling.h"
@@ -64,12 +65,13 @@ Network::~Network() = default;
 // ---- one pass
 
 void Network::run(const RunRequest& request) {
+  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
   logits_ = request.logits;
   wants_best_ = true;
   logits_rows_.assign(size_t(request.batch.num_logits), -1);
   for (int i = 0; i < request.num_full; ++i) logits_rows_[size_t(request.full_logits[i])] = i;
   start(request, false);
-  ThreadPool::instance().run(*this);
+  ThreadPool::instance().run(*this, turn);
   finish(request);
 }
 
@@ -92,7 +94,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   for (int i = 0; i < request.num_bound; ++i) buffers_[size_t(request.bound[i])] = request.bound_memory[i];
 
   // 2. memory that all threads share, made before any of them starts
-  size_t prepared = 0, groups = 0, queries = 0;
+  size_t prepared = 0, groups = 0, queries = 0, ranked = 0;
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kLinear) {
       prepared = std::max(prepared, size_t(op.weights->inputs) * 4 + 128);
@@ -100,6 +102,8 @@ void Network::start(const RunRequest& request, bool chooses) {
     } else if (op.kind == OpKind::kAttention) {
       const size_t heads = std::max<size_t>(size_t(op.num_heads), 1);
       queries = std::max(queries, heads * round_up(size_t(op.k_dim), 32) * sizeof(float));
+    } else if (op.kind == OpKind::kTopK) {
+      ranked = std::max(ranked, size_t(width(op.inputs[0])));
     }
   }
   prepared_.get<char>(rows * prepared);
@@ -113,6 +117,7 @@ void Network::start(const RunRequest& request, bool chooses) {
     worker.group_sums.get<int32_t>(kPrivateRows * groups + 1);
     worker.linear.get<char>(kLinearScratch);
     worker.attention.get<char>(kAttentionScratch);
+    worker.ranking.get<int>(ranked);
     if (wants_best_) worker.best.assign(size_t(batch_.num_logits), Best{-INFINITY, 0.0f, -1, 0});
   }
 
@@ -246,8 +251,8 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
   }
 }
 
-void Network::run_rows(const Phase& phase, int first, int end, Worker&) {
-  for (int i = phase.first_op; i < phase.end_op; ++i) run_op_on_rows(ops_[size_t(i)], first, end);
+void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
+  for (int i = phase.first_op; i < phase.end_op; ++i) run_op_on_rows(ops_[size_t(i)], first, end, worker);
   if (phase.prepares) {
     const Op& linear = ops_[size_t(phase.end_op)];
     PreparedRows rows = prepared_memory(linear, prepared_, scales_, group_sums_);
@@ -318,7 +323,7 @@ void Network::choose(int row, Worker& worker) {
   link.confidence *= std::exp(logits[token] - best.value);
 }
 
-void Network::run_op_on_rows(const Op& op, int first, int end) {
+void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
   const int rows = end - first;
   const int in = op.num_inputs ? width(op.inputs[0]) : 0;
   const int out = width(op.output);
@@ -364,13 +369,13 @@ void Network::run_op_on_rows(const Op& op, int first, int end) {
     case OpKind::kTopK: {
       const int k = op.outputs;
       float* values = buffer(op.second_output) + int64_t(first) * k;
-      std::vector<int> order(static_cast<size_t>(in));
+      int* order = worker.ranking.get<int>(0);
       for (int r = 0; r < rows; ++r, x += in, y += k, values += k) {
-        for (int i = 0; i < in; ++i) order[size_t(i)] = i;
-        std::partial_sort(order.begin(), order.begin() + k, order.end(), [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+        std::iota(order, order + in, 0);
+        std::partial_sort(order, order + k, order + in, [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
         for (int i = 0; i < k; ++i) {
-          y[i] = float(order[size_t(i)]);
-          values[i] = x[order[size_t(i)]];
+          y[i] = float(order[i]);
+          values[i] = x[order[i]];
         }
       }
       break;
@@ -434,6 +439,7 @@ void Network::run_chain(const ChainRequest& request) {
   const BatchView& first = request.run.batch;
   const int chains = first.num_logits, steps = request.steps;
   if (!chains) return run(request.run);
+  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
 
   // The row, position and place behind each chain's last token.
   std::vector<int> alive(static_cast<size_t>(chains)), rows(static_cast<size_t>(chains));
@@ -482,7 +488,7 @@ void Network::run_chain(const ChainRequest& request) {
       if (request.streams) links_[size_t(i)].key = noise_key(request.streams[n], request.first_positions[n] + step);
     }
     start(pass, true);
-    ThreadPool::instance().run(*this);
+    ThreadPool::instance().run(*this, turn);
     for (int i = 0; i < count; ++i) {
       const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
       request.token_ids[at] = links_[size_t(i)].token;

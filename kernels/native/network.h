@@ -126,7 +126,7 @@ class Network : private Job {
     int rows_per_unit;
   };
   struct Worker {
-    Scratch prepared, scales, group_sums, linear, attention, sampling;
+    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking;
     int prepared_op = -1;
     std::vector<Best> best;
   };
@@ -150,7 +150,7 @@ class Network : private Job {
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
   void choose(int row, Worker& worker);
-  void run_op_on_rows(const Op& op, int first, int end);
+  void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
   PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);
   AttentionOp attention_of(const Op& op) const;

@@ -1,9 +1,13 @@
 #include "thread_pool.h"
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <system_error>
 
 namespace foretoken {
 namespace {
@@ -31,6 +35,18 @@ class Backoff {
   int count_ = 0;
 };
 
+// Rounding and the treatment of denormals are a thread's own setting, which the caller's libraries may have changed; what is computed
+// must not depend on the thread that does it.
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() : callers_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // to nearest, denormals are kept, nothing traps
+  ~DefaultFloatMode() { _mm_setcsr(callers_); }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+
+ private:
+  unsigned callers_;
+};
+
 uint64_t pack(uint32_t epoch, uint32_t count) { return uint64_t(epoch) << 32 | count; }
 uint32_t epoch_of(uint64_t value) { return uint32_t(value >> 32); }
 uint32_t count_of(uint64_t value) { return uint32_t(value); }
@@ -38,20 +54,39 @@ uint32_t count_of(uint64_t value) { return uint32_t(value); }
 }  // namespace
 
 ThreadPool& ThreadPool::instance() {
-  static ThreadPool* pool = new ThreadPool;  // never destroyed: threads may still be asleep in it when the process ends
+  static ThreadPool* pool = nullptr;  // never destroyed: threads may still be asleep in it when the process ends
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pool = new ThreadPool(1);
+    // A forked process has the caller of fork as its only thread, and the locks as the others happened to hold them.
+    pthread_atfork(nullptr, nullptr, [] { pool = new ThreadPool(pool->size()); });
+  });
   return *pool;
 }
 
-ThreadPool::ThreadPool() : phases_(new Phase[kMaxPhases]) {}
+ThreadPool::ThreadPool(int threads) : phases_(new Phase[kMaxPhases]), num_threads_(threads) {}
 
-ThreadPool::~ThreadPool() { stop_workers(); }
+ThreadPool::Turn ThreadPool::take_turn() {
+  Turn turn(turn_mutex_);
+  start_workers();  // none are missing but in a process that was forked
+  return turn;
+}
 
 void ThreadPool::resize(int threads) {
-  std::lock_guard<std::mutex> lock(run_mutex_);
+  const Turn turn(turn_mutex_);
+  threads = std::clamp(threads, 1, kMaxThreads);
   if (threads == num_threads_) return;
   stop_workers();
   num_threads_ = threads;
-  for (int thread = 1; thread < threads; ++thread) workers_.emplace_back(&ThreadPool::work, this, thread);
+  start_workers();
+}
+
+void ThreadPool::start_workers() {
+  try {
+    while (int(workers_.size()) + 1 < num_threads_) workers_.emplace_back(&ThreadPool::work, this, int(workers_.size()) + 1);
+  } catch (const std::system_error&) {  // a container's limit, for example: fewer are slower, not wrong
+    num_threads_ = int(workers_.size()) + 1;
+  }
 }
 
 void ThreadPool::stop_workers() {
@@ -65,10 +100,10 @@ void ThreadPool::stop_workers() {
   stopping_ = false;
 }
 
-void ThreadPool::run(Job& job) {
-  std::lock_guard<std::mutex> lock(run_mutex_);
+void ThreadPool::run(Job& job, const Turn&) {
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   const int phases = job.num_phases();
+  if (phases > kMaxPhases) throw std::length_error("more phases in one pass than the thread pool has counters for");
   for (int i = 0; i < phases; ++i) {
     const uint64_t units = pack(epoch, job.num_units(i));
     phases_[i].unclaimed.value.store(units, std::memory_order_relaxed);
@@ -107,6 +142,7 @@ bool ThreadPool::await_job(uint32_t seen) {
 }
 
 void ThreadPool::take_part(uint32_t epoch, int thread) {
+  const DefaultFloatMode mode;
   const int phases = num_phases_.load(std::memory_order_acquire);
   for (int i = 0; i < phases; ++i) {
     if (!finish_phase(epoch, i, thread)) return;
@@ -116,7 +152,7 @@ void ThreadPool::take_part(uint32_t epoch, int thread) {
 bool ThreadPool::finish_phase(uint32_t epoch, int phase, int thread) {
   std::atomic<uint64_t>& unclaimed = phases_[phase].unclaimed.value;
   std::atomic<uint64_t>& undone = phases_[phase].undone.value;
-  const uint32_t shares = 2 * uint32_t(num_threads_);
+  const uint32_t shares = 2 * uint32_t(num_threads_.load(std::memory_order_relaxed));
   uint64_t value = unclaimed.load(std::memory_order_acquire);
   while (epoch_of(value) == epoch && count_of(value)) {
     const uint32_t left = count_of(value);

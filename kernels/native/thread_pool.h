@@ -30,12 +30,17 @@ class ThreadPool {
  public:
   static ThreadPool& instance();
 
-  // Threads that take part, the calling one included. Not while a job runs.
+  // Held from before a job is laid out for so many threads until its results are read: there is one job at a time, a second
+  // caller waits, and the number of threads stays as it is.
+  using Turn = std::unique_lock<std::mutex>;
+  Turn take_turn();
+
+  // Threads that take part, the calling one included: as many of these as the system gives, 1 to kMaxThreads.
   void resize(int threads);
   int size() const { return num_threads_; }
 
-  // Runs a job to its end; the caller is thread 0. One job at a time: a second caller waits.
-  void run(Job& job);
+  // Runs a job to its end; the caller is thread 0.
+  void run(Job& job, const Turn& turn);
 
  private:
   // The epoch of the job in the high half, the units not yet claimed (or not yet done) in the low one: a thread that comes
@@ -47,8 +52,8 @@ class ThreadPool {
     Counter unclaimed, undone;
   };
 
-  ThreadPool();
-  ~ThreadPool();
+  explicit ThreadPool(int threads);
+  void start_workers();
   void stop_workers();
   void work(int thread);
   void take_part(uint32_t epoch, int thread);
@@ -60,9 +65,9 @@ class ThreadPool {
   std::atomic<int> num_phases_{0};
   std::atomic<uint32_t> epoch_{0};
   std::atomic<bool> stopping_{false};
-  int num_threads_ = 1;
+  std::atomic<int> num_threads_;
 
-  std::mutex run_mutex_;
+  std::mutex turn_mutex_;
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
   std::atomic<int> sleepers_{0};
