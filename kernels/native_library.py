@@ -54,7 +54,10 @@ def availability() -> Availability:
 
 
 def set_threads(count: int) -> None:
-    """Threads that a pass runs on, the calling one included; for the whole process. Default: the cores this process may use."""
+    """Threads that a pass runs on, the calling one included; for the whole process, 1 at first.
+
+    The passes under way end before it changes. More than 256, or more than the system gives, become fewer: `threads` tells.
+    """
     library = load()
     if library is not None:
         library.ft_set_threads(count)
