@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..kernels.native_abi import MAX_THREADS
 from ..proposers.config import SpeculativeConfig
 from .errors import ConfigError
 
@@ -39,8 +40,8 @@ class ModelConfig:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             narrow = "; the narrow cache is int8" if self.kv_cache_dtype.startswith("fp8") else ""
             raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}{narrow}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("threads must be at least 1")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ConfigError(f"threads {self.threads} is not between 1 and {MAX_THREADS}")
 
 
 @dataclass(frozen=True)

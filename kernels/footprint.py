@@ -9,10 +9,8 @@ import torch
 
 from .execution import Execution
 from .layout import kv_bytes_per_block
+from .native_abi import INT4_TILE, PANEL
 from .program import Embed, Linear, Program
-
-PANEL = 16  # outputs are packed side by side in panels of this many, padded with zeros
-INT4_TILE = (64, 512 + 32)  # inputs, and bytes of a panel over them: nibbles and group scales
 
 
 def torch_weight_bytes(program: Program, dtype: torch.dtype) -> int:

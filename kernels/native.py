@@ -17,6 +17,7 @@ from .execution import Execution
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .native_abi import (
     FUNCTIONS,
+    MAX_HEAD_DIM,
     MAX_INPUTS,
     BatchView,
     CacheType,
@@ -37,7 +38,6 @@ from .rope_values import rope_table_values
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
-_MAX_HEAD_DIM = 512  # kMaxHeadDim in native/kernels.h
 _EXACT_BFLOAT16 = ("avx512_bf16", "amx")
 
 
@@ -54,8 +54,8 @@ def supports(program: Program, execution: Execution) -> str | None:
         return "the torch executor was asked for"
     if execution.dtype not in _CACHE:
         return f"{execution.dtype} is neither float32 nor bfloat16"
-    if (widest := max((max(layer.k_dim, layer.v_dim) for layer in program.kv_layers), default=0)) > _MAX_HEAD_DIM:
-        return f"the native executor's heads are at most {_MAX_HEAD_DIM} wide, not {widest}"
+    if (widest := max((max(layer.k_dim, layer.v_dim) for layer in program.kv_layers), default=0)) > MAX_HEAD_DIM:
+        return f"the native executor's heads are at most {MAX_HEAD_DIM} wide, not {widest}"
     try:
         lower(program)
     except NotLowered as error:
@@ -81,7 +81,6 @@ class NativeExecutor:
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.is_batch_invariant = True
-        self.kind = f"native {isa}"
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
         lowered = lower(program)
         binder = _Binder(library, program, lowered, weights, execution)

@@ -34,6 +34,10 @@ class OpKind(IntEnum):
     TOP_K = 10
 
 
+PANEL = 16  # outputs packed side by side
+INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: nibbles and group scales
+MAX_HEAD_DIM = 512
+MAX_THREADS = 256
 FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 MAX_INPUTS = 8
 
@@ -143,6 +147,18 @@ class ChainRequest(ctypes.Structure):
         ("first_positions", c_void_p),
         ("logits", c_void_p),
     ]
+
+
+SAMPLE_ROW_BYTES = 128  # SampleRow, whose fields are in sampling.py
+
+
+def fits(library: ctypes.CDLL) -> bool:
+    """Whether the library was compiled from the sources that these structs belong to, as far as their sizes tell."""
+    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest)
+    try:
+        return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES
+    except AttributeError:  # older than this check
+        return False
 
 
 def declare(library: ctypes.CDLL) -> None:

@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from .native_abi import declare
+from .native_abi import declare, fits
 
 ISAS = ("avx512", "avx512_bf16", "amx")
 """Instruction sets by the number that the library gives them."""
@@ -26,11 +26,11 @@ class Availability:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, None if it was not built at install. Its functions release the interpreter lock while they run."""
+    """The library, None if there is none that belongs to this source. Its functions release the interpreter lock while they run."""
     path = _path()
-    if path is None:
+    library = None if path is None else ctypes.CDLL(str(path))
+    if library is None or not fits(library):
         return None
-    library = ctypes.CDLL(str(path))
     declare(library)
     return library
 
@@ -41,6 +41,8 @@ def availability() -> Availability:
     if platform.machine() not in ("x86_64", "AMD64"):
         return Availability(None, f"this is a {platform.machine()} machine; native code exists for x86-64 with AVX-512")
     library = load()
+    if library is None and _path() is not None:
+        return Availability(None, "its library was compiled from other sources; install again (pip install . or make install)")
     if library is None:
         return Availability(
             None,

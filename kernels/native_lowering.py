@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from .native_abi import PANEL
 from .program import Activation, Attention, Concat, GatherRows, Linear, Op, Program, RMSNorm, Scale, Softcap, readers
-
-PANEL = 16
-"""Outputs of a product that are packed side by side; gate and up can only alternate in such steps."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def _grow(product: Product, op: Op, widths: dict[str, int]) -> Product | None:
     """The product with the op behind it folded in, None if it does not fold."""
     match op:
         case Activation(inputs=(_,)) if product.activation is None:
-            if op.gated and widths[op.inputs[0]] % (2 * PANEL):
+            if op.gated and widths[op.inputs[0]] % (2 * PANEL):  # gate and up can only alternate in whole panels
                 return None
             return replace(product, activation=op, output=op.outputs[0])
         case Scale() if product.activation is None and not product.softcap:

@@ -16,10 +16,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from .native_abi import PackedLinear, Precision
+from .native_abi import PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
-PANEL = 16
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
 _LARGE_PAGE = 2 * 2**20
 _REGION_BYTES = 32 * 2**20
@@ -105,12 +104,12 @@ def pack(
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         list(threads.map(pack_range, _ranges(matrices, total, gated)))
-    order = None if bias is None else torch.zeros(outputs)
-    if bias is not None and order is not None:
+    packed_bias = None if bias is None else torch.zeros(outputs)
+    if bias is not None and packed_bias is not None:
         for first, rows in _outputs(total, gated):
-            order[rows] = bias[first : first + (rows.stop - rows.start)].float()
-        struct.bias = _address(order)
-    tensors = tuple(tensor for tensor in (memory, scales, column_sums, order) if tensor is not None)
+            packed_bias[rows] = bias[first : first + (rows.stop - rows.start)].float()
+        struct.bias = _address(packed_bias)
+    tensors = tuple(tensor for tensor in (memory, scales, column_sums, packed_bias) if tensor is not None)
     return PackedWeight(struct, tensors, sum(tensor.nbytes for tensor in tensors))
 
 
@@ -123,8 +122,7 @@ def _ranges(matrices: Sequence[Tensor], total: int, gated: bool) -> Iterator[_Ra
     for matrix, start in zip(matrices, starts, strict=False):
         for first in _cuts(start, start + len(matrix), half):
             rows = matrix[first.start - start : first.stop - start]
-            panel = first.start // PANEL if not gated else first.start % half // PANEL * 2 + first.start // half
-            yield _Range(rows if rows.stride(1) == 1 else rows.contiguous(), panel, 2 if gated else 1)
+            yield _Range(rows if rows.stride(1) == 1 else rows.contiguous(), _panel(first.start, half, gated), 2 if gated else 1)
 
 
 def _cuts(start: int, stop: int, half: int) -> Iterable[range]:
@@ -137,10 +135,15 @@ def _cuts(start: int, stop: int, half: int) -> Iterable[range]:
 
 def _outputs(total: int, gated: bool) -> Iterator[tuple[int, slice]]:
     """(first output, its place and its neighbours' in packed order), panel by panel."""
+    half = total // 2
     for first in range(0, total, PANEL):
-        half = total // 2
-        panel = first // PANEL if not gated else first % half // PANEL * 2 + first // half
+        panel = _panel(first, half, gated)
         yield first, slice(panel * PANEL, panel * PANEL + min(PANEL, total - first))
+
+
+def _panel(output: int, half: int, gated: bool) -> int:
+    """Where an output stands: in order, or gates (those before half) in even panels and what they gate in odd ones."""
+    return output % half // PANEL * 2 + output // half if gated else output // PANEL
 
 
 def _address(tensor: Tensor | None) -> int | None:

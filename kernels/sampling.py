@@ -77,8 +77,8 @@ def race(logits: Tensor, keys: Tensor) -> Tensor:
 
 @functools.cache
 def _function() -> ctypes._NamedFuncPointer | None:
-    library = native_library.load() if native_library.availability().isa is not None else None
-    if library is None or not hasattr(library, "ft_sample"):  # an editable install may lag behind: compiled from older sources
+    library = native_library.load()
+    if library is None or native_library.availability().isa is None:
         return None
     function = library.ft_sample
     function.argtypes = [c_void_p, c_int32, c_int32, c_void_p]

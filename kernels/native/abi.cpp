@@ -5,6 +5,7 @@
 
 #include "cpu.h"
 #include "network.h"
+#include "sampling.h"
 #include "thread_pool.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -35,6 +36,12 @@ using foretoken::RunRequest;
 
 // -1: no instruction set of ours runs here; else the best of 0 avx512, 1 avx512_bf16, 2 amx.
 EXPORT int ft_isa() { return foretoken::detected_isa(); }
+
+// Bytes of the structs that cross the border: another number than Python's, and the two were made from different sources.
+EXPORT int ft_abi_bytes() {
+  return int(sizeof(foretoken::PackedLinear) + sizeof(foretoken::Op) + sizeof(NetworkSpec) + sizeof(RunRequest) + sizeof(ChainRequest) +
+             sizeof(foretoken::SampleRow));
+}
 
 EXPORT void ft_set_threads(int threads) { foretoken::ThreadPool::instance().resize(threads); }
 EXPORT int ft_threads() { return foretoken::ThreadPool::instance().size(); }

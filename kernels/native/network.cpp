@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "cache.h"
-#include "sampling.h"
 
 namespace foretoken {
 namespace {
@@ -22,14 +21,6 @@ constexpr int kRotationsPerUnit = 4;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
-
-// `keys` of kernels/noise.py for one place.
-int64_t noise_key(int64_t stream, int64_t position) {
-  uint64_t z = uint64_t(stream) + uint64_t(position) * 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return int64_t(z ^ z >> 31);
-}
 
 bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention; }
 
@@ -52,13 +43,28 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
     : ops_(spec.ops, spec.ops + spec.num_ops),
       widths_(spec.widths, spec.widths + spec.num_buffers),
       places_(spec.places, spec.places + spec.num_buffers),
-      num_places_(spec.num_places),
       vocab_size_(spec.vocab_size),
       cache_type_(CacheType(spec.cache_type)),
       kernels_(kernels),
       buffers_(size_t(spec.num_buffers)),
       plan_of_op_(size_t(spec.num_ops)),
-      arena_(size_t(spec.num_places)) {}
+      place_widths_(size_t(spec.num_places)),
+      arena_(size_t(spec.num_places)) {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    int& widest = place_widths_[size_t(places_[i])];
+    widest = std::max(widest, widths_[i]);
+  }
+  for (const Op& op : ops_) {
+    if (op.kind == OpKind::kLinear) {
+      most_.prepared = std::max(most_.prepared, size_t(op.weights->inputs) * 4 + 128);
+      most_.groups = std::max(most_.groups, size_t(op.weights->inputs / kGroup));
+    } else if (op.kind == OpKind::kAttention) {
+      most_.queries = std::max(most_.queries, size_t(std::max(op.num_heads, 1)) * round_up(size_t(op.k_dim), 32) * sizeof(float));
+    } else if (op.kind == OpKind::kTopK) {
+      most_.ranked = std::max(most_.ranked, size_t(width(op.inputs[0])));
+    }
+  }
+}
 
 Network::~Network() = default;
 
@@ -82,42 +88,25 @@ void Network::start(const RunRequest& request, bool chooses) {
   const size_t rows = round_up(size_t(std::max(batch_.num_tokens, batch_.num_logits)), 16);
 
   // 1. memory of the buffers: the caller's where it gave some
-  std::vector<int> place_width(size_t(num_places_), 0);
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    int& widest = place_width[size_t(places_[i])];
-    widest = std::max(widest, widths_[i]);
-  }
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const size_t place = size_t(places_[i]);
-    buffers_[i] = arena_[place].get<float>(rows * size_t(place_width[place]));
+    buffers_[i] = arena_[place].get<float>(rows * size_t(place_widths_[place]));
   }
   for (int i = 0; i < request.num_bound; ++i) buffers_[size_t(request.bound[i])] = request.bound_memory[i];
 
   // 2. memory that all threads share, made before any of them starts
-  size_t prepared = 0, groups = 0, queries = 0, ranked = 0;
-  for (const Op& op : ops_) {
-    if (op.kind == OpKind::kLinear) {
-      prepared = std::max(prepared, size_t(op.weights->inputs) * 4 + 128);
-      groups = std::max(groups, size_t(op.weights->inputs / kGroup));
-    } else if (op.kind == OpKind::kAttention) {
-      const size_t heads = std::max<size_t>(size_t(op.num_heads), 1);
-      queries = std::max(queries, heads * round_up(size_t(op.k_dim), 32) * sizeof(float));
-    } else if (op.kind == OpKind::kTopK) {
-      ranked = std::max(ranked, size_t(width(op.inputs[0])));
-    }
-  }
-  prepared_.get<char>(rows * prepared);
+  prepared_.get<char>(rows * most_.prepared);
   scales_.get<float>(rows);
-  group_sums_.get<int32_t>(rows * groups + 1);
-  queries_.get<char>(rows * queries + 1);
+  group_sums_.get<int32_t>(rows * most_.groups + 1);
+  queries_.get<char>(rows * most_.queries + 1);
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
-    worker.prepared.get<char>(kPrivateRows * prepared);
+    worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);
-    worker.group_sums.get<int32_t>(kPrivateRows * groups + 1);
+    worker.group_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
     worker.linear.get<char>(kLinearScratch);
     worker.attention.get<char>(kAttentionScratch);
-    worker.ranking.get<int>(ranked);
+    worker.ranking.get<int>(most_.ranked);
     if (wants_best_) worker.best.assign(size_t(batch_.num_logits), Best{-INFINITY, 0.0f, -1, 0});
   }
 
@@ -300,29 +289,6 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
   kernels_.linear(*op.weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
 }
 
-void Network::choose(int row, Worker& worker) {
-  const float* logits = logits_ + int64_t(row) * vocab_size_;
-  Link& link = links_[size_t(row)];
-  Best best{-INFINITY, 0.0f, 0, 0};
-  kernels_.best_of_row(logits, choosable_, &best, &link.confidence);
-  link.token = best.index;
-  if (link.temperature == 0.0f) return;
-  SampleRow place{};
-  place.logits = logits;
-  place.key = link.key;
-  place.top_p = 1.0;
-  place.parent = place.guess = -1;
-  place.top_k = choosable_;
-  place.temperature = link.temperature;
-  place.log_min_p = -INFINITY;
-  place.repetition = 1.0f;
-  int64_t token = -1;
-  kernels_.sample(&place, 1, choosable_, worker.sampling.get<char>(sample_scratch_bytes(choosable_)), &token);
-  if (token < 0) return;  // logits that are not finite: their best will do for a guess
-  link.token = int(token);
-  link.confidence *= std::exp(logits[token] - best.value);
-}
-
 void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
   const int rows = end - first;
   const int in = op.num_inputs ? width(op.inputs[0]) : 0;
@@ -431,73 +397,6 @@ AttentionOp Network::attention_of(const Op& op) const {
     attention.out_stride = width(op.output);
   }
   return attention;
-}
-
-// ---- chains
-
-void Network::run_chain(const ChainRequest& request) {
-  const BatchView& first = request.run.batch;
-  const int chains = first.num_logits, steps = request.steps;
-  if (!chains) return run(request.run);
-  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
-
-  // The row, position and place behind each chain's last token.
-  std::vector<int> alive(static_cast<size_t>(chains)), rows(static_cast<size_t>(chains));
-  for (int n = 0; n < chains; ++n) {
-    alive[size_t(n)] = n;
-    const int32_t* begin = first.query_start + 1;
-    rows[size_t(n)] = int(std::upper_bound(begin, begin + first.num_rows, int32_t(first.logits_indices[n])) - begin);
-  }
-  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
-  std::vector<int32_t> query_start, seq_lens, tables, num_causal;
-  wants_best_ = false;
-  RunRequest pass = request.run;
-  for (int step = 0; step < steps; ++step) {
-    if (step) {
-      // One row of one token for every chain that wants more.
-      alive.erase(std::remove_if(alive.begin(), alive.end(), [&](int n) { return request.counts[n] <= step; }), alive.end());
-      const int count = int(alive.size());
-      token_ids.clear(), positions.clear(), slots.clear(), logits_indices.clear(), query_start.clear(), seq_lens.clear(), tables.clear();
-      for (int i = 0; i < count; ++i) {
-        const int n = alive[size_t(i)], row = rows[size_t(n)];
-        const int place = first.seq_lens[row] + step - 1;
-        const int32_t* table = first.block_tables + int64_t(row) * first.table_width;
-        token_ids.push_back(request.token_ids[int64_t(n) * steps + step - 1]);
-        positions.push_back(first.positions[first.logits_indices[n]] + step);
-        slots.push_back(int64_t(table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
-        logits_indices.push_back(i);
-        query_start.push_back(i);
-        seq_lens.push_back(place + 1);
-        tables.insert(tables.end(), table, table + first.table_width);
-      }
-      query_start.push_back(count);
-      num_causal.assign(size_t(count), 1);
-      tree_mask.assign(size_t(count), 0);
-      pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
-                    seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data()};
-    }
-    const int count = int(alive.size());
-    logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));
-    logits_rows_.resize(size_t(count));
-    for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
-    choosable_ = request.choosable;
-    links_.resize(size_t(count));
-    for (int i = 0; i < count; ++i) {
-      const int n = alive[size_t(i)];
-      links_[size_t(i)] = {0, 0.0f, request.temperatures ? request.temperatures[n] : 0.0f, 0};
-      if (request.streams) links_[size_t(i)].key = noise_key(request.streams[n], request.first_positions[n] + step);
-    }
-    start(pass, true);
-    ThreadPool::instance().run(*this, turn);
-    for (int i = 0; i < count; ++i) {
-      const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
-      request.token_ids[at] = links_[size_t(i)].token;
-      request.confidence[at] = links_[size_t(i)].confidence;
-      if (request.logits) {
-        std::memcpy(request.logits + at * vocab_size_, logits_ + int64_t(i) * vocab_size_, size_t(vocab_size_) * sizeof(float));
-      }
-    }
-  }
 }
 
 }  // namespace foretoken

@@ -161,7 +161,6 @@ class Network : private Job {
 
   std::vector<Op> ops_;
   std::vector<int32_t> widths_, places_;
-  int num_places_;
   int vocab_size_;
   CacheType cache_type_;
   const Kernels& kernels_;
@@ -179,6 +178,11 @@ class Network : private Job {
   std::vector<AttentionPlan> plans_;
   std::vector<Link> links_;             // [N] of a chain's step
   int choosable_ = 0;
+  std::vector<int> place_widths_;       // of the widest buffer of each place
+  struct {
+    size_t prepared = 0, queries = 0;   // bytes
+    size_t groups = 0, ranked = 0;      // numbers
+  } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_;
 };

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.kernels import sampling
+from foretoken.kernels.native_abi import SAMPLE_ROW_BYTES, fits
 from foretoken.kernels.native_library import availability, load, usable_cores
 
 
@@ -21,3 +23,16 @@ def test_without_a_library_the_reason_says_what_to_do() -> None:
     assert (available.isa is None) == bool(available.reason)
     if load() is None:
         assert "install" in available.reason or "machine" in available.reason
+
+
+def test_a_library_of_other_sources_is_not_used() -> None:
+    class Older:
+        """Without the check, or with structs of other sizes."""
+
+    older = Older()
+    assert not fits(older)  # type: ignore[arg-type]
+    older.ft_abi_bytes = lambda: 1  # type: ignore[attr-defined]
+    assert not fits(older)  # type: ignore[arg-type]
+    if (library := load()) is not None:
+        assert fits(library)
+    assert SAMPLE_ROW_BYTES == sampling.ROW.itemsize

@@ -1,0 +1,110 @@
+// Chains: a network's own tokens fed back to it, pass after pass within one call.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "network.h"
+#include "sampling.h"
+
+namespace foretoken {
+namespace {
+
+// `keys` of kernels/noise.py for one place.
+int64_t noise_key(int64_t stream, int64_t position) {
+  uint64_t z = uint64_t(stream) + uint64_t(position) * 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return int64_t(z ^ z >> 31);
+}
+
+}  // namespace
+
+void Network::run_chain(const ChainRequest& request) {
+  const BatchView& first = request.run.batch;
+  const int chains = first.num_logits, steps = request.steps;
+  if (!chains) return run(request.run);
+  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
+
+  // The row, position and place behind each chain's last token.
+  std::vector<int> alive(static_cast<size_t>(chains)), rows(static_cast<size_t>(chains));
+  for (int n = 0; n < chains; ++n) {
+    alive[size_t(n)] = n;
+    const int32_t* begin = first.query_start + 1;
+    rows[size_t(n)] = int(std::upper_bound(begin, begin + first.num_rows, int32_t(first.logits_indices[n])) - begin);
+  }
+  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
+  std::vector<int32_t> query_start, seq_lens, tables, num_causal;
+  wants_best_ = false;
+  RunRequest pass = request.run;
+  for (int step = 0; step < steps; ++step) {
+    if (step) {
+      // One row of one token for every chain that wants more.
+      alive.erase(std::remove_if(alive.begin(), alive.end(), [&](int n) { return request.counts[n] <= step; }), alive.end());
+      const int count = int(alive.size());
+      token_ids.clear(), positions.clear(), slots.clear(), logits_indices.clear(), query_start.clear(), seq_lens.clear(), tables.clear();
+      for (int i = 0; i < count; ++i) {
+        const int n = alive[size_t(i)], row = rows[size_t(n)];
+        const int place = first.seq_lens[row] + step - 1;
+        const int32_t* table = first.block_tables + int64_t(row) * first.table_width;
+        token_ids.push_back(request.token_ids[int64_t(n) * steps + step - 1]);
+        positions.push_back(first.positions[first.logits_indices[n]] + step);
+        slots.push_back(int64_t(table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
+        logits_indices.push_back(i);
+        query_start.push_back(i);
+        seq_lens.push_back(place + 1);
+        tables.insert(tables.end(), table, table + first.table_width);
+      }
+      query_start.push_back(count);
+      num_causal.assign(size_t(count), 1);
+      tree_mask.assign(size_t(count), 0);
+      pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
+                    seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data()};
+    }
+    const int count = int(alive.size());
+    logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));
+    logits_rows_.resize(size_t(count));
+    for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
+    choosable_ = request.choosable;
+    links_.resize(size_t(count));
+    for (int i = 0; i < count; ++i) {
+      const int n = alive[size_t(i)];
+      links_[size_t(i)] = {0, 0.0f, request.temperatures ? request.temperatures[n] : 0.0f, 0};
+      if (request.streams) links_[size_t(i)].key = noise_key(request.streams[n], request.first_positions[n] + step);
+    }
+    start(pass, true);
+    ThreadPool::instance().run(*this, turn);
+    for (int i = 0; i < count; ++i) {
+      const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
+      request.token_ids[at] = links_[size_t(i)].token;
+      request.confidence[at] = links_[size_t(i)].confidence;
+      if (request.logits) {
+        std::memcpy(request.logits + at * vocab_size_, logits_ + int64_t(i) * vocab_size_, size_t(vocab_size_) * sizeof(float));
+      }
+    }
+  }
+}
+
+void Network::choose(int row, Worker& worker) {
+  const float* logits = logits_ + int64_t(row) * vocab_size_;
+  Link& link = links_[size_t(row)];
+  Best best{-INFINITY, 0.0f, 0, 0};
+  kernels_.best_of_row(logits, choosable_, &best, &link.confidence);
+  link.token = best.index;
+  if (link.temperature == 0.0f) return;
+  SampleRow place{};
+  place.logits = logits;
+  place.key = link.key;
+  place.top_p = 1.0;
+  place.parent = place.guess = -1;
+  place.top_k = choosable_;
+  place.temperature = link.temperature;
+  place.log_min_p = -INFINITY;
+  place.repetition = 1.0f;
+  int64_t token = -1;
+  kernels_.sample(&place, 1, choosable_, worker.sampling.get<char>(sample_scratch_bytes(choosable_)), &token);
+  if (token < 0) return;  // logits that are not finite: their best will do for a guess
+  link.token = int(token);
+  link.confidence *= std::exp(logits[token] - best.value);
+}
+
+}  // namespace foretoken
