@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, ref
 
 from .errors import EngineDead, QueueFull, RequestFailed, ShuttingDown
@@ -25,6 +25,9 @@ from .token_stream import TokenStream
 
 if TYPE_CHECKING:
     from .boot import Engine
+    from .core import EngineCore
+
+T = TypeVar("T")
 
 logger = logging.getLogger("foretoken.engine")
 
@@ -41,6 +44,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """Command to the engine thread: work between two steps, and who waits for what it returns."""
+
+    work: Callable[[EngineCore], Any]
+    result: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Command to the engine thread."""
 
@@ -51,9 +62,10 @@ class AsyncEngine:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self._clock = clock
-        self._inbox: SimpleQueue[Request | Abort | Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[Request | Abort | Call | Stop] = SimpleQueue()
         # Weak: a stream lives as long as its caller reads it, and aborts what is left when dropped.
         self._streams: dict[str, ReferenceType[TokenStream]] = {}  # by request id, unfinished choices only
+        self._calls: set[asyncio.Future[Any]] = set()  # whose results are waited for
         self._finish_times: deque[float] = deque(maxlen=64)
         self._draining = False
         self._death: str | None = None  # why the thread ended by itself
@@ -77,6 +89,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> TokenStream:
         """Queue a request; iterate over the result for the deltas of all its choices. request_id must be unique.
 
@@ -90,7 +103,7 @@ class AsyncEngine:
             raise EngineDead("the engine does not run")
         self._admit(params.n)
         now = self._clock()
-        requests = self.engine.intake.requests(request_id, prompt_token_ids, params, now, priority, cache_salt)
+        requests = self.engine.intake.requests(request_id, prompt_token_ids, params, now, priority, cache_salt, tenant)
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
         stream = TokenStream([request.request_id for request in requests], now, self._abort)
         reference = ref(stream)
@@ -98,6 +111,19 @@ class AsyncEngine:
             self._streams[request.request_id] = reference
             self._inbox.put(request)
         return stream
+
+    async def call(self, work: Callable[[EngineCore], T]) -> T:
+        """What `work` returns or raises, done by the engine thread between two steps: it delays them, so it should be short.
+
+        Raises EngineDead if the thread does not run or ends before.
+        """
+        if not self.healthy:
+            raise EngineDead(self._death or "the engine does not run")
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
+        self._inbox.put(Call(work, result))
+        return await result
 
     @property
     def num_in_flight(self) -> int:
@@ -142,6 +168,7 @@ class AsyncEngine:
         self._inbox.put(Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
+        self._fail_calls("the engine has been stopped")
 
     def _admit(self, num_choices: int) -> None:
         """Bound what is in flight: every seat taken and the queue full. An idle engine takes any request. Raises QueueFull."""
@@ -176,11 +203,17 @@ class AsyncEngine:
     def _die(self, error: BaseException) -> None:
         death = self._death = f"the engine has stopped ({type(error).__name__}); it must be restarted"
         self._fail_streams(lambda: EngineDead(death))
+        self._fail_calls(death)
 
     def _fail_streams(self, make_error: Callable[[], Exception]) -> None:
         for reference in set(self._streams.values()):
             if (stream := reference()) is not None:
                 stream.fail(make_error())
+
+    def _fail_calls(self, death: str) -> None:
+        for result in [*self._calls]:
+            if not result.done():
+                result.set_exception(EngineDead(death))
 
     # From here on: the engine thread.
 
@@ -190,6 +223,8 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001 - whatever it was, every caller must hear of it
             logger.exception("the engine thread ends")
             self._tell_loop(self._die, error)
+        finally:
+            self.engine.core.close()
 
     def _run(self) -> None:
         core = self.engine.core
@@ -202,6 +237,8 @@ class AsyncEngine:
                     case Abort(request_id):
                         if (delta := core.abort(request_id)) is not None:
                             deltas.append(delta)
+                    case Call(work, result):
+                        self._do(work, result)
                     case Stop():
                         return
             self._turn_started = self._clock()
@@ -213,7 +250,15 @@ class AsyncEngine:
             if deltas and not self._tell_loop(self._deliver, deltas, now):
                 return
 
-    def _commands(self, wait: bool) -> Iterator[Request | Abort | Stop]:
+    def _do(self, work: Callable[[EngineCore], Any], result: asyncio.Future[Any]) -> None:
+        try:
+            value = work(self.engine.core)
+        except Exception as error:  # noqa: BLE001 - the caller's work is the caller's fault
+            self._tell_loop(_settle, result, None, error)
+        else:
+            self._tell_loop(_settle, result, value, None)
+
+    def _commands(self, wait: bool) -> Iterator[Request | Abort | Call | Stop]:
         """Everything in the queue; if wait, at least one command."""
         if wait:
             self._turn_started = None
@@ -232,6 +277,15 @@ class AsyncEngine:
         except RuntimeError:
             return False
         return True
+
+
+def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if result.done():  # its caller has gone
+        return
+    if error is None:
+        result.set_result(value)
+    else:
+        result.set_exception(error)
 
 
 def _shut_down() -> RequestFailed:

@@ -83,3 +83,12 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig | None = None  # None = the default: n-gram; the embedded model's own drafter if no model is named
     max_queued_requests: int = 1024
+    allow_synthetic_acceptance: bool = False  # acceptance by given rates, which makes outputs nonsense: for benchmarks
+    speculation_corpus_dir: str | None = None  # texts that suffix and n-gram look in are kept here across restarts
+
+    def __post_init__(self) -> None:
+        if self.speculative and self.speculative.synthetic_rates is not None and not self.allow_synthetic_acceptance:
+            raise ConfigError(
+                "synthetic acceptance keeps guesses that the model would not have made, so outputs would be nonsense; "
+                "for benchmarks say --allow-synthetic-acceptance (allow_synthetic_acceptance=True in LLM)"
+            )

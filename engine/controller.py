@@ -137,6 +137,8 @@ class Controller:
             recent_accepted_tokens=sum(b.accepted_tokens for b in self._recent),
             num_speculative_tokens=min(self.latest.max_tokens, self.proposers[self._default].max_tokens if self._default >= 0 else 0),
             speculation_off=self.latest.off,
+            acceptance=self.config.lossy or self.config.rejection_sample_method,
+            is_lossy=self.config.lossy is not None,
             steps_with_speculation_off=dict(self.steps_off),
             proposers=tuple(self.totals),
         )

@@ -75,6 +75,10 @@ class EngineCore:
         self.step_seconds += self._stopwatch() - started
         return deltas
 
+    def close(self) -> None:
+        """No more steps: what proposers and corpora keep across restarts is written."""
+        self.proposers.close()
+
     def stats(self) -> EngineStats:
         kv, committer = self.scheduler.kv, self.committer
         health = {p.name: p for p in self.proposers.stats()}

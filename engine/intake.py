@@ -6,6 +6,7 @@ is queued; what does not was checked when SamplingParams was made. Knows no queu
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -21,6 +22,21 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORDS_CHARS = 16_384
 """Of all words of a request together: encoding them is work before the queue, where nothing else bounds it."""
 MAX_PRIORITY = 2**31
+
+
+ANYONE = "anyone"
+"""The tenant in a corpus id where nobody tells callers apart."""
+COMMON = "default"
+"""The name in it where the request gives none."""
+
+
+def corpus_id(tenant: str, name: str | None, cache_salt: str) -> str:
+    """Whose answers a request may learn from: "TENANT.NAME", and a hash of the salt if there is one.
+
+    Requests that differ in any of the three share nothing. The salt may be a secret and cannot be read from the id.
+    """
+    salted = (hashlib.sha256(cache_salt.encode()).hexdigest()[:16],) if cache_salt else ()
+    return ".".join((tenant or ANYONE, name or COMMON, *salted))
 
 
 class Intake:
@@ -64,9 +80,12 @@ class Intake:
         now: float,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> list[Request]:
         """One request per choice, named request_id, or request_id-0, request_id-1, ... if n > 1. now: the engine's clock, s.
 
+        tenant: whose request it is, where several parties share a server: none may learn from the prefix cache or a corpus what
+        another has asked.
         Raises InvalidRequest, ContextTooLong.
         """
         self._check_ids("prompt", prompt_token_ids)
@@ -89,7 +108,8 @@ class Intake:
                 eos_token_ids=self._eos_token_ids,
                 choice=choice,
                 priority=priority,
-                cache_salt=cache_salt,
+                cache_salt=".".join(part for part in (tenant, cache_salt) if part),
+                corpus_id=corpus_id(tenant, params.speculation_settings.corpus_id, cache_salt),
                 prediction=prediction,
                 bad_word_ids=bad_word_ids,
             )

@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -59,9 +60,8 @@ class LLM:
         **options: Any,
     ) -> None:
         self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
+        self._close = weakref.finalize(self, self._engine.core.close)  # at the latest when the process ends
         self._num_prompts = 0
-        ceilings = [proposer.num_speculative_tokens for proposer in self._engine.speculative.proposers]
-        self._num_spec_tokens = max((ceiling for ceiling in ceilings if ceiling is not None), default=None)
 
     def generate(
         self,
@@ -88,7 +88,7 @@ class LLM:
             jobs.append(Job(requests, GrowingOutput(request_id, text, token_ids, settings.n, now)))
         self._num_prompts += len(jobs)
         self._run(engine, jobs, use_tqdm)
-        return [job.output.build(self._num_spec_tokens) for job in jobs]
+        return [job.output.build(engine.speculative) for job in jobs]
 
     def chat(
         self,
@@ -133,7 +133,8 @@ class LLM:
         return self._running().core.stats()
 
     def shutdown(self) -> None:
-        """Give the model's memory back. Nothing works afterwards."""
+        """Give the model's memory back, and write what is kept across restarts. Nothing works afterwards."""
+        self._close()
         self._engine = None
 
     def __enter__(self) -> LLM:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from ..proposers.config import SpeculativeConfig, SpeculativeConfigError, parse_speculative_config, read_speculative_config
+from ..proposers.config import SpeculativeConfig
+from ..proposers.config_entry import SpeculativeConfigError
+from ..proposers.config_reading import parse_speculative_config, read_speculative_config
 from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from .errors import ConfigError
 
@@ -24,7 +26,7 @@ OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
-    *("disable_log_stats", *ONE_DEVICE),
+    *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", *ONE_DEVICE),
 )
 # Arguments of vLLM 0.5 to 0.33 that mean nothing here. Scripts go on to run without them.
 IGNORED = frozenset(
@@ -82,7 +84,9 @@ def engine_config(
         model=_fill(ModelConfig, values),
         cache=_fill(CacheConfig, values),
         scheduler=_fill(SchedulerConfig, values),
-        speculative=_speculative(speculative_config),
+        speculative=_speculative(speculative_config, values["model"]),
+        allow_synthetic_acceptance=bool(values.get("allow_synthetic_acceptance", False)),
+        speculation_corpus_dir=os.fspath(values["speculation_corpus_dir"]) if "speculation_corpus_dir" in values else None,
     )
 
 
@@ -122,11 +126,13 @@ def _settle_formats(values: dict[str, Any]) -> None:
             values[name] = str(values[name]).removeprefix("torch.").lower()
 
 
-def _speculative(value: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None) -> SpeculativeConfig | None:
+def _speculative(
+    value: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None, target: str
+) -> SpeculativeConfig | None:
     if value is None or isinstance(value, SpeculativeConfig):
         return value
     try:
-        config = read_speculative_config(value) if isinstance(value, str) else parse_speculative_config(value)
+        config = read_speculative_config(value, target) if isinstance(value, str) else parse_speculative_config(value, target)
     except SpeculativeConfigError as error:
         raise ConfigError(f"speculative_config: {error}") from error
     for sentence in config.warnings:

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
+from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_memory_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
@@ -50,15 +51,25 @@ class LoadedModel:
         )
 
 
-def load_model(config: ModelConfig, progress: Progress, native_quantization: Quantization | None = None) -> LoadedModel:
+def load_model(
+    config: ModelConfig,
+    progress: Progress,
+    native_quantization: Quantization | None = None,
+    num_layers: int | None = None,
+    bank: WeightBank | None = None,
+) -> LoadedModel:
     """Load what `config` names. Raises ModelLoadError or ConfigError, each with one sentence on what to change.
 
-    native_quantization: see plan_network.
+    native_quantization: see plan_network. num_layers: only the first so many. bank: of a network of the same folder.
     """
     folder = find_folder(config.model, config.revision, progress)
     hf_config = read_config(folder)
+    if num_layers is not None:
+        _keep_layers(hf_config, num_layers, folder)
     tokenizer = _load_tokenizer(folder)
-    executor, plan = load_executor(folder, hf_config, config, progress, native_quantization)
+    if num_layers is not None and bank is None:
+        bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
+    executor, plan = load_executor(folder, hf_config, config, progress, native_quantization, bank)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
@@ -79,6 +90,7 @@ def load_executor(
     config: ModelConfig,
     progress: Progress = lambda line: None,
     native_quantization: Quantization | None = None,
+    bank: WeightBank | None = None,
 ) -> tuple[Executor, NetworkPlan]:
     """The network of a local folder, target or draft model, and how it runs. Raises ModelLoadError and ConfigError."""
     from ..kernels.rope import UnsupportedModel
@@ -95,7 +107,7 @@ def load_executor(
         _require_memory(config, plan, tensors)
         progress(f"loading {config.model}: {plan.describe()}")
         if plan.program is not None:
-            executor = load_program_executor(files, hf_config, plan.execution, limit, progress)
+            executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank)
         else:
             check_finite(tensors)
             executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype)
@@ -105,6 +117,17 @@ def load_executor(
     return executor, plan
 
 
+def _keep_layers(hf_config: transformers.PretrainedConfig, num_layers: int, folder: Path) -> None:
+    """Cut the config down to its first layers."""
+    config: Any = hf_config.get_text_config()
+    if num_layers > config.num_hidden_layers:
+        raise ConfigError(f"draft_layers {num_layers} is above the {config.num_hidden_layers} layers of {folder}")
+    config.num_hidden_layers = num_layers
+    for name in ("layer_types", "no_rope_layers"):
+        if isinstance(kinds := getattr(config, name, None), list):
+            setattr(config, name, kinds[:num_layers])
+
+
 def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(f"max_model_len {max_model_len} is above the {limit} positions that the model in {folder} can be run with")
@@ -112,9 +135,12 @@ def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
 
 def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor]) -> None:
     """Refuse what would be killed, or swap for ever, long before its weights are loaded. Reads shapes only."""
+    from ..kernels.weights import draft_layer_names
+
     cache, tokens = 0, 0
     if plan.program is None:
-        weights = sum(tensor.numel() for tensor in tensors.values()) * plan.execution.dtype.itemsize
+        names = tensors.keys() - draft_layer_names(tensors)
+        weights = sum(tensors[name].numel() for name in names) * plan.execution.dtype.itemsize
     else:
         tokens = config.max_model_len or min(plan.program.max_model_len, MIN_TOKENS)
         cache = cache_bytes(plan.program, plan.execution, tokens)
@@ -143,10 +169,19 @@ def _smaller(plan: NetworkPlan) -> str:
     return "use a smaller model, or free memory"
 
 
+SAME_NETWORKS = {"mimo": ("qwen2", "Qwen2ForCausalLM")}
+"""Model types that transformers lacks -> the type and architecture of the same network. MiMo is a Qwen2 with draft layers."""
+
+
 def read_config(folder: Path) -> transformers.PretrainedConfig:
     """config.json, if it is one that can be served without code of its own. Raises ModelLoadError."""
     raw = config_json(folder)
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    same = SAME_NETWORKS.get(str(model_type))
+    if same is not None:
+        raw.pop("auto_map", None)
+        model_type, architectures = same[0], [same[1]]
+        raw.update(model_type=model_type, architectures=architectures)
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if "auto_map" in raw and (model_type not in CONFIG_MAPPING or not causal.intersection(architectures)):
         raise ModelLoadError(
@@ -159,6 +194,8 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         method = quantization.get("quant_method", "unknown")
         raise ModelLoadError(f"{folder} is quantised ({method}), which is not supported; use the model's unquantised weights")
     try:
+        if same is not None:
+            return CONFIG_MAPPING[same[0]].from_dict(raw)
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class has checks of its own
         raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {one_line(error)}") from error

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from ..kernels.chain import run_chain_by_steps
 from ..kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from ..kernels.torch_kv import TorchKV
+from ..kernels.weight_bank import WeightBank
 from ..proposers.config import NgramConfig, SpeculativeConfig
 from ..proposers.ngram import NgramProposer
 from ..proposers.proposer_set import ProposerSet
@@ -37,8 +39,11 @@ class InstantModel:
     max_model_len = 1 << 20
     is_batch_invariant = True
     weight_bytes = 0
+    token_ids: Tensor | None = None
+    recurrent: tuple[str, int] | None = None
 
     def __init__(self, vocab_size: int) -> None:
+        self.bank = WeightBank()
         self.vocab_size = vocab_size
         self.seconds = 0.0
         self._logits = torch.randn(1024, vocab_size)
@@ -49,7 +54,9 @@ class InstantModel:
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, torch.float32)
 
-    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
         started = time.perf_counter()
         argmax = (batch.positions[batch.logits_indices] + 1) % PERIOD
         logits = None
@@ -60,8 +67,15 @@ class InstantModel:
         self.seconds += time.perf_counter() - started
         return output
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: torch.Tensor, draws: Draws | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws)
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
 
 @dataclass(frozen=True)

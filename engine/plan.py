@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
-from ..proposers.base import DraftContext, DraftRow, Draw, Feedback
+from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback
 from .request import Request, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Grants:
                 num_filled=g.num_filled,
                 draw=Draw(g.request.params.temperature, g.request.seed, g.request.choice),
                 prediction=g.request.prediction,
-                corpus_id=g.request.cache_salt,
+                corpus_id=g.request.corpus_id,
             )
             for g in self.rows
         ]
@@ -142,4 +142,10 @@ class Verdict:
             hidden=target.hidden,
             query_start_loc=starts,
             num_scheduled=[row.num_scheduled for row in plan.rows],
+            token_ids=[row.request.token_ids for row in plan.rows],
+            ended=[
+                Ended(request.request_id, request.corpus_id, request.token_ids[request.num_prompt_tokens :])
+                for request in (row.request for row in plan.rows)
+                if request.finish_reason in ("stop", "length")
+            ],
         )

@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..kernels import native
 from ..kernels.layout import Executor
-from ..proposers.config import SpeculativeConfigError
-from ..proposers.draft_model import check_vocabularies
+from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.training.evaluate import mean_accepted_length
+from ..proposers.vocabularies import check_vocabularies
 from .bench.held_out import HELD_OUT, read_sample
 from .bench.machine import Machine, this_machine
 from .bench.network import set_threads

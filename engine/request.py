@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
+_CORPUS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Speculation:
 
     method: str = "auto"
     num_speculative_tokens: int | None = None
+    corpus_id: str | None = None  # requests with the same one learn from each other's answers; None = those without
 
     @classmethod
     def parse(cls, value: Speculation | Mapping[str, Any] | None) -> Speculation:
@@ -30,9 +33,9 @@ class Speculation:
             return cls()
         if isinstance(value, Speculation):
             return value
-        if unknown := sorted(set(value) - {"method", "num_speculative_tokens"}):
+        if unknown := sorted(set(value) - {"method", "num_speculative_tokens", "corpus_id"}):
             raise InvalidRequest(
-                f"speculation has no key {unknown[0]!r}; it takes 'method' and 'num_speculative_tokens'",
+                f"speculation has no key {unknown[0]!r}; it takes 'method', 'num_speculative_tokens' and 'corpus_id'",
                 f"speculation.{unknown[0]}",
             )
         method, num = value.get("method", "auto"), value.get("num_speculative_tokens")
@@ -42,7 +45,12 @@ class Speculation:
             raise InvalidRequest(
                 "speculation.num_speculative_tokens must be an integer from 0 to 64", "speculation.num_speculative_tokens"
             )
-        return cls(method, num)
+        corpus_id = value.get("corpus_id")
+        if corpus_id is not None and not (isinstance(corpus_id, str) and _CORPUS_ID.fullmatch(corpus_id)):
+            raise InvalidRequest(
+                "speculation.corpus_id must be 1 to 64 letters, digits, '-' or '_'", "speculation.corpus_id"
+            )
+        return cls(method, num, corpus_id)
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,7 @@ class Request:
     choice: int = 0  # index among n; part of the noise key
     priority: int = 0  # lower goes first
     cache_salt: str = ""
+    corpus_id: str = ""  # whose answers it may learn from, and may learn from its own
     prediction: Sequence[int] = ()  # params.prediction as token ids
     bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids
     token_ids: list[int] = field(default_factory=list)  # prompt, then output

@@ -132,7 +132,9 @@ class Scheduler:
         num_scheduled = sum(scheduled.values())
         draft_left = 0
         if limits.off is None:
-            draft_left = min(config.max_draft_tokens_per_step, config.max_num_batched_tokens - num_scheduled)
+            # A drafter that may not read at least a token of each row can never guess for all of them: that goes before guesses.
+            unread = config.max_num_batched_tokens - num_scheduled - self.num_ingesting * len(scheduled)
+            draft_left = max(0, min(config.max_draft_tokens_per_step, unread))
         rows = self._grant(scheduled, limits.max_tokens, draft_left)
         num_drafts = sum(row.ceiling for row in rows)
         ingest = 0

@@ -54,6 +54,8 @@ class EngineStats:
     recent_drafts: int = 0
     num_speculative_tokens: int = 0  # k of the latest step
     speculation_off: str | None = None  # why the latest step did not speculate; None = it could
+    acceptance: str = "match"  # the rule by which guesses are accepted
+    is_lossy: bool = False  # whether that rule changes what is said
     steps_with_speculation_off: dict[str, int] = field(default_factory=dict)  # reason -> steps
     proposers: tuple[ProposerStats, ...] = ()
     step_seconds: float = 0.0

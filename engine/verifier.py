@@ -6,7 +6,8 @@ Owns the rules of acceptance; knows nothing of how a token is chosen (sampler.py
 "match" samples the target's own token at each node, for exactly the prefix that leads to it and under noise keyed by its
 position, and descends to the child that equals it. That is plain decoding repeated: the output does not depend on the draft,
 whatever the parameters, in trees too.
-"standard" is the p/q rule of Leviathan et al. 2023 and Chen et al. 2023: lossless in distribution, with independent noise.
+"standard" and "block" are p/q rules (rejection.py): lossless in distribution, with independent noise.
+What is lossy stands in lossy.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor
 from ..kernels import noise
 from ..kernels.layout import ForwardOutput
 from ..kernels.noise import Purpose
+from ..proposers.config import Typical
+from . import lossy, rejection
 from .errors import InvalidRequest
 from .logit_edits import Node
 from .plan import PlanRow, RowVerdict, StepPlan, Verdict
@@ -52,6 +55,12 @@ class _Walk:
             at = self.row.parents[at]
         return Node(self.row.request, path[::-1])
 
+    def follow(self, path: list[int], token: int) -> None:
+        """This path is accepted, and `token` comes behind it."""
+        self.accepted = path
+        for node, child in zip([0, *(i + 1 for i in path)], [*path, None], strict=True):
+            self.tokens[node] = token if child is None else self.row.draft_token_ids[child]
+
     def path(self) -> list[int]:
         """The accepted path. Children stand behind their parents, so one pass over the draft follows it to its end."""
         accepted: list[int] = []
@@ -66,9 +75,17 @@ class _Walk:
 class Verifier:
     """The acceptance rule of a server. It keeps no state of its own; its sampler does, until `forget`."""
 
-    def __init__(self, method: Literal["match", "standard"] = "match") -> None:
+    def __init__(
+        self,
+        method: Literal["match", "standard", "block"] = "match",
+        typical: Typical | None = None,
+        synthetic_rates: Sequence[float] | None = None,
+    ) -> None:
+        """typical, synthetic_rates: lossy rules, which go before the method."""
         self.method = method
         self.sampler = Sampler()
+        self._typical = typical
+        self._rates = synthetic_rates
 
     def forget(self, request_id: str) -> None:
         """Finished, aborted or preempted. Unknown ids are fine."""
@@ -78,8 +95,11 @@ class Verifier:
         """One verdict per row of the plan. target has all nodes of the plan's sampling rows, in order, and whole logits
         rows for the nodes of those that `full_logits_wanted`. A row that fails carries its error and harms no other."""
         walks = self._walks(plan, target)
+        if self._rates is not None:
+            self._decree([walk for walk in walks if walk.row.draft_token_ids and walk.error is None], target.logits)
         if target.logits is not None:
-            self._choose([walk for walk in walks if walk.first_logits >= 0 and walk.error is None], plan, target.logits)
+            open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
+            self._choose(open_walks, plan, target.logits)
         verdicts = [_verdict(walk) for walk in walks]
         if target.logits is not None:
             verdicts = _with_logprobs(walks, verdicts, target.logits)
@@ -114,71 +134,82 @@ class Verifier:
 
     def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor) -> None:
         """Fill in the tokens of rows with logits, as far as their paths go."""
-        if self.method == "standard":
-            # Trees keep sample-and-match, whose output depends on no guess and so is lossless wherever guesses come from
-            # (for fixed, one-hot guesses it is the p/q rule). Greedy rows have no probabilities to compare.
-            judged = [w for w in walks if w.row.draft_token_ids and w.row.is_chain and not w.row.request.params.greedy]
-            self._judge(judged, logits, plan.draft_probs)
-            walks = [w for w in walks if w.accepted is None]
+        # Trees keep sample-and-match, whose output depends on no guess and so is lossless wherever guesses come from (for fixed,
+        # one-hot guesses it is the p/q rule). Greedy rows have no probabilities to compare.
+        drawn = [w for w in walks if w.row.draft_token_ids and not w.row.request.params.greedy]
+        if self._typical is not None:
+            self._accept_typical(drawn, logits, self._typical)
+        elif self.method != "match":
+            self._judge([w for w in drawn if w.row.is_chain], logits, plan.draft_probs)
+        walks = [w for w in walks if w.accepted is None]
         # A node's token is the one its draft would find there, penalties for the path to it included: the walk only looks it up.
         chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
         for walk, tokens in zip(walks, chosen, strict=True):
             walk.tokens = tokens
 
     def _judge(self, walks: list[_Walk], logits: Tensor, draft_probs: Tensor | None) -> None:
-        """The token-level p/q rule on chains. draft_probs None: every guess was certain (one-hot q).
-
-        p is after all parameters for exactly the node's prefix. Accept x if u * q(x) < p(x): strictly, so that u = 0 does
-        not pass a token with p = 0. After the first rejection one token ~ norm(max(p - q, 0)); after none, one ~ p.
-        """
+        """The p/q rules on chains. draft_probs None: every guess was certain (one-hot q)."""
         if not walks:
             return
         places = [(walk, i) for walk in walks for i in range(len(walk.tokens))]
         nodes = [walk.node(i) for walk, i in places]
-        p = self.sampler.distribution(_rows_of(places, logits), nodes)
-        tested = [n for n, (walk, i) in enumerate(places) if i < len(walk.row.draft_token_ids)]
-        guesses = torch.tensor([t for walk in walks for t in walk.row.draft_token_ids], device=p.device)
-        q = None
-        if draft_probs is not None:
-            q = draft_probs[[walk.first_draft + i for walk, i in places if i < len(walk.row.draft_token_ids)]].to(p)
-        p_of_guess = p[tested].gather(1, guesses[:, None])[:, 0]
-        q_of_guess = 1.0 if q is None else q.gather(1, guesses[:, None])[:, 0]
-        coins = noise.uniform(_keys([nodes[n] for n in tested], Purpose.ACCEPT)).to(p.device)
-        passed = iter((coins * q_of_guess < p_of_guess).tolist())
+        p = self.sampler.distribution(_rows_of(places, logits), nodes)  # after all parameters, for exactly the node's prefix
+        coins = noise.uniform(torch.cat([_coin_keys(walk.row) for walk in walks])).to(p.device)
+        rule = rejection.block if self.method == "block" else rejection.token_level
 
-        ends: list[int] = []  # per walk, the place where the extra token is drawn
-        rejected: list[tuple[int, int]] = []  # (number of the walk, row of q)
+        weights: list[Tensor] = []
+        ends: list[Node] = []
+        purposes: list[Purpose] = []
         first = 0
-        for number, walk in enumerate(walks):
-            verdicts = [next(passed) for _ in walk.row.draft_token_ids]
-            length = verdicts.index(False) if False in verdicts else len(verdicts)
+        for walk in walks:
+            guesses, count = torch.tensor(walk.row.draft_token_ids, device=p.device), len(walk.row.draft_token_ids)
+            if draft_probs is None:
+                q = torch.zeros(count, p.shape[1], dtype=p.dtype, device=p.device).scatter_(1, guesses[:, None], 1.0)
+            else:
+                q = draft_probs[walk.first_draft : walk.first_draft + count].to(p)
+            length, left = rule(p[first : first + count + 1], q, guesses, coins[first : first + count])
             walk.accepted = list(range(length))
-            ends.append(first + length)
-            if length < len(verdicts):
-                rejected.append((number, first - number + length))
-            first += len(walk.tokens)
-
-        weights = p[ends]
-        keys = _keys([nodes[n] for n in ends], Purpose.TARGET)
-        if rejected:
-            numbers, q_rows = map(list, zip(*rejected, strict=True))
-            weights[numbers] = _residual(weights[numbers], guesses[q_rows], None if q is None else q[q_rows])
-            keys[numbers] = _keys([nodes[ends[number]] for number in numbers], Purpose.RECOVER)
-        extra = torch.where(weights.isfinite().all(-1), noise.draw(weights, keys).to(p.device), -1).tolist()
+            weights.append(left)
+            ends.append(nodes[first + length])
+            purposes.append(Purpose.TARGET if length == count else Purpose.RECOVER)
+            first += count + 1
+        stacked = torch.stack(weights)
+        keys = noise.keys(
+            [noise.stream(n.request.seed, n.request.choice, purpose) for n, purpose in zip(ends, purposes, strict=True)],
+            [n.position for n in ends],
+        )
+        extra = torch.where(stacked.isfinite().all(-1), noise.draw(stacked, keys).to(p.device), -1).tolist()
         for walk, token in zip(walks, extra, strict=True):
             assert walk.accepted is not None
-            length = len(walk.accepted)
-            walk.tokens[: length + 1] = [*walk.row.draft_token_ids[:length], token]
+            walk.follow(walk.accepted, token)
+
+    def _accept_typical(self, walks: list[_Walk], logits: Tensor, rule: Typical) -> None:
+        for walk in walks:
+            places = [(walk, i) for i in range(len(walk.tokens))]
+            p = self.sampler.distribution(_rows_of(places, logits), [walk.node(i) for _, i in places])
+            self._end(walk, lossy.typical_path(p, walk.row.draft_token_ids, walk.row.parents, rule), logits)
+
+    def _decree(self, walks: list[_Walk], logits: Tensor | None) -> None:
+        assert self._rates is not None
+        for walk in walks:
+            coins = noise.uniform(_coin_keys(walk.row)).tolist()
+            self._end(walk, lossy.decreed_path(walk.row.parents, self._rates, coins), logits)
+
+    def _end(self, walk: _Walk, path: list[int], logits: Tensor | None) -> None:
+        """Accept this path; the token behind it is the target's own."""
+        last = path[-1] + 1 if path else 0
+        token = walk.tokens[last]  # greedy
+        if walk.first_logits >= 0:
+            assert logits is not None
+            (token,) = self.sampler.sample(logits[walk.first_logits + last][None], [walk.node(last)])
+        walk.follow(path, token)
 
 
-def _residual(p: Tensor, guesses: Tensor, q: Tensor | None) -> Tensor:
-    """max(p - q, 0) [n, V], not normalised; p where rounding leaves nothing of it."""
-    residual = p.scatter(1, guesses[:, None], 0.0) if q is None else (p - q).clamp(min=0.0)
-    return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
-
-
-def _keys(nodes: Sequence[Node], purpose: Purpose) -> Tensor:
-    return noise.keys([noise.stream(n.request.seed, n.request.choice, purpose) for n in nodes], [n.position for n in nodes])
+def _coin_keys(row: PlanRow) -> Tensor:
+    """[1 + len(draft)] int64, by step and depth (see `noise.step_stream`). The last one is spare."""
+    request, count = row.request, 1 + len(row.draft_token_ids)
+    stream = noise.step_stream(request.seed, request.choice, len(request.token_ids), Purpose.ACCEPT)
+    return noise.keys([stream] * count, range(count))
 
 
 def _rows_of(places: Sequence[tuple[_Walk, int]], logits: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ class AttentionPlan:
         self._starts: list[int] = batch.query_start_loc.tolist()
         self._seq_lens: list[int] = batch.seq_lens.tolist()
         self._num_causal: list[int] = batch.num_causal.tolist()
+        self._firsts: list[int] = [0] * len(self._seq_lens) if batch.first_places is None else batch.first_places.tolist()
         self._has_padding = any(slot < 0 for slot in slots) or self._starts[-1] != len(slots)
         self._is_padding = [slot < 0 for slot in slots] if self._has_padding else []
         self._kept = (batch.slot_mapping >= 0).nonzero()[:, 0]  # tokens that are written
@@ -96,10 +97,10 @@ class AttentionPlan:
                 first = row_first + start - row_start
                 is_causal = first + length <= tree
                 end = first + length if is_causal else seq_len
-                low = 0
+                low = self._firsts[row]
                 if window is not None:
                     position = first if is_causal else int(self.batch.positions[start : start + length].min())
-                    low = max(0, min(position - window + 1, tree))
+                    low = max(low, min(position - window + 1, tree))
                 spans.append(_Span(row, start, length, first, low, end, tree))
         return spans
 

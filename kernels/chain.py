@@ -6,6 +6,7 @@ Knows the ragged batch and nothing of the network. Executors that can stay insid
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +16,12 @@ from .noise import keys, sample
 
 
 def run_chain_by_steps(
-    executor: Executor, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None
+    executor: Executor,
+    batch: RaggedBatch,
+    kv: KVTensors,
+    counts: Tensor,
+    draws: Draws | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> ChainOutput:
     """Run the batch, then one-token batches of the chains that want more; see `Executor.run_chain` for the contract.
 
@@ -27,7 +33,8 @@ def run_chain_by_steps(
     confidence = torch.zeros(num_chains, steps)
     logits = torch.zeros(num_chains, steps, executor.vocab_size) if draws is not None and draws.keep_logits else None
     every_row = torch.arange(num_chains)
-    output = executor.run(dataclasses.replace(batch, full_logits=every_row), kv)
+    hidden = () if executor.recurrent is None else (executor.recurrent[1],)
+    output = executor.run(dataclasses.replace(batch, full_logits=every_row), kv, hidden, inputs)
     if not num_chains:
         return ChainOutput(token_ids, confidence, logits)
 
@@ -35,37 +42,91 @@ def run_chain_by_steps(
     positions = batch.positions[batch.logits_indices]
     places = batch.seq_lens[rows].long()  # of the first token behind the batch
     block_tables = batch.block_tables[rows]
-    alive = every_row
+    firsts = None if batch.first_places is None else batch.first_places[rows]
+    columns = _Columns.of(executor, draws)
+    alive, last = every_row, batch.logits_indices  # chains that want more; where their last tokens stood in the pass
     for step in range(steps):
         if step:
-            alive = every_row if step < min(wanted) else (counts > step).nonzero()[:, 0]
+            before, alive = alive, every_row if step < min(wanted) else (counts > step).nonzero()[:, 0]
             follow_up = _one_token_each(
-                token_ids[alive, step - 1], positions[alive] + step, places[alive] + step - 1, block_tables[alive], batch.block_size
+                token_ids[alive, step - 1],
+                positions[alive] + step,
+                places[alive] + step - 1,
+                block_tables[alive],
+                None if firsts is None else firsts[alive],
+                batch.block_size,
             )
-            output = executor.run(follow_up, kv)
+            if executor.recurrent is not None:
+                name, boundary = executor.recurrent
+                inputs = {name: output.hidden[boundary][last[torch.searchsorted(before, alive)]].float()}
+            output, last = executor.run(follow_up, kv, hidden, inputs), torch.arange(len(alive))
         assert output.logits is not None
         if logits is not None:
             logits[alive, step] = output.logits
-        scores = output.logits if draws is None else output.logits[:, : draws.vocab_size]
-        chosen = scores.argmax(-1) if draws is None else _draw(scores, draws, alive, step)
-        token_ids[alive, step] = chosen
-        confidence[alive, step] = (scores.gather(1, chosen[:, None])[:, 0] - scores.logsumexp(-1)).exp()
+        scores = columns.of_choosable(output.logits)
+        chosen = scores.argmax(-1)  # a column
+        likely = -scores.logsumexp(-1)
+        tokens = columns.token_ids(chosen)
+        if draws is not None:
+            chosen, tokens = _draw(scores, draws, alive, step, chosen, tokens, columns)
+        token_ids[alive, step] = tokens
+        confidence[alive, step] = (scores.gather(1, chosen[:, None])[:, 0] + likely).exp()
     return ChainOutput(token_ids, confidence, logits)
 
 
-def _draw(scores: Tensor, draws: Draws, alive: Tensor, step: int) -> Tensor:
-    """Token ids [n] of the n living chains."""
-    chosen = scores.argmax(-1)
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Which columns of the logits may be chosen, and the token ids that they stand for."""
+
+    width: int | None  # the first so many columns; None = all
+    map: Tensor | None  # [V] token id of each column
+    vocab_size: int  # token ids below it may be chosen
+
+    @classmethod
+    def of(cls, executor: Executor, draws: Draws | None) -> _Columns:
+        if executor.token_ids is None:
+            return cls(None if draws is None else draws.vocab_size, None, executor.vocab_size)
+        most = int(executor.token_ids.max()) + 1
+        return cls(None, executor.token_ids, most if draws is None else draws.vocab_size)
+
+    def of_choosable(self, logits: Tensor) -> Tensor:
+        """The scores that compete."""
+        if self.map is not None and int(self.map.max()) >= self.vocab_size:
+            return logits.masked_fill(self.map >= self.vocab_size, -torch.inf)
+        return logits if self.width is None else logits[:, : self.width]
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        return columns if self.map is None else self.map[columns]
+
+    def by_token(self, scores: Tensor) -> Tensor:
+        """[n, vocab_size]: noise belongs to token ids, so that target and draft race under the same."""
+        if self.map is None:
+            return scores
+        choosable = self.map < self.vocab_size
+        spread = torch.full((len(scores), self.vocab_size), -torch.inf)
+        spread[:, self.map[choosable]] = scores[:, choosable].float()
+        return spread
+
+
+def _draw(
+    scores: Tensor, draws: Draws, alive: Tensor, step: int, chosen: Tensor, tokens: Tensor, columns: _Columns
+) -> tuple[Tensor, Tensor]:
+    """(columns [n], token ids [n]) of the n living chains; greedy ones keep their best."""
     temperatures = draws.temperatures[alive]
     sampled = (temperatures > 0).nonzero()[:, 0]
-    if len(sampled):
-        chains = alive[sampled]
-        under = keys(draws.streams[chains].tolist(), (draws.positions[chains] + step).tolist())
-        chosen[sampled] = sample(scores[sampled] / temperatures[sampled, None].to(scores), under)
-    return chosen
+    if not len(sampled):
+        return chosen, tokens
+    chains = alive[sampled]
+    under = keys(draws.streams[chains].tolist(), (draws.positions[chains] + step).tolist())
+    drawn = sample(columns.by_token(scores[sampled] / temperatures[sampled, None].to(scores)), under)
+    tokens[sampled] = drawn
+    chosen[sampled] = drawn if columns.map is None else (columns.map == drawn[:, None]).int().argmax(-1)
+    return chosen, tokens
 
 
-def _one_token_each(token_ids: Tensor, positions: Tensor, places: Tensor, block_tables: Tensor, block_size: int) -> RaggedBatch:
+def _one_token_each(
+    token_ids: Tensor, positions: Tensor, places: Tensor, block_tables: Tensor, firsts: Tensor | None, block_size: int
+) -> RaggedBatch:
     """n rows of one causal token each, at the given places of their block tables."""
     num_rows = len(token_ids)
     every_row = torch.arange(num_rows)
@@ -82,4 +143,5 @@ def _one_token_each(token_ids: Tensor, positions: Tensor, places: Tensor, block_
         logits_indices=every_row,
         full_logits=every_row,
         block_size=block_size,
+        first_places=firsts,
     )

@@ -11,7 +11,22 @@ import torch
 from transformers import PreTrainedConfig
 
 from .layout import KVLayerSpec
-from .program import Activation, Add, ArgMax, Attention, Embed, GatherRows, Linear, Op, Program, RMSNorm, RopeTable, Scale, Softcap
+from .program import (
+    Activation,
+    Add,
+    ArgMax,
+    Attention,
+    Concat,
+    Embed,
+    GatherRows,
+    Linear,
+    Op,
+    Program,
+    RMSNorm,
+    RopeTable,
+    Scale,
+    Softcap,
+)
 from .rope import UnsupportedModel, rope_table
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu"}
@@ -47,6 +62,7 @@ class DecoderBuilder:
         self._ops: list[Op] = []
         self._widths: dict[str, int] = {}  # of the buffers so far
         self._weights: dict[str, tuple[int, ...]] = {}
+        self._inputs: dict[str, int] = {}
         self._kv_layers: list[KVLayerSpec] = []
         self._ropes: dict[str, RopeTable] = {}
 
@@ -91,9 +107,15 @@ class DecoderBuilder:
 
     # Ops.
 
-    def embed(self, scale: float = 1.0) -> str:
-        weight = self.weight(_EMBEDDING, self.vocab_size, self.hidden_size)
-        return self._append(Embed((), (hidden(0),), weight, scale), self.hidden_size)
+    def input(self, name: str, width: int) -> str:
+        """A buffer that the caller fills."""
+        self._inputs[name] = self._widths[name] = width
+        return name
+
+    def embed(self, scale: float = 1.0, weight: str = _EMBEDDING, rows: int | None = None, output: str | None = None) -> str:
+        """Boundary 0, unless it has an output of its own. rows: of the weight, None = vocab_size."""
+        self.weight(weight, self.vocab_size if rows is None else rows, self.hidden_size)
+        return self._append(Embed((), (output or hidden(0),), weight, scale), self.hidden_size)
 
     def norm(self, name: str, x: str) -> str:
         weight = self.weight(f"{name}.weight", self._widths[x])
@@ -106,6 +128,9 @@ class DecoderBuilder:
 
     def add(self, x: str, y: str, output: str) -> str:
         return self._append(Add((x, y), (output,)), self._widths[x])
+
+    def concat(self, parts: tuple[str, ...], output: str) -> str:
+        return self._append(Concat(parts, (output,)), sum(self._widths[part] for part in parts))
 
     def scale(self, x: str, factor: float) -> str:
         return x if factor == 1.0 else self._append(Scale((x,), (f"{x}.scaled",), factor), self._widths[x])
@@ -177,24 +202,32 @@ class DecoderBuilder:
         return self.linear(f"{layer(i)}.mlp.down_proj", self._append(op, self.intermediate_size), self.hidden_size, bias)
 
     def finish(self, x: str, scale: float = 1.0, softcap: float | None = None) -> Program:
-        """The last norm, the logits of the rows that want them and the best of each: the program is complete."""
+        """The last norm and the logits: the program is complete."""
         final = self.norm("model.norm", x)
-        rows = self._append(GatherRows((final,), ("final.rows",)), self.hidden_size)
-        lm_head = _EMBEDDING if self.flag("tie_word_embeddings") else self.weight("lm_head.weight", self.vocab_size, self.hidden_size)
-        logits = self._append(Linear((rows,), ("logits",), (lm_head,)), self.vocab_size)
-        logits = self.softcap(self.scale(logits, scale), softcap)
+        lm_head = _EMBEDDING if self.flag("tie_word_embeddings") else "lm_head.weight"
+        return self.program(final, self.logits(final, lm_head, self.vocab_size, scale, softcap))
+
+    def logits(self, x: str, weight: str, rows: int, scale: float = 1.0, softcap: float | None = None) -> str:
+        """Scores of the rows that want them, from the weight [rows, width of x]."""
+        wanted = self._append(GatherRows((x,), ("final.rows",)), self._widths[x])
+        logits = self._append(Linear((wanted,), ("logits",), (self.weight(weight, rows, self._widths[x]),)), rows)
+        return self.softcap(self.scale(logits, scale), softcap)
+
+    def program(self, final: str, logits: str) -> Program:
+        """Everything so far, and the best of each row of logits."""
         best = ArgMax((logits,), ("argmax", "top"))
         return Program(
             ops=(*self._ops, best),
             weights=self._weights,
             kv_layers=tuple(self._kv_layers),
             ropes=self._ropes,
-            vocab_size=self.vocab_size,
+            vocab_size=self._widths[logits],
             max_model_len=self._max_model_len,
             boundaries=tuple(hidden(i) for i in range(self.num_layers + 1)),
             final=final,
             logits=logits,
             best=best,
+            inputs=self._inputs,
         )
 
 

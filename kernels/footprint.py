@@ -1,4 +1,7 @@
-"""Bytes that a program will take, from its shapes alone: what can be known before a weight is read."""
+"""Bytes that a program will take, from its shapes alone: what can be known before a weight is read.
+
+Weights in program.shared are another network's: they are not counted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ def torch_weight_bytes(program: Program, dtype: torch.dtype) -> int:
     """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix."""
     in_products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
     tied = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in in_products]
-    return sum(math.prod(program.weights[name]) for name in [*program.weights, *tied]) * dtype.itemsize
+    kept = [name for name in (*program.weights, *tied) if name not in program.shared and name != program.token_map]
+    return sum(math.prod(program.weights[name]) for name in kept) * dtype.itemsize
 
 
 def product_bytes(program: Program, dtype: torch.dtype) -> int:
@@ -29,9 +33,12 @@ def product_bytes(program: Program, dtype: torch.dtype) -> int:
 def native_weight_bytes(program: Program, execution: Execution) -> int:
     """What the native executor packs: products in the narrow format, the embedding in dtype unless it is the same as the head."""
     linears = {op.weights: sum(program.weights[name][0] for name in op.weights) for op in program.ops if isinstance(op, Linear)}
-    total = sum(_packed_bytes(outputs, program.weights[names[0]][1], execution) for names, outputs in linears.items())
+    own = {names: outputs for names, outputs in linears.items() if not program.shared.issuperset(names)}
+    total = sum(_packed_bytes(outputs, program.weights[names[0]][1], execution) for names, outputs in own.items())
     for op in program.ops:
-        if isinstance(op, Embed) and (execution.quantization is not None or (op.weight,) not in linears):
+        if not isinstance(op, Embed) or op.weight in program.shared:
+            continue
+        if execution.quantization is not None or (op.weight,) not in linears:
             vocabulary, width = program.weights[op.weight]
             total += _packed_bytes(vocabulary, width, replace(execution, quantization=None))
     return total

@@ -5,11 +5,14 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from .weight_bank import WeightBank
 
 FINAL = -1
 """Boundary id of the hidden state after the target's final norm. Boundary id k >= 0 is the input of layer k."""
@@ -30,7 +33,8 @@ class RaggedBatch:
     may be empty.
 
     Windows compare positions, never places: a token sees another only if their positions differ by less than the window.
-    Every place before the tree holds the token of that position (place == position there).
+    Every place before the tree holds the token of that position (place == position there). Nobody sees a place before the
+    row's first_places: a drafter may have no entries there.
     """
 
     token_ids: Tensor  # [T] int64
@@ -44,13 +48,14 @@ class RaggedBatch:
     logits_indices: Tensor  # [N] int64, flat positions that need scores
     full_logits: Tensor  # [M] int64, ascending indices into logits_indices whose whole logits row is wanted
     block_size: int
+    first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What one pass gives back."""
+    """What one pass gives back. Columns of logits are token ids unless the executor has `token_ids`."""
 
-    argmax: Tensor  # [N] int64, the best token at each of logits_indices (lowest id among equals)
+    argmax: Tensor  # [N] int64, the best token id at each of logits_indices (the first column among equals)
     top: Tensor  # [N] float32, its logit; NaN or infinite if the row is not finite
     logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
@@ -102,7 +107,7 @@ class ChainOutput:
 
     token_ids: Tensor  # [N, k] int64
     confidence: Tensor  # [N, k] float32, softmax probability (temperature 1) of each chosen token among those that may be
-    logits: Tensor | None  # [N, k, V] float32, only if the draws keep them
+    logits: Tensor | None  # [N, k, V] float32, V columns as in ForwardOutput, only if the draws keep them
 
 
 class Executor(Protocol):
@@ -113,6 +118,9 @@ class Executor(Protocol):
     max_model_len: int  # positions the network was made for
     is_batch_invariant: bool  # a token's scores are the same bits in any batch, chunk, chain or tree
     weight_bytes: int  # that a pass reads whole, as they are packed: what decoding one token cannot be faster than
+    token_ids: Tensor | None  # [vocab_size] int64, token id of each column of the logits; None = the column itself
+    bank: WeightBank  # its prepared weights, for networks that share some
+    recurrent: tuple[str, int] | None  # (input, boundary id): a chain feeds a token's boundary state to the next token's input
 
     def allocate(self, num_blocks: int, block_size: int) -> KVTensors: ...
 
@@ -120,16 +128,30 @@ class Executor(Protocol):
         """Bytes that one block of an allocated cache takes over all layers."""
         ...
 
-    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
-        """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states."""
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        """One pass: writes the batch's slots, returns scores at logits_indices and the wanted boundary states.
+
+        inputs: [T, width] float32 for each buffer that the network wants filled by the caller (target states, for drafters).
+        A network without attention has no kv_layers and looks at no places; one without logits wants N = 0.
+        """
         ...
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
         """Run the batch, then feed each chain its own last token back until it has counts[n] tokens (counts [N] >= 1).
 
         Chain n starts from logits_indices[n], which must be the last token of its row; rows without one only ingest.
         Token j of a chain (j >= 1) is computed at the place and position behind token j - 1, in the row's own blocks;
         the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax.
+        inputs are those of the batch; a `recurrent` network gets the later tokens' input from itself.
         """
         ...
 

@@ -34,11 +34,13 @@ from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
+from .weight_bank import NetworkWeights, WeightBank
 
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
 _EXACT_BFLOAT16 = ("avx512_bf16", "amx")
+PACKED, GATED = "packed", "packed, gate and up by turns"
 
 
 def computes_bfloat16(isa: str) -> bool:
@@ -63,14 +65,29 @@ def supports(program: Program, execution: Execution) -> str | None:
     return None
 
 
+def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
+    """Whether the tensors, and what the bank has packed for a native executor, are all that the program shares."""
+    linears = ((*op.weights, *filter(None, op.biases)) for op in program.ops if isinstance(op, Linear))
+    rows = ((op.weight,) for op in program.ops if isinstance(op, Embed))
+    return bank.completes((*linears, *rows), PACKED, program.shared, weights)
+
+
 class NativeExecutor:
     """A program bound to its packed weights. Implements `Executor`; hidden states and logits come as float32.
 
-    weights: the program's names -> tensors of its shapes, in any floating dtype; they are read once, here.
+    weights: the program's names -> tensors of its shapes, in any floating dtype; they are read once, here. Those in program.shared
+    may be missing if `bank`, another native executor's, has them packed.
     isa: an instruction set to use instead of the best one. Raises NotLowered where `supports` has a reason.
     """
 
-    def __init__(self, program: Program, weights: Mapping[str, Tensor], execution: Execution, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Tensor],
+        execution: Execution,
+        isa: str | None = None,
+        bank: WeightBank | None = None,
+    ) -> None:
         library = load()
         assert library is not None, "supports() says whether there is a library"
         self._library = library
@@ -81,9 +98,13 @@ class NativeExecutor:
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.is_batch_invariant = True
+        self.recurrent = program.recurrent
+        self.token_ids: Tensor | None = weights[program.token_map].long().contiguous() if program.token_map else None
+        held = NetworkWeights(weights, program.shared, bank)
+        self.bank = held.bank
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
         lowered = lower(program)
-        binder = _Binder(library, program, lowered, weights, execution)
+        binder = _Binder(library, program, lowered, held, execution)
         self.weight_bytes = binder.bytes_per_token
         self._held = binder.held  # packed weights, norms and tables, which the network points into
         self._buffers = lowered.buffers
@@ -94,7 +115,7 @@ class NativeExecutor:
             (ctypes.c_int32 * len(lowered.widths))(*lowered.widths),
             (ctypes.c_int32 * len(lowered.places))(*lowered.places),
             len(lowered.widths),
-            max(lowered.places) + 1,
+            max(lowered.places, default=-1) + 1,
             program.vocab_size,
             self._cache_type,
             ISAS.index(isa),
@@ -119,8 +140,11 @@ class NativeExecutor:
         """One pass; see `Executor.run`. inputs: the buffers [T, width] float32 that program.inputs names."""
         assert isinstance(kv, NativeKV)
         num_tokens, num_logits, num_full = len(batch.token_ids), len(batch.logits_indices), len(batch.full_logits)
-        states = {boundary: torch.empty(num_tokens, self.program.buffers[self._boundary(boundary)]) for boundary in hidden}
-        bound = {self._boundary(boundary): state for boundary, state in states.items()} | dict(inputs or {})
+        bound = dict(inputs or {})
+        for name in map(self._boundary, hidden):
+            if name not in bound:  # a boundary may be an input
+                bound[name] = torch.empty(num_tokens, self.program.buffers[name])
+        states = {boundary: bound[self._boundary(boundary)] for boundary in hidden}
         argmax = torch.empty(num_logits, dtype=torch.int64)
         top = torch.empty(num_logits)
         logits = torch.empty(num_full, self.vocab_size) if num_full else None
@@ -130,16 +154,32 @@ class NativeExecutor:
         request.logits = None if logits is None else logits.data_ptr()
         request.argmax, request.top = argmax.data_ptr(), top.data_ptr()
         self._check(self._library.ft_network_run(self._network, ctypes.byref(request)))
-        return ForwardOutput(argmax, top, logits, states)
+        return ForwardOutput(argmax if self.token_ids is None else self.token_ids[argmax], top, logits, states)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
         """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV)
         steps = int(counts.max()) if len(counts) else 0
         token_ids = torch.zeros(len(counts), steps, dtype=torch.int64)
         confidence = torch.zeros(len(counts), steps)
         logits = torch.zeros(len(counts), steps, self.vocab_size) if draws is not None and draws.keep_logits else None
-        request = ChainRequest(self._request(batch, kv, {}), _address(counts, torch.int64), steps, choosable=self.vocab_size)
+        bound = dict(inputs or {})
+        request = ChainRequest(self._request(batch, kv, bound), _address(counts, torch.int64), steps, choosable=self.vocab_size)
+        request.input = request.state = -1
+        if self.recurrent is not None:
+            name, boundary = self.recurrent
+            request.input, request.state = self._buffers[name], self._buffers[self._boundary(boundary)]
+        if self.token_ids is not None:
+            request.token_map, most = self.token_ids.data_ptr(), int(self.token_ids.max()) + 1
+            request.choosable = most if draws is None else draws.vocab_size
+            request.limits_columns = most > request.choosable
         request.token_ids, request.confidence = token_ids.data_ptr(), confidence.data_ptr()
         if draws is not None:
             request.choosable = draws.vocab_size
@@ -168,6 +208,7 @@ class NativeExecutor:
             _address(batch.num_causal, torch.int32),
             _address(batch.tree_mask, torch.int64),
             _address(batch.logits_indices, torch.int64),
+            None if batch.first_places is None else _address(batch.first_places, torch.int32),
         )
         request = RunRequest(view, kv.bases)
         if bound:
@@ -188,13 +229,17 @@ class _Binder:
     """Turns steps into ops with addresses, packing weights on the way."""
 
     def __init__(
-        self, library: ctypes.CDLL, program: Program, lowered: Lowered, weights: Mapping[str, Tensor], execution: Execution
+        self,
+        library: ctypes.CDLL,
+        program: Program,
+        lowered: Lowered,
+        weights: NetworkWeights,
+        execution: Execution,
     ) -> None:
         self._library, self._program, self._lowered, self._weights = library, program, lowered, weights
         self._dtype = Precision.BFLOAT16 if execution.dtype == torch.bfloat16 else Precision.FLOAT32
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
         self._memory = WeightMemory()
-        self._packed: dict[tuple[tuple[str, ...], Precision], PackedWeight] = {}
         self._ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
         self.held: list[Tensor | PackedWeight] = list(self._ropes.values())
         products = [step for step in lowered.steps if isinstance(step, Product)]
@@ -219,7 +264,7 @@ class _Binder:
                 self._bind_product(op, step)
             case Embed():
                 op.kind, op.scale = OpKind.EMBED, step.scale
-                op.weights = ctypes.pointer(self._pack_matrices((step.weight,), self._dtype).struct)
+                op.weights = ctypes.pointer(self._pack_rows(step.weight).struct)
             case RMSNorm():
                 op.kind = OpKind.NORM
                 self._bind_norm(op, step)
@@ -279,25 +324,30 @@ class _Binder:
         """Address of a weight as float32, None for no name."""
         if not name:
             return None
-        vector = self._weights[name].float() + (1.0 if add_one else 0.0)
+        vector = self._weights.tensor(name).float() + (1.0 if add_one else 0.0)
         self.held.append(vector)
         return vector.data_ptr()
 
     def _pack_product(self, product: Product) -> PackedWeight:
-        return self._pack_matrices(product.linear.weights, self._products, product.linear, product.is_gated)
+        linear = product.linear
+        return self._packed(linear.weights, linear.biases if any(linear.biases) else (), self._products, product.is_gated)
 
-    def _pack_matrices(
-        self, names: tuple[str, ...], precision: Precision, linear: Linear | None = None, gated: bool = False
+    def _pack_rows(self, name: str) -> PackedWeight:
+        """An embedding: rows can only be taken from the format that the network computes in."""
+        return self._packed((name,), (), self._dtype, one_form=True)
+
+    def _packed(
+        self, names: tuple[str, ...], biases: tuple[str, ...], precision: Precision, gated: bool = False, one_form: bool = False
     ) -> PackedWeight:
-        if (names, precision) not in self._packed:
-            matrices = [self._weights[name] for name in names]
-            bias = None
-            if linear is not None and any(linear.biases):
-                parts = zip(linear.biases, matrices, strict=True)
-                bias = torch.cat([self._weights[name].float() if name else torch.zeros(len(matrix)) for name, matrix in parts])
-            self._packed[names, precision] = pack(self._library, self._memory, matrices, bias, precision, gated)
-            self.held.append(self._packed[names, precision])
-        return self._packed[names, precision]
+        def make() -> PackedWeight:
+            matrices = [self._weights.tensor(name) for name in names]
+            parts = zip(biases, matrices, strict=False)
+            bias = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix)) for name, matrix in parts]
+            return pack(self._library, self._memory, matrices, torch.cat(bias) if bias else None, precision, gated)
+
+        packed = self._weights.get((*names, *biases), GATED if gated else PACKED, precision, make, one_form)
+        self.held.append(packed)
+        return packed
 
 
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:

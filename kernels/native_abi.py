@@ -116,6 +116,7 @@ class BatchView(ctypes.Structure):
         ("num_causal", c_void_p),
         ("tree_mask", c_void_p),
         ("logits_indices", c_void_p),
+        ("first_places", c_void_p),
     ]
 
 
@@ -146,6 +147,10 @@ class ChainRequest(ctypes.Structure):
         ("streams", c_void_p),
         ("first_positions", c_void_p),
         ("logits", c_void_p),
+        ("token_map", c_void_p),
+        ("limits_columns", c_int32),
+        ("input", c_int32),
+        ("state", c_int32),
     ]
 
 

@@ -76,7 +76,7 @@ def _fold(program: Program) -> list[Step]:
     folded: set[int] = {id(op) for op in norms.values()}
     steps: list[Step] = []
     for op in program.ops:
-        if id(op) in folded or op == program.best:
+        if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
             steps += _one_input(op) if isinstance(op, Attention) else [op]
@@ -93,11 +93,12 @@ def _fold(program: Program) -> list[Step]:
             product = grown
             folded.add(id(following[0]))
         if product.outputs[0] == program.logits:
-            if len(read_by.get(program.logits, [])) != 1 or program.logits not in program.best.inputs:
+            best = () if program.best is None else program.best.inputs
+            if len(read_by.get(program.logits, [])) != 1 or program.logits not in best:
                 raise NotLowered("logits that are read by more than the final argmax")
             product = replace(product, is_head=True)
         steps.append(product)
-    if not any(isinstance(step, Product) and step.is_head for step in steps):
+    if program.logits and not any(isinstance(step, Product) and step.is_head for step in steps):
         raise NotLowered("logits that are not the output of a linear layer, scaled or capped at most")
     return steps
 

@@ -65,6 +65,16 @@ def key(seed: int, choice: int, position: int, purpose: Purpose = Purpose.TARGET
     return _signed(_mix(stream(seed, choice, purpose) + position * _GOLDEN))
 
 
+def step_stream(seed: int, choice: int, first_position: int, purpose: Purpose) -> int:
+    """Like `stream`, for the noise of one step alone, whose first guess goes to first_position. Of what is drawn under it no later
+    step draws again.
+
+    What block verification emits says something about the guesses and coins behind it, so those must not come back when the
+    next step reaches their positions: keyed by position alone they would bend the distribution.
+    """
+    return key(seed, choice, first_position, purpose)
+
+
 def keys(streams: Sequence[int] | NDArray[np.int64], positions: Sequence[int]) -> Tensor:
     """[N] int64 on the CPU: `key` for many at once. Keys stay on the host, where noise is made for every device."""
     z = np.asarray(streams, np.int64).view(np.uint64) + np.asarray(positions, np.int64).view(np.uint64) * np.uint64(_GOLDEN)

@@ -157,7 +157,7 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class Program:
-    """A network of T tokens in, N rows of logits out."""
+    """A network of T tokens in, N rows of logits out. A drafter's may lack the embedding, the attention or the logits."""
 
     ops: tuple[Op, ...]
     weights: Mapping[str, tuple[int, ...]]  # name -> shape, of all weights that the ops name
@@ -166,10 +166,13 @@ class Program:
     vocab_size: int
     max_model_len: int  # positions
     boundaries: tuple[str, ...]  # buffer of boundary id k: the input of layer k; one more for the output of the last layer
-    final: str  # buffer of boundary id FINAL
-    logits: str
-    best: ArgMax  # the op that writes argmax and top
+    final: str  # buffer of boundary id FINAL; "" = none
+    logits: str  # "" = none: the network is run for its cache entries or its boundary states
+    best: ArgMax | None  # the op that writes argmax and top; None where there are no logits
     inputs: Mapping[str, int] = field(default_factory=dict)  # name -> width, of buffers that the caller fills
+    recurrent: tuple[str, int] | None = None  # (input, boundary id): in a chain that state of a token is the next one's input
+    token_map: str = ""  # weight [vocab_size] int64: token id of each column of the logits; "" = the column itself
+    shared: frozenset[str] = frozenset()  # weights that mean the same to every network of a bank: it keeps them once
 
     @cached_property
     def buffers(self) -> dict[str, int]:
@@ -183,8 +186,9 @@ class Program:
             for name, width in zip(op.outputs, produced, strict=True):
                 _require(name not in widths, op, f"writes {name!r} a second time")
                 widths[name] = width
-        for name in (*self.boundaries, self.final, self.logits, *self.best.outputs):
-            if name not in widths:
+        best = () if self.best is None else self.best.outputs
+        for name in (*self.boundaries, self.final, self.logits, *best):
+            if name and name not in widths:
                 raise ValueError(f"no op writes {name!r}")
         return widths
 

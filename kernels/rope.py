@@ -30,11 +30,14 @@ def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, l
     parameters = every_type[layer_type] if layer_type else every_type
     if not isinstance(parameters, dict) or "rope_theta" not in parameters:
         raise UnsupportedModel(f"rotary embedding differs by layer or is missing: {parameters}")
+    theta = parameters["rope_theta"]
+    if type(theta) not in (int, float) or not theta > 0:
+        raise UnsupportedModel(f"rope_theta must be a number above 0, not {theta!r}")
     rope_type = parameters.get("rope_type", "default")
     if rope_type == "default":
         width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-        return RopeTable(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()))
+        return RopeTable(tuple((1.0 / theta ** exponents).tolist()))
     if rope_type not in _SCALED:
         raise UnsupportedModel(f"rotary scaling {rope_type!r}")
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](

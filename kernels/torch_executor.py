@@ -35,6 +35,9 @@ from .program import (
 )
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
+from .weight_bank import NetworkWeights, WeightBank
+
+ROWS, MATRIX = "rows", "matrix"
 
 
 @dataclass(slots=True)
@@ -51,14 +54,22 @@ class _Pass:
 _Step = Callable[[_Pass], None]
 
 
+def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
+    """Whether the tensors, and what the bank has for a torch executor, are all that the program shares."""
+    linears = [op.weights for op in program.ops if isinstance(op, Linear)]
+    rows = [(op.weight,) for op in program.ops if isinstance(op, Embed)]
+    return bank.completes(linears, MATRIX, program.shared, weights) and bank.completes(rows, ROWS, program.shared, weights)
+
+
 class TorchExecutor:
     """A program bound to its weights. Implements `Executor`; results are inference tensors.
 
-    weights: the program's names -> tensors of its shapes, on one device, in any dtype. In float32 a weight is kept twice
-    if it is both embedding and output layer, because products with [in, out] weights are up to three times as fast on CPUs.
+    weights: the program's names -> tensors of its shapes, on one device, in any dtype; those in program.shared may be missing
+    if `bank` has them. In float32 a weight is kept twice if it is both embedding and output layer, because products with
+    [in, out] weights are up to three times as fast on CPUs.
     """
 
-    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype, bank: WeightBank | None = None) -> None:
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
         self.vocab_size = program.vocab_size
@@ -66,7 +77,11 @@ class TorchExecutor:
         self.dtype = dtype
         self.is_batch_invariant = False
         self.weight_bytes = product_bytes(program, dtype)
-        bind = _Binder(program, weights, dtype)
+        self.recurrent = program.recurrent
+        self.token_ids: Tensor | None = weights[program.token_map].long() if program.token_map else None
+        held = NetworkWeights(weights, program.shared, bank)
+        self.bank = held.bank
+        bind = _Binder(program, held, dtype)
         self._steps = [bind(op) for op in program.ops]
         self._device = bind.device
         self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
@@ -86,20 +101,33 @@ class TorchExecutor:
         assert isinstance(kv, TorchKV)
         with torch.inference_mode():
             ropes = {name: _rotation(table, batch.positions) for name, table in self._tables.items()}
-            state = _Pass(dict(inputs or {}), batch, kv, AttentionPlan(batch), ropes)
+            given = {name: tensor.to(self.dtype) for name, tensor in (inputs or {}).items()}
+            state = _Pass(given, batch, kv, AttentionPlan(batch), ropes)
             buffers = state.buffers
             for step, dead in self._schedule(hidden):
                 step(state)
                 for name in dead:
                     del buffers[name]
+            states = {boundary: buffers[self._boundary(boundary)] for boundary in hidden}
+            if self.program.best is None:
+                return ForwardOutput(batch.logits_indices.new_zeros(0), torch.zeros(0), None, states)
             argmax, top = (buffers[name] for name in self.program.best.outputs)
+            if self.token_ids is not None:
+                argmax = self.token_ids[argmax]
             logits = buffers[self.program.logits].index_select(0, batch.full_logits).float() if len(batch.full_logits) else None
-            return ForwardOutput(argmax, top.float(), logits, {boundary: buffers[self._boundary(boundary)] for boundary in hidden})
+            return ForwardOutput(argmax, top.float(), logits, states)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
         """See `Executor.run_chain`."""
         with torch.inference_mode():
-            return run_chain_by_steps(self, batch, kv, counts, draws)
+            return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
     def _boundary(self, boundary: int) -> str:
         return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
@@ -107,7 +135,8 @@ class TorchExecutor:
     def _schedule(self, hidden: tuple[int, ...]) -> list[tuple[_Step, tuple[str, ...]]]:
         """Each step with the buffers that nobody reads after it: a pass holds no more than it needs."""
         if hidden not in self._schedules:
-            kept = {*self.program.best.outputs, self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
+            kept = {self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
+            kept.update(self.program.best.outputs if self.program.best is not None else ())
             last_use = {name: i for i, op in enumerate(self.program.ops) for name in (*op.inputs, *op.outputs)}
             dead: list[list[str]] = [[] for _ in self._steps]
             for name in last_use.keys() - kept:
@@ -119,9 +148,11 @@ class TorchExecutor:
 class _Binder:
     """Turns ops into functions that already hold their weights, so that a pass is a loop over calls."""
 
-    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, weights: NetworkWeights, dtype: torch.dtype) -> None:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
-        self.device = weights[next(iter(program.weights))].device
+        self._shapes = program.weights
+        smallest = min(filter(weights.is_own, program.weights), key=lambda name: math.prod(self._shapes[name]), default=None)
+        self.device = torch.device("cpu") if smallest is None else weights.tensor(smallest).device
 
     def __call__(self, op: Op) -> _Step:
         match op:
@@ -149,7 +180,7 @@ class _Binder:
                 return _best(op)
 
     def _embed(self, op: Embed) -> _Step:
-        weight, scale, (output,) = self._load(op.weight), op.scale, op.outputs
+        weight, scale, (output,) = self._rows(op.weight), op.scale, op.outputs
 
         def step(state: _Pass) -> None:
             rows = weight.index_select(0, state.batch.token_ids)
@@ -169,9 +200,7 @@ class _Binder:
         return step
 
     def _linear(self, op: Linear) -> _Step:
-        matrix = torch.cat([self.weights[name].to(self.dtype) for name in op.weights]).t()
-        if self.dtype == torch.float32:  # [in, out] in memory; bfloat16 kernels like the stored layout as well or better
-            matrix = matrix.contiguous()
+        matrix = self._matrix(op.weights)
         bias = torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
         x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
 
@@ -236,13 +265,28 @@ class _Binder:
     def _norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
         if not name:
             return torch.ones(size, device=self.device)
-        return self.weights[name].float() + (1.0 if add_one else 0.0)
+        return self.weights.tensor(name).float() + (1.0 if add_one else 0.0)
+
+    def _rows(self, name: str) -> Tensor:
+        """[rows, width], for looking rows up."""
+        return self.weights.get((name,), ROWS, self.dtype, lambda: self._load(name))
+
+    def _matrix(self, names: tuple[str, ...]) -> Tensor:
+        """[in, out], side by side."""
+
+        def make() -> Tensor:
+            parts = [self.weights.tensor(name).to(self.dtype) for name in names]
+            matrix = (torch.cat(parts) if len(parts) > 1 else self._load(names[0])).t()
+            # [in, out] in memory; bfloat16 kernels like the stored layout as well or better
+            return matrix.contiguous() if self.dtype == torch.float32 else matrix
+
+        return self.weights.get(names, MATRIX, self.dtype, make)
 
     def _load(self, name: str) -> Tensor:
-        return self.weights[name].to(self.dtype, copy=True)  # never a view of a file that might change
+        return self.weights.tensor(name).to(self.dtype, copy=self.weights.is_own(name))  # never a view of a file that might change
 
     def _bias(self, weight: str, bias: str) -> Tensor:
-        return self._load(bias) if bias else torch.zeros(self.weights[weight].shape[0], dtype=self.dtype, device=self.device)
+        return self._load(bias) if bias else torch.zeros(self._shapes[weight][0], dtype=self.dtype, device=self.device)
 
 
 def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> _Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .chain import run_chain_by_steps
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
+from .weight_bank import WeightBank
 
 ATTENTION = "foretoken_paged"
 PROBE_TOKENS = 8
@@ -35,7 +37,7 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass
-class _Pass:
+class PagedPass:
     """One forward on its way through the attention layers."""
 
     kv: TorchKV
@@ -44,7 +46,7 @@ class _Pass:
 
 
 @dataclass
-class _Probe:
+class PagedProbe:
     """A pass of fresh prompts that needs no cache yet and writes down what the layers ask of it."""
 
     batch: RaggedBatch
@@ -57,7 +59,7 @@ def _attention(
     key: Tensor,  # [1, kv_heads, T, k_dim]
     value: Tensor,  # [1, kv_heads, T, v_dim]
     attention_mask: Tensor | None,
-    foretoken_pass: _Pass | _Probe,
+    foretoken_pass: PagedPass | PagedProbe,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -69,7 +71,7 @@ def _attention(
             raise UnsupportedModel(f"its attention uses {name!r}, which the paged attention does not know")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(foretoken_pass, _Probe):
+    if isinstance(foretoken_pass, PagedProbe):
         probe, layer = foretoken_pass, 0
         spec = KVLayerSpec(k.shape[1], k.shape[2], v.shape[2], sliding_window)
         probe.layers.append(spec)
@@ -98,6 +100,9 @@ class TransformersExecutor:
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.dtype = model.dtype
         self.is_batch_invariant = False
+        self.recurrent: tuple[str, int] | None = None
+        self.token_ids: Tensor | None = None
+        self.bank = _bank(self._model)
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = _servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
@@ -106,16 +111,20 @@ class TransformersExecutor:
     def load(cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype) -> TransformersExecutor:
         """Read the safetensors of a local folder. Raises UnsupportedModel, also if weights of the network are missing."""
         refuse_unsupported(hf_config)
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=hf_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        try:
+            loaded: Any = _without_draft_layers(hf_config).from_pretrained(
+                folder,
+                config=hf_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # what model classes raise over odd settings
+            told = f"{type(error).__name__}: {error}"
+            raise UnsupportedModel(f"transformers cannot make a model of {folder}/config.json ({told}); correct its settings") from error
         model, report = loaded
         # transformers would fill these with random numbers and go on.
         absent = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
@@ -132,25 +141,34 @@ class TransformersExecutor:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
 
     @torch.no_grad()
-    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
         """One pass; see `Executor.run`. Raises UnsupportedModel if the model gives no hidden states of that boundary.
 
         The last layer's output is never among them: transformers gives it behind the final norm only.
         """
-        assert isinstance(kv, TorchKV)
+        assert isinstance(kv, TorchKV) and not inputs, "a whole model reads tokens only"
         if hidden and not (self._gives_hidden and max(hidden) < len(self.kv_layers)):
             raise UnsupportedModel(f"a {self._config.model_type!r} model does not give the hidden states {hidden} of its layers")
-        output = self._forward(batch, _Pass(kv, AttentionPlan(batch)), bool(hidden))
+        output = self._forward(batch, PagedPass(kv, AttentionPlan(batch)), bool(hidden))
         logits = self._logits(output, batch)
         top, argmax = logits.max(-1)
         full = logits[batch.full_logits].float() if len(batch.full_logits) else None
         states = {boundary: output.hidden_states[boundary][0] for boundary in hidden}  # FINAL is the last one
         return ForwardOutput(argmax, top.float(), full, states)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws)
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
-    def _forward(self, batch: RaggedBatch, foretoken_pass: _Pass | _Probe | None, hidden: bool) -> Any:
+    def _forward(self, batch: RaggedBatch, foretoken_pass: PagedPass | PagedProbe | None, hidden: bool) -> Any:
         arguments: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}
         if self._selects_logits:
             arguments["logits_to_keep"] = batch.logits_indices
@@ -170,8 +188,8 @@ class TransformersExecutor:
         tokens = [(31 * i + 7) % int(self._config.vocab_size) for i in range(PROBE_TOKENS)]
         first, second = tokens[:3], tokens[3:]
         # Two rows: a model that ignored the positions it is given, or mixed the rows, would get the second one wrong.
-        batch, alone = (_prompts(rows, self._model.device) for rows in ([first, second], [second]))
-        probe = _Probe(batch)
+        batch, alone = (fresh_prompts(rows, self._model.device) for rows in ([first, second], [second]))
+        probe = PagedProbe(batch)
         self._model.set_attn_implementation(ATTENTION)
         try:
             output = self._forward(batch, probe, hidden=True)
@@ -197,6 +215,31 @@ class TransformersExecutor:
         hidden_states = output.get("hidden_states") or ()
         gives_hidden = len(hidden_states) == num_layers + 1 and all(state.shape[:2] == (1, PROBE_TOKENS) for state in hidden_states)
         return tuple(probe.layers), logits.shape[-1], gives_hidden
+
+
+def _without_draft_layers(hf_config: transformers.PretrainedConfig) -> Any:
+    """The class to load, told that draft layers (MTP) behind the last layer are not its own: else it lists them all as unexpected.
+
+    transformers itself names these layers for the published sizes of a family only.
+    """
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    config = hf_config.get_text_config()
+    first, count = config.num_hidden_layers, _entry(config, "num_nextn_predict_layers") or 0
+    if not count:
+        return model_class
+    ignored = [*(model_class._keys_to_ignore_on_load_unexpected or ()), *(rf"^model\.layers\.{first + i}\." for i in range(count))]
+    return type(model_class.__name__, (model_class,), {"_keys_to_ignore_on_load_unexpected": ignored, "__module__": model_class.__module__})
+
+
+def _bank(model: transformers.PreTrainedModel) -> WeightBank:
+    """Its embedding and head under the names that checkpoints give them; drafters share these."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tensors: dict[str, Tensor] = {}
+    if isinstance(embedding, nn.Embedding):
+        tensors["model.embed_tokens.weight"] = embedding.weight.detach()
+    if isinstance(head, nn.Linear):
+        tensors["lm_head.weight"] = head.weight.detach()
+    return WeightBank(tensors)
 
 
 assert FINAL == -1  # TransformersExecutor.run indexes hidden_states with it
@@ -259,7 +302,7 @@ def _check_windows(config: transformers.PretrainedConfig, layers: list[KVLayerSp
             raise UnsupportedModel(f"layer {index} of this {config.model_type!r} model does not pass its sliding window on")
 
 
-def _prompts(token_ids: list[list[int]], device: torch.device) -> RaggedBatch:
+def fresh_prompts(token_ids: list[list[int]], device: torch.device) -> RaggedBatch:
     """Fresh prompts of at most PROBE_TOKENS tokens, one block each, with scores for every token."""
     starts = [0, *itertools.accumulate(len(tokens) for tokens in token_ids)]
     positions = torch.tensor([place for tokens in token_ids for place in range(len(tokens))], device=device)

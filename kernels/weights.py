@@ -5,8 +5,10 @@ Only safetensors are read. Knows no model family: names and shapes come from the
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from . import native
+from . import native, torch_executor
 from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
 from .layout import Executor
 from .program import Program
-from .torch_executor import TorchExecutor
+from .weight_bank import WeightBank
 
 PROGRESS_INTERVAL_S = 2.0
 
@@ -45,22 +47,40 @@ def load_program_executor(
     execution: Execution,
     max_model_len: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    bank: WeightBank | None = None,
 ) -> Executor:
     """The network of a checkpoint, ready to run: natively where that is possible and preferred, else in torch.
 
+    bank: of a network of the same files, of which hf_config may ask for fewer layers. What it has in the same format is kept once.
     Raises WeightError, UnsupportedModel where supports() is False, UnsupportedExecution for formats that would need the
     native executor. Weights are read one by one, and nothing of the files stays mapped.
     """
     program = network_program(hf_config, max_model_len, execution.dtype)
     tensors = read_tensors(files)
-    check_tensors(program, tensors)
+    check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
     weights = _CheckedTensors(tensors, program.weights, progress)
+    return bind_program(program if bank is None else replace(program, shared=frozenset(program.weights)), weights, execution, bank)
+
+
+def bind_program(
+    program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None
+) -> Executor:
+    """A network of these weights, run natively where that is possible and preferred, else in torch.
+
+    bank: of another network, which holds the weights in program.shared; they may be missing among `weights`.
+    Raises UnsupportedExecution for formats that would need the native executor, and where no executor can use what the bank has.
+    """
     refusal = native.supports(program, execution)
-    if refusal is None:
-        return native.NativeExecutor(program, weights, execution)
+    if refusal is None and (bank is None or native.has_weights(program, weights, bank)):
+        return native.NativeExecutor(program, weights, execution, bank=bank)
     if execution.needs_native:
-        raise UnsupportedExecution(f"int8 and int4 need the native executor: {refusal}")
-    return TorchExecutor(program, weights, execution.dtype)
+        raise UnsupportedExecution(f"int8 and int4 need the native executor: {refusal or _ELSEWHERE}")
+    if bank is not None and not torch_executor.has_weights(program, weights, bank):
+        raise UnsupportedExecution(f"the torch executor cannot use what the native one has packed, and {refusal or _ELSEWHERE}")
+    return torch_executor.TorchExecutor(program, weights, execution.dtype, bank)
+
+
+_ELSEWHERE = "the weights that it shares belong to a network that is not native"
 
 
 def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
@@ -69,9 +89,13 @@ def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
 
 
 def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
-    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes. Reads none."""
+    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes. Reads none.
+
+    Draft layers behind those of the network (MTP) are nobody's business here.
+    """
     tied = "lm_head.weight" not in program.weights  # then some checkpoints hold a copy of the embedding
-    unexpected = [name for name in sorted(set(tensors) - set(program.weights)) if not _is_redundant(name, tied)]
+    unused = set(tensors) - set(program.weights) - draft_layer_names(tensors)
+    unexpected = [name for name in sorted(unused) if not _is_redundant(name, tied)]
     missing = sorted(set(program.weights) - set(tensors))
     complaints = [f"{label}: {_some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names]
     if complaints:
@@ -79,6 +103,17 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     for name, shape in program.weights.items():
         if tuple(tensors[name].shape) != shape:
             raise WeightError(f"{name} has shape {tuple(tensors[name].shape)}, but config.json asks for {shape}")
+
+
+def draft_layer_names(names: Iterable[str]) -> set[str]:
+    """Tensors of draft layers (MTP) in a target's checkpoint: they have names of their own, or lie in layers that read two states."""
+    names = set(names)
+    doubled = tuple(name.removesuffix("eh_proj.weight") for name in names if _NUMBERED.fullmatch(name))
+    return {name for name in names if name.startswith(doubled) or _OF_DRAFT_LAYERS.match(name)}
+
+
+_NUMBERED = re.compile(r"model\.layers\.\d+\.eh_proj\.weight")
+_OF_DRAFT_LAYERS = re.compile(r"(model\.)?mtp(_\w+)?\.")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -113,6 +148,9 @@ class _CheckedTensors(Mapping[str, Tensor]):
             self._tell(tensor.nbytes)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
@@ -141,6 +179,9 @@ class _TensorFiles(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._handles[self._path_of[name]].get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._path_of  # without reading it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._path_of)

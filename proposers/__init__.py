@@ -5,115 +5,126 @@ Imports nothing heavy until something is built: settings are read long before to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .config import (
+    BlockConfig,
+    CustomConfig,
     DraftModelConfig,
     EagleConfig,
-    HeadConfig,
+    HiddenStatesConfig,
     MedusaConfig,
+    MlpSpeculatorConfig,
     MtpConfig,
     NgramConfig,
+    PardConfig,
     PredictionConfig,
     ProposerConfig,
     SpeculativeConfig,
-    SpeculativeConfigError,
     SuffixConfig,
+    SyntheticConfig,
 )
-from .detection import count_medusa_heads
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from ..kernels.layout import Executor, KVTensors
+    from ..kernels.layout import KVTensors
     from .base import Proposer
+    from .corpus import Corpora
+    from .loading import LoadedProposer, Resources
     from .proposer_set import ProposerSet
 
-AVAILABLE = "ngram, draft_model and prediction"
 
-
-@dataclass(frozen=True)
-class LoadedDraft:
-    """A draft model in memory, its cache not yet allocated."""
-
-    executor: Executor
-    tokenizer: PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What the engine does for proposers while they are built."""
-
-    load_draft: Callable[[DraftModelConfig], LoadedDraft]
-    allocate: Callable[[Sequence[Executor]], Sequence[KVTensors]]
-    """One cache per executor, all behind the target's block ids. Called once, with every drafter's executor: how many blocks
-    there can be depends on all of them."""
-    tokenizer: PreTrainedTokenizerBase  # the target's
-    vocab_size: int  # the target's
-    target_folder: Path
-
-
-def build(config: SpeculativeConfig, resources: Resources) -> ProposerSet:
+def load(config: SpeculativeConfig, resources: Resources) -> list[LoadedProposer]:
     """Everything that guesses, in the config's order, Predicted Outputs first. Raises SpeculativeConfigError."""
-    from .draft_model import DraftModelProposer, check_vocabularies
-    from .ngram import NgramProposer
+    from .loading import LoadedProposer
     from .prediction import PredictionProposer
-    from .proposer_set import ProposerSet
 
     if config.off:
-        resources.allocate([])
-        return ProposerSet([])
-    drafts: list[LoadedDraft] = []
-    for proposer in config.proposers:  # refuse before anything large is allocated
-        _check_available(proposer, resources.target_folder)
-        if isinstance(proposer, DraftModelConfig):
-            drafts.append(resources.load_draft(proposer))
-            check_vocabularies(resources.tokenizer, drafts[-1].tokenizer)
-    loaded = iter(zip(drafts, resources.allocate([draft.executor for draft in drafts]), strict=True))
+        return []
+    prediction = next((c for c in config.proposers if isinstance(c, PredictionConfig)), PredictionConfig())
+    loaded = [LoadedProposer("prediction", lambda _: PredictionProposer(prediction))]
+    return loaded + [_load(c, resources) for c in config.proposers if not isinstance(c, PredictionConfig)]
 
-    prediction = PredictionConfig()
+
+def open_all(
+    loaded: Sequence[LoadedProposer],
+    caches: Sequence[Sequence[KVTensors]],
+    num_blocks: int,
+    block_size: int,
+    return_probs: bool,
+    vocab_size: int,
+    corpora: Corpora | None = None,
+) -> ProposerSet:
+    """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources."""
+    from .loading import Opening
+    from .proposer_set import ProposerSet
+
     proposers: list[Proposer] = []
-    return_probs = config.rejection_sample_method == "standard"
-    for proposer in config.proposers:
-        match proposer:
-            case PredictionConfig():
-                prediction = proposer
-            case NgramConfig():
-                proposers.append(NgramProposer(proposer, _unused("ngram", proposers)))
-            case DraftModelConfig():
-                draft, kv = next(loaded)
-                name = _unused("draft_model", proposers)
-                proposers.append(DraftModelProposer(draft.executor, kv, proposer, resources.vocab_size, name, return_probs))
-    return ProposerSet([PredictionProposer(prediction), *proposers], vocab_size=resources.vocab_size)
+    for part, own_caches in zip(loaded, caches, strict=True):
+        name = _unused(part.name, proposers)
+        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs)))
+    return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora)
 
 
-def _check_available(config: ProposerConfig, target_folder: Path) -> None:
-    """Raise for the methods that are known by name only."""
+def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
+    """Each method is imported when it is asked for."""
+    from .loading import LoadedProposer
+
     match config:
-        case NgramConfig() | DraftModelConfig() | PredictionConfig():
-            return
+        case NgramConfig():
+            from .ngram import NgramProposer
+
+            return LoadedProposer("ngram", lambda opening: NgramProposer(config, opening.name, resources.corpora))
+        case DraftModelConfig():
+            from . import draft_model
+
+            return draft_model.load(config, resources)
+        case PardConfig():
+            from . import pard
+
+            return pard.load(config, resources)
         case MedusaConfig():
-            method = "medusa"
-            folder = Path(config.model) if config.model else target_folder
-            num_found = count_medusa_heads(folder)
-            if not num_found:
-                raise SpeculativeConfigError(f"no Medusa heads among the safetensors of {folder}; name their folder in 'model'")
-            wanted = max(config.num_heads or 0, config.num_speculative_tokens or 0)
-            if wanted > num_found:
-                raise SpeculativeConfigError(f"{wanted} Medusa heads are wanted, but {folder} holds {num_found}")
-        case EagleConfig() | HeadConfig():
-            method = config.method
+            from . import medusa
+
+            return medusa.load(config, resources)
+        case EagleConfig():
+            from . import eagle
+
+            return eagle.load(config, resources)
         case SuffixConfig():
-            method = "suffix"
+            from .suffix import SuffixProposer
+
+            return LoadedProposer("suffix", lambda opening: SuffixProposer(config, opening.name, resources.corpora))
         case MtpConfig():
-            method = "mtp"
-    raise SpeculativeConfigError(f"method {method!r} is known and not available in this version; there are {AVAILABLE}")
+            from . import mtp
+
+            return mtp.load(config, resources)
+        case MlpSpeculatorConfig():
+            from . import mlp_speculator
+
+            return mlp_speculator.load(config, resources)
+        case BlockConfig():
+            from . import dflash
+
+            return dflash.load(config, resources)
+        case CustomConfig():
+            from . import custom
+
+            return custom.load(config, resources)
+        case HiddenStatesConfig():
+            from . import hidden_states
+
+            return hidden_states.load(config, resources)
+        case SyntheticConfig():
+            from .synthetic import SyntheticProposer
+
+            return LoadedProposer("synthetic", lambda opening: SyntheticProposer(config, opening.name, resources.target.vocab_size))
+        case PredictionConfig():
+            raise AssertionError("predictions are the same for all")
 
 
 def _unused(name: str, proposers: Sequence[Proposer]) -> str:
     """Requests choose a proposer by name, so a second one of a kind is draft_model_2."""
-    number = sum(p.name.startswith(name) for p in proposers) + 1
-    return name if number == 1 else f"{name}_{number}"
+    taken = {p.name for p in proposers}
+    numbered = (f"{name}_{number}" for number in range(2, 2 + len(taken)))
+    return next(candidate for candidate in (name, *numbered) if candidate not in taken)

@@ -101,6 +101,15 @@ class Draft:
         return cls(token_ids, start_loc, parents, [source] * len(token_ids))
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that ended well in a step: by a stop or at its length limit, not by an abort or a failure."""
+
+    request_id: str
+    corpus_id: str
+    token_ids: Sequence[int]  # its whole output
+
+
 @dataclass(frozen=True)
 class Feedback:
     """What a step did to its rows, after the commit. Plain data, so that proposers know no engine."""
@@ -114,6 +123,8 @@ class Feedback:
     hidden: Mapping[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H] of the whole step
     query_start_loc: Sequence[int] = ()  # [R + 1] rows of `hidden`
     num_scheduled: Sequence[int] = ()  # [R] known tokens among the row's hidden states; its draft tokens follow
+    token_ids: Sequence[Sequence[int]] = ()  # [R] the row's known tokens after the commit; live views, as in DraftRow
+    ended: Sequence[Ended] = ()
 
 
 class Proposer(Protocol):
@@ -137,4 +148,8 @@ class Proposer(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError if its own state is inconsistent."""
+        ...
+
+    def close(self) -> None:
+        """The process ends, or the engine is given up: finish what is being written. Called once, last."""
         ...

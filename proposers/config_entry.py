@@ -11,20 +11,34 @@ from typing import Any
 
 MAX_NUM_SPECULATIVE_TOKENS = 64
 
-KEYS = (  # every key that vLLM 0.5 to 0.33 knows, and our own: adaptive, match
-    *("method", "model", "draft_model", "num_speculative_tokens", "adaptive", "match"),
-    *("prompt_lookup_min", "prompt_lookup_max", "num_heads", "draft_sample_method"),
+KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and our own
+    *("method", "model", "num_speculative_tokens", "adaptive", "match", "num_branches", "shared_pool", "use_tree"),
+    *("prompt_lookup_min", "prompt_lookup_max", "num_heads", "draft_sample_method", "confidence_threshold"),
     *("disable_by_batch_size", "num_speculative_tokens_per_batch_size", "max_model_len", "quantization", "revision"),
-    *("draft_tensor_parallel_size", "rejection_sample_method", "acceptance_method"),
+    *("draft_tensor_parallel_size", "rejection_sample_method", "acceptance_method", "draft_layers", "heterogeneous_vocab"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "parallel_drafting", "enforce_eager", "moe_backend"),
+    *("custom_class", "options", "directory", "layers", "max_shard_tokens", "draft_model_config"),
+    *("speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens"),
     *("attention_backend", "kv_cache_dtype", "code_revision", "index_share_for_mtp_iteration", "disable_padded_drafter_batch"),
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes", "draft_lm_head_quantization", "use_local_argmax_reduction"),
     *("draft_load_config", "synthetic_acceptance_rates", "synthetic_acceptance_length", "enable_adaptive_verification"),
     *("dspark_draft_topk", "xpress_topc", "fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
-    *("disable_mqa_scorer", "disable_logprobs", "typical_acceptance_sampler_posterior_threshold"),
-    *("typical_acceptance_sampler_posterior_alpha", "posterior_threshold", "posterior_alpha", "speculative_token_tree"),
+    *("disable_mqa_scorer", "disable_logprobs", "posterior_threshold", "posterior_alpha"),
 )
+ALIASES = {
+    "draft_model": "model",
+    "assistant_confidence_threshold": "confidence_threshold",
+    "assistant_early_exit": "draft_layers",
+    "shared_storage_path": "directory",
+    "eagle_aux_hidden_state_layer_ids": "layers",
+    "medusa_choices": "speculative_token_tree",
+    "speculative_eagle_topk": "eagle_topk",
+    "speculative_num_steps": "num_steps",
+    "speculative_num_draft_tokens": "num_draft_tokens",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
+}
 
 
 class SpeculativeConfigError(ValueError):
@@ -32,19 +46,26 @@ class SpeculativeConfigError(ValueError):
 
 
 class ConfigEntry:
-    """One object of the config being read. What is asked for is checked and taken out; leftovers are known but without effect."""
+    """One object of the config being read. What is asked for is checked and taken out; leftovers are known but without effect.
+
+    Keys are asked for by their own names; messages have them as they were given.
+    """
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
-        for key in mapping:
-            if key == "tensor_parallel_size":
+        known = (*KEYS, *ALIASES)
+        self._values: dict[str, Any] = {}
+        self._given_as: dict[str, str] = {}
+        for given, value in mapping.items():
+            if given == "tensor_parallel_size":
                 raise SpeculativeConfigError("'tensor_parallel_size' is the target's; for the draft use 'draft_tensor_parallel_size'")
-            if key not in KEYS:
-                raise SpeculativeConfigError(f"unknown key {key!r} in the speculative config{nearest(str(key), KEYS)}")
-        self._values = {key: value for key, value in mapping.items() if value is not None}
-        if "draft_model" in self._values:
-            alias = self._values.pop("draft_model")
-            if self._values.setdefault("model", alias) != alias:
-                raise SpeculativeConfigError("'draft_model' is another name of 'model': give one of them")
+            if given not in known:
+                raise SpeculativeConfigError(f"unknown key {given!r} in the speculative config{nearest(str(given), known)}")
+            key = ALIASES.get(given, given)
+            if value is None:
+                continue
+            if self._values.setdefault(key, value) != value:
+                raise SpeculativeConfigError(f"{self._given_as[key]!r} and {given!r} are names of one setting: give one of them")
+            self._given_as.setdefault(key, given)
 
     def peek(self, key: str) -> Any:
         return self._values.get(key)
@@ -52,38 +73,66 @@ class ConfigEntry:
     def take(self, key: str) -> Any:
         return self._values.pop(key, None)
 
+    def name(self, key: str) -> str:
+        """The key in quotes, as the user spelled it."""
+        return repr(self._given_as.get(key, key))
+
     def integer(self, key: str, low: int, high: int) -> int | None:
         value = self.take(key)
-        if value is not None and (type(value) is not int or not low <= value <= high):
-            raise SpeculativeConfigError(f"{key!r} must be an integer from {low} to {high}, not {value!r}")
+        if value is not None and not _is_integer(value, low, high):
+            raise SpeculativeConfigError(f"{self.name(key)} must be an integer from {low} to {high}, not {value!r}")
         return value
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...] | None:
+        """A list without repetitions."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not _is_list(value) or not all(_is_integer(item, low, high) for item in value) or len(set(value)) < len(value):
+            raise SpeculativeConfigError(f"{self.name(key)} must be a list of different integers from {low} to {high}, not {value!r}")
+        return tuple(value)
 
     def number(self, key: str, low: float, high: float) -> float | None:
         value = self.take(key)
-        if value is not None and (type(value) not in (int, float) or not low <= value <= high):
-            raise SpeculativeConfigError(f"{key!r} must be a number from {low} to {high}, not {value!r}")
+        if value is not None and not _is_number(value, low, high):
+            raise SpeculativeConfigError(f"{self.name(key)} must be a number from {low} to {high}, not {value!r}")
         return value
+
+    def numbers(self, key: str, low: float, high: float) -> tuple[float, ...] | None:
+        """A list that is not empty; a bare number is a list of one."""
+        value = self.take(key)
+        if value is None:
+            return None
+        items = value if _is_list(value) else [value]
+        if not items or not all(_is_number(item, low, high) for item in items):
+            raise SpeculativeConfigError(f"{self.name(key)} must be a list of numbers from {low} to {high}, not {value!r}")
+        return tuple(float(item) for item in items)
 
     def flag(self, key: str) -> bool | None:
         value = self.take(key)
         if value is not None and not isinstance(value, bool):
-            raise SpeculativeConfigError(f"{key!r} must be true or false, not {value!r}")
+            raise SpeculativeConfigError(f"{self.name(key)} must be true or false, not {value!r}")
         return value
 
     def text(self, key: str) -> str | None:
         value = self.take(key)
         if value is not None and (not isinstance(value, str) or not value):
-            raise SpeculativeConfigError(f"{key!r} must be a non-empty string, not {value!r}")
+            raise SpeculativeConfigError(f"{self.name(key)} must be a non-empty string, not {value!r}")
         return value
 
-    def choice(self, key: str, options: tuple[str, ...], lossy: tuple[str, ...] = (), later: tuple[str, ...] = ()) -> Any:
+    def mapping(self, key: str) -> Mapping[str, Any] | None:
+        value = self.take(key)
+        if value is not None and (not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value)):
+            raise SpeculativeConfigError(f"{self.name(key)} must be an object, not {value!r}")
+        return value
+
+    def choice(self, key: str, options: tuple[str, ...], lossy: tuple[str, ...] = ()) -> Any:
         value = self.take(key)
         if value in lossy:
-            raise SpeculativeConfigError(f"{key!r} {value!r} is lossy: not available yet; leave it out for exact output")
-        if value in later:
-            raise SpeculativeConfigError(f"{key!r} {value!r} is known and not available in this version; there is {_listed(options)}")
+            raise SpeculativeConfigError(f"{self.name(key)} {value!r} is lossy and not available; leave it out for exact output")
         if value is not None and value not in options:
-            raise SpeculativeConfigError(f"{key!r} must be {_listed(options)}, not {value!r}")
+            listed = " or ".join(repr(option) for option in options)
+            raise SpeculativeConfigError(f"{self.name(key)} must be {listed}, not {value!r}")
         return value
 
     def ranges(self, key: str) -> tuple[tuple[int, int, int], ...] | None:
@@ -91,12 +140,12 @@ class ConfigEntry:
         value = self.take(key)
         if value is None:
             return None
-        message = f"{key!r} must be a list of [first, last, k], batch sizes ascending, k from 0 to {MAX_NUM_SPECULATIVE_TOKENS}"
-        if not isinstance(value, Sequence) or isinstance(value, str):
+        message = f"{self.name(key)} must be a list of [first, last, k], batch sizes ascending, k from 0 to {MAX_NUM_SPECULATIVE_TOKENS}"
+        if not _is_list(value):
             raise SpeculativeConfigError(f"{message}; not {value!r}")
         previous = 0
         for item in value:
-            if not isinstance(item, Sequence) or len(item) != 3 or any(type(number) is not int for number in item):
+            if not _is_list(item) or len(item) != 3 or any(type(number) is not int for number in item):
                 raise SpeculativeConfigError(f"{message}; {item!r} is not")
             first, last, k = item
             if not previous < first <= last or not 0 <= k <= MAX_NUM_SPECULATIVE_TOKENS:
@@ -111,14 +160,27 @@ class ConfigEntry:
         return model
 
     def leftovers(self, method: str) -> list[str]:
-        names = ", ".join(sorted(self._values))
+        names = ", ".join(sorted(self._given_as[key] for key in self._values))
         return [f"speculative config: no effect with method {method!r}, ignored: {names}"] if names else []
 
 
-def _listed(options: tuple[str, ...]) -> str:
-    return " or ".join(repr(option) for option in options)
+def given(**settings: Any) -> dict[str, Any]:
+    """The settings that were given; the others keep the defaults of their type."""
+    return {key: setting for key, setting in settings.items() if setting is not None}
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_integer(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high

@@ -1,65 +1,164 @@
-"""What a model folder holds, found by its content: which speculative method its weights belong to, and how many Medusa heads.
+"""What a model folder holds, found by its content: which speculative method its weights belong to.
 
-Reads config.json and the headers of safetensors files, never weights and never names of folders.
+Reads config.json and the headers of safetensors files, never weights. Of a hub id it knows the name only.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from .config_entry import SpeculativeConfigError
 
 NGRAM_NAMES = ("ngram", "[ngram]")  # vLLM's literals for "no model at all"
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
-_MEDUSA_HEAD = re.compile(r"^(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.(?:layers\.)?\d+\.(?:linear\.)?weight$")
+_MEDUSA_HEAD = re.compile(r"^(?:medusa_heads?\.)?(?:blocks\.)?\d+\.(?:layers\.)?\d+\.(?:linear\.)?weight$")
+_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+_OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
+# Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
+_NAME_PARTS = (
+    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash2", "dflash2"), ("dflash", "dflash")),
+    *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
+    *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("/pard-", "pard"), ("/pard2-", "pard")),
+)
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def detect_method(model: str) -> str:
-    """The method that a `model` without a `method` means. What cannot be read here (a hub id) counts as a draft model."""
+def detect_method(model: str, target: str | None = None) -> str:
+    """The method that a `model` without a `method` means; "draft_model" if nothing speaks for another one.
+
+    model, target: folders or hub ids; target is the served model. Raises SpeculativeConfigError for damaged files.
+    """
     if model in NGRAM_NAMES:
         return "ngram"
     folder = Path(model)
-    config = _read_config(folder)
-    if "speculators_model_type" in config:
-        kind = str(config["speculators_model_type"])
-        return {"peagle": "eagle3", "dflash2": "dflash"}.get(kind, kind)
-    architecture = (config.get("architectures") or [""])[0].lower()
-    model_type = config.get("model_type", "")
-    names = tensor_names(folder)
-    if "dspark" in architecture or any("markov_head." in name for name in names):
-        return "dspark"
-    if "dflash" in architecture or "dflash_config" in config:
-        return "dflash"
-    if "eagle3" in architecture or any(name.endswith("hidden_norm.weight") for name in names):
-        return "eagle3"
-    if "eagle" in architecture or model_type == "eagle" or {"fc.weight", "model.fc.weight"} & names:
-        return "eagle"
-    if model_type == "medusa" or "medusa_num_heads" in config:
-        return "medusa"
-    if model_type == "mlp_speculator" or any("speculator.emb." in name for name in names):
-        return "mlp_speculator"
-    if "pard_token" in config:
-        return "pard"
-    return "draft_model"
+    if not folder.is_dir():
+        return next((method for part, method in _NAME_PARTS if part in model.lower()), "draft_model")
+    config, shapes = read_config(folder), tensor_shapes(folder)
+    method = _declared_method(config) or _method_of_tensors(shapes) or _named_method(config, folder)
+    if method is None and is_same_model(model, target) and has_mtp_layers(config, shapes):
+        return "mtp"
+    return method or "draft_model"
 
 
-def count_medusa_heads(folder: Path) -> int:
-    """Medusa heads among the folder's tensors: counted, because published configs say 2 where the file has 5."""
-    return len({match[1] for name in tensor_names(folder) if (match := _MEDUSA_HEAD.match(name))})
+def is_same_model(model: str, target: str | None) -> bool:
+    if target is None or model == target:
+        return target is not None
+    return Path(model).is_dir() and Path(target).is_dir() and Path(model).samefile(target)
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """Names of all tensors in the folder's safetensors files; empty if there is no such folder."""
-    return {name for path in sorted(folder.glob("*.safetensors")) for name in _header(path) if name != "__metadata__"}
+def has_mtp_layers(config: Mapping[str, Any], shapes: Shapes) -> bool:
+    """Whether a target's checkpoint holds draft layers: behind its last layer, or under a name of their own."""
+    text_config = config.get("text_config")
+    inner = cast(Mapping[str, Any], text_config) if isinstance(text_config, Mapping) else config
+    num_layers = inner.get("num_hidden_layers")
+    if any(_OWN_MTP.match(name) for name in shapes):
+        return True
+    return isinstance(num_layers, int) and any(int(match[1]) >= num_layers for name in shapes if (match := _LAYER.match(name)))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; empty if it has none. Raises SpeculativeConfigError if it is damaged."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpeculativeConfigError(f"{path} is not readable: {error}") from None
+    if not isinstance(config, dict):
+        raise SpeculativeConfigError(f"{path} must hold an object")
+    return cast(dict[str, Any], config)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in the folder's safetensors files; empty if there are none."""
+    headers = [_header(path) for path in sorted(folder.glob("*.safetensors"))]
+    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"}
 
 
 def _header(path: Path) -> dict[str, Any]:
     """A safetensors file opens with 8 bytes of little-endian length, then that much JSON: tensor name -> dtype, shape, offsets."""
-    with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(min(length, MAX_HEADER_BYTES))
+        if len(text) < length:
+            raise ValueError("its header is cut off")
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise SpeculativeConfigError(f"{path} is no whole safetensors file ({error}): download it again") from None
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _declared_method(config: Mapping[str, Any]) -> str | None:
+    """Settings that only one format has."""
+    kind = config.get("speculators_model_type")
+    if isinstance(kind, str):
+        return {"peagle": "eagle3", "independent": "draft_model"}.get(kind, kind)
+    if str(config.get("model_type")).endswith("_mtp"):
+        return "mtp"
+    architecture = _architecture(config)
+    if "dspark" in architecture or "markov_rank" in config:
+        return "dspark"
+    if "dflash2" in architecture or "selector_rank" in config:
+        return "dflash2"
+    return "dflash" if "dflash" in architecture or "dflash_config" in config else None
+
+
+def _method_of_tensors(shapes: Shapes) -> str | None:
+    if any("markov_head." in name for name in shapes):
+        return "dspark"
+    if any("candidate_selector." in name or ".attention_conv." in name for name in shapes):
+        return "dflash2"
+    if "mask_hidden" in shapes or _reads_embedding_and_state(shapes):
+        return "eagle3"
+    if {"hidden_norm.weight", "encoder.output_norm_enc.weight"} & shapes.keys():
+        return "dflash"
+    if _is_eagle(shapes, "") or _is_eagle(shapes, "model."):
+        return "eagle"
+    if any("speculator.emb." in name for name in shapes):
+        return "mlp_speculator"
+    return "medusa" if any(map(_MEDUSA_HEAD.match, shapes)) else None
+
+
+def _reads_embedding_and_state(shapes: Shapes) -> bool:
+    """EAGLE-3: the queries of a layer see [embedding; normed state], twice as wide as the norm of the state."""
+    for name, shape in shapes.items():
+        if name.endswith(".hidden_norm.weight"):
+            layer = name.removesuffix("hidden_norm.weight")
+            queries = [shapes.get(f"{layer}self_attn.{part}.weight") for part in ("q_proj", "qkv_proj", "q_a_proj")]
+            if any(query is not None and query[-1] == 2 * shape[0] for query in queries):
+                return True
+    return False
+
+
+def _is_eagle(shapes: Shapes, prefix: str) -> bool:
+    """EAGLE-1: one fusing layer [H, 2H] and a decoder layer without the norms at its two ends."""
+    fc = shapes.get(f"{prefix}fc.weight")
+    ends = {f"{prefix}layers.0.input_layernorm.weight", f"{prefix}norm.weight"}
+    return fc is not None and len(fc) == 2 and fc[1] == 2 * fc[0] and ends.isdisjoint(shapes)
+
+
+def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
+    """By names in the config: all there is where the weights are pickles, which nobody opens here."""
+    architecture, model_type = _architecture(config), config.get("model_type")
+    if "eagle3" in architecture or "peagle" in architecture or "eagle_config" in config:
+        return "eagle3"
+    if "eagle" in architecture or model_type == "eagle":
+        return "eagle"
+    if model_type == "medusa" or "medusa_num_heads" in config or any(folder.glob("medusa_lm_head.*")):
+        return "medusa"
+    if model_type == "mlp_speculator" or "mlpspeculator" in architecture:
+        return "mlp_speculator"
+    return "pard" if "pard_token" in config or (folder / "warp_model.bin").is_file() else None
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The first of `architectures` in lower case; "" if there is none."""
+    names = config.get("architectures")
+    return str(names[0]).lower() if isinstance(names, list) and names else ""

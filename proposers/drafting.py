@@ -10,42 +10,66 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..kernels.layout import RaggedBatch
 from .base import DraftContext, DraftRow, Feedback
+from .features import Features
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One row's part of a drafter's pass: read known tokens start:stop, then guess `count` more (0 = only read)."""
+    """One row's part of a drafter's pass: read the entries of positions start:stop, then guess `count` more (0 = only read)."""
 
     index: int  # of the row in the context
     row: DraftRow
     start: int
     stop: int
     count: int
+    first: int = 0  # positions before it have no entry
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What the entry of position p is made of: token p, and the target's state of position p - shift if states are read.
+
+    shift 1: EAGLE, MTP and PARD-2 pair a token with the state that predicted it. shift 0: DFlash and DSpark keep entries of
+    committed positions only, and the last known token is part of the guess. first: the position of the first entry.
+    """
+
+    shift: int = 1
+    first: int = 0
 
 
 @dataclass(slots=True)
 class _Holding:
     age: int  # rank by first sight: lower is older
-    num_known: int  # leading known tokens whose entries are in place
+    num_known: int  # entries of positions first:num_known are in place
+    first: int
     guessed: list[int]  # own guesses fed behind them; worth something only if the next commit keeps them
+    restarted: bool = False  # entries before `first` are missing because their states were dropped
 
 
 class OwnCache:
-    """Which leading tokens of each request a drafter's own cache layers hold.
+    """Which positions of each request have their entries in a drafter's own cache layers.
 
-    The layers lie behind the target's block ids, so the place of a token is its position, and a block taken over from the
-    prefix cache may be filled already. After a step the places of accepted guesses hold what they should; the last guess of
-    a chain was never fed, so after full acceptance two tokens are to be read next, after a rejection one.
+    The layers lie behind the target's block ids, so the place of an entry is its position, and a block taken over from the
+    prefix cache may be filled already. Entries of guesses hold what they should after they were accepted if they are made of
+    tokens alone; entries made of the drafter's own guessed states never do, and are made anew from the target's.
     """
 
-    def __init__(self, max_model_len: int, max_tokens: int, vocab_size: int) -> None:
-        """What the drafter can read: texts shorter than max_model_len, of ids below vocab_size (a target's may be padded further)."""
+    def __init__(
+        self, max_model_len: int, max_tokens: int, vocab_size: int, pairing: Pairing = Pairing(), features: Features | None = None
+    ) -> None:
+        """What the drafter can read: texts shorter than max_model_len, of ids below vocab_size (a target's may be padded further).
+
+        features: the target's states, for drafters that read them.
+        """
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
+        self.pairing = pairing
+        self.features = features
         self._holdings: dict[str, _Holding] = {}
         self._num_seen = 0
 
@@ -62,35 +86,45 @@ class OwnCache:
             row, holding = context.rows[index], holdings[index]
             holding.guessed = []
             length = len(row.token_ids)
-            stop = min(row.computed_after, holding.num_known + budget)
-            if length >= self.max_model_len or stop <= holding.num_known:
+            readable = row.computed_after if self.features is None else self._follow(row, holding, self.features)
+            start, stop = holding.num_known, min(readable, holding.num_known + budget)
+            if length >= self.max_model_len or stop < start or max(row.token_ids[start:stop], default=0) >= self.vocab_size:
                 continue
-            if max(row.token_ids[holding.num_known : stop]) >= self.vocab_size:
-                continue
-            count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if stop == length else 0
-            feeds.append(Feed(index, row, holding.num_known, stop, count))
-            budget -= stop - holding.num_known
+            is_ready = stop == length - 1 + self.pairing.shift
+            count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if is_ready else 0
+            if stop > start or count:
+                feeds.append(Feed(index, row, start, stop, count, holding.first))
+                budget -= stop - start
         return sorted(feeds, key=lambda feed: feed.index)
 
-    def fed(self, feeds: Sequence[Feed], guesses: Sequence[Sequence[int]]) -> None:
-        """The pass is done: guesses[i] [count] is what feeds[i] brought forth."""
-        for feed, guess in zip(feeds, guesses, strict=True):
+    def states(self, feeds: Sequence[Feed]) -> Tensor:
+        """[T, width] the target's states that the feeds' entries are made of, in the order of `ragged_batch`."""
+        assert self.features is not None
+        shift = self.pairing.shift
+        parts = [self.features.rows(feed.row.request_id, feed.start - shift, feed.stop - shift) for feed in feeds]
+        return torch.cat(parts)
+
+    def fed(self, feeds: Sequence[Feed], in_place: Sequence[Sequence[int]]) -> None:
+        """The pass is done. in_place[i]: leading guesses behind feeds[i] whose entries hold if they are accepted."""
+        for feed, guessed in zip(feeds, in_place, strict=True):
             holding = self._holdings[feed.row.request_id]
             holding.num_known = feed.stop
-            holding.guessed = list(guess[:-1])
+            holding.guessed = list(guessed)
+            if self.features is not None:
+                self.features.drop_before(feed.row.request_id, feed.stop - self.pairing.shift)
 
     def filled(self, context: DraftContext) -> dict[tuple[int, str], int]:
         """`Draft.filled` of these rows."""
-        return {
-            (0, row.request_id): min(self._holdings[row.request_id].num_known, row.computed_after) for row in context.rows
-        }
+        return {(0, row.request_id): self._num_filled(row) for row in context.rows}
 
     def observe(self, feedback: Feedback) -> None:
-        """Keep the guesses that were committed where they stand.
+        """Take in new states; keep the guesses that were committed where they stand.
 
         Equal tokens are not enough: a guess that was cut from the draft may come back as the target's own choice, but its
         place was given up in between. And the path of another proposer's tree was moved over it.
         """
+        if self.features is not None:
+            self.features.observe(feedback)
         for request_id, accepted, emitted in zip(feedback.request_ids, feedback.accepted, feedback.emitted, strict=True):
             holding = self._holdings.get(request_id)
             if holding is None:
@@ -103,57 +137,102 @@ class OwnCache:
 
     def forget(self, request_id: str) -> None:
         self._holdings.pop(request_id, None)
+        if self.features is not None:
+            self.features.forget(request_id)
 
     def check(self) -> None:
         for holding in self._holdings.values():
             assert 0 <= holding.num_known <= self.max_model_len, "more tokens held than the drafter can read"
             assert len(holding.guessed) < self.max_tokens, "more guesses fed than made"
+        if self.features is not None:
+            self.features.check()
+
+    def _follow(self, row: DraftRow, holding: _Holding, features: Features) -> int:
+        """How far the target's states let the row be read. Behind states that were dropped the drafter starts anew."""
+        span, shift = features.span(row.request_id), self.pairing.shift
+        if span is None:
+            return -1
+        features.keep_edges(row.request_id, row.block_table)
+        wanted = max(holding.num_known - shift, 0)  # position of the first state to be read
+        if wanted == span[0] - 1 and shift and holding.num_known == row.num_filled[0] and not holding.restarted:
+            features.prepend_edge(row.request_id, row.block_table[wanted // features.block_size])
+        elif wanted < span[0]:
+            holding.first = holding.num_known = span[0] + shift
+            holding.restarted = True
+        return min(span[1] + shift, len(row.token_ids) - 1 + shift)
+
+    def _num_filled(self, row: DraftRow) -> int:
+        holding = self._holdings[row.request_id]
+        if self.features is None:
+            return min(holding.num_known, row.computed_after)
+        span = self.features.span(row.request_id)
+        return 0 if holding.restarted or span is None else min(holding.num_known, span[1])
 
     def _holding(self, row: DraftRow) -> _Holding:
         holding = self._holdings.get(row.request_id)
         if holding is None:
             # The last known token is always read here: the first guess comes from it.
-            num_known = min(row.num_filled[0], len(row.token_ids) - 1, self.max_model_len)
-            holding = self._holdings[row.request_id] = _Holding(self._num_seen, num_known, [])
+            num_known = max(min(row.num_filled[0], len(row.token_ids) - 1, self.max_model_len), self.pairing.first)
+            holding = self._holdings[row.request_id] = _Holding(self._num_seen, num_known, self.pairing.first, [])
             self._num_seen += 1
         return holding
 
 
-def ragged_batch(feeds: Sequence[Feed], block_size: int) -> RaggedBatch:
+def ragged_batch(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> RaggedBatch:
     """The pass over all feeds: one row each, all causal, scores wanted behind the rows that guess. At least one feed.
 
-    Blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed. numpy, because on so little
-    data a torch op costs several times as much.
+    tail: a mask token; count - 1 of them follow the known tokens of each row that guesses, and scores are wanted behind them
+    too. Without it blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed. numpy,
+    because on so little data a torch op costs several times as much.
     """
     token_ids: list[int] = []
     tables: list[list[int]] = []
+    wanted: list[int] = []
+    stops: list[int] = []
     for feed in feeds:
+        num_guessed = max(feed.count - 1, 0)
         token_ids.extend(feed.row.token_ids[feed.start : feed.stop])
-        num_places = feed.stop + max(feed.count - 1, 0)
-        tables.append(list(feed.row.block_table[: -(-num_places // block_size)]))
-    block_tables = np.zeros((len(tables), max(map(len, tables))), np.int32)
+        last = len(token_ids) - 1
+        if tail is not None:
+            token_ids.extend([tail] * num_guessed)
+        stops.append(feed.stop + (num_guessed if tail is not None else 0))
+        if feed.count:
+            wanted.extend(range(last, len(token_ids)))
+        tables.append(list(feed.row.block_table[: -(-(feed.stop + num_guessed) // block_size)]))
+    starts = [feed.start for feed in feeds]
+    return _causal_batch(token_ids, starts, stops, tables, wanted, [feed.first for feed in feeds], block_size)
+
+
+def _causal_batch(
+    token_ids: list[int],
+    starts: list[int],
+    stops: list[int],
+    tables: list[list[int]],
+    wanted: list[int],
+    firsts: list[int],
+    block_size: int,
+) -> RaggedBatch:
+    """Rows of causal tokens at positions starts[r]:stops[r], each in the place of its position."""
+    block_tables = np.zeros((len(tables), max(1, *map(len, tables))), np.int32)
     for index, table in enumerate(tables):
         block_tables[index, : len(table)] = table
-
-    starts = np.array([feed.start for feed in feeds])
-    stops = np.array([feed.stop for feed in feeds])
-    lengths = stops - starts
-    query_start_loc = np.zeros(len(feeds) + 1, np.int32)
+    ends_at = np.array(stops)
+    lengths = ends_at - np.array(starts)
+    query_start_loc = np.zeros(len(starts) + 1, np.int32)
     np.cumsum(lengths, out=query_start_loc[1:])
-    ends = query_start_loc[1:].astype(np.int64)
-    rows = np.arange(len(feeds)).repeat(lengths)
-    positions = np.arange(len(token_ids)) - (ends - stops)[rows]
-    guessing = np.array([feed.count > 0 for feed in feeds])
+    rows = np.arange(len(starts)).repeat(lengths)
+    positions = np.arange(len(token_ids)) - (query_start_loc[1:].astype(np.int64) - ends_at)[rows]
     return RaggedBatch(
-        token_ids=torch.from_numpy(np.array(token_ids)),
+        token_ids=torch.from_numpy(np.array(token_ids, np.int64)),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(block_tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size),
         query_start_loc=torch.from_numpy(query_start_loc),
-        seq_lens=torch.from_numpy(stops.astype(np.int32)),
+        seq_lens=torch.from_numpy(ends_at.astype(np.int32)),
         block_tables=torch.from_numpy(block_tables),
         num_causal=torch.from_numpy(lengths.astype(np.int32)),
         tree_mask=torch.from_numpy(np.zeros(len(token_ids), np.int64)),
-        logits_indices=torch.from_numpy(ends[guessing] - 1),
+        logits_indices=torch.from_numpy(np.array(wanted, np.int64)),
         full_logits=torch.from_numpy(np.zeros(0, np.int64)),
         block_size=block_size,
+        first_places=torch.from_numpy(np.array(firsts, np.int32)) if any(firsts) else None,
     )

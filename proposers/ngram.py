@@ -1,16 +1,25 @@
 """Prompt lookup: the longest recent n-gram that occurred before says what comes next. No weights, no target state.
 
-Owns one n-gram index per request, extended by new tokens only. Knows no other request.
+Owns an n-gram index per request, extended by new tokens only, and one per corpus in use if there is a shared pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from .base import Draft, DraftContext, Feedback, Needs
+from .base import Draft, DraftContext, DraftRow, Feedback, Needs
 from .config import NgramConfig
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS
+from .corpus import Corpora, Corpus
+from .ngram_index import NgramIndex
 
-_TOKEN_BITS = 32
+MAX_PLACES = 32
+"""Of earlier places looked at for the branches of one draft."""
+_BREAK = -1
+MAX_POOLED_A_CALL = 4096
+"""Tokens of earlier answers taken into pools per call: some 10 ms."""
 
 
 class NgramProposer:
@@ -18,29 +27,40 @@ class NgramProposer:
 
     The longest n in [prompt_lookup_min, prompt_lookup_max] whose last n tokens occurred earlier wins; among its earlier
     occurrences the earliest, or the latest by option. They may overlap the end of the text. The draft is what followed.
-    A row costs a few dictionary lookups per new token and n, whatever the length of its context; a request's index holds
-    at most one entry per token and n.
+    With num_branches B > 1 the walk goes on, to further occurrences and then to smaller n, until there are B different
+    continuations, each up to num_speculative_tokens; merged where they begin alike, they are a tree whose first path is the
+    chain. With a shared pool, earlier answers of the row's corpus are looked in too: for each n after the row's own text, the
+    latest first.
+
+    A row costs a few dictionary lookups per new token and n, whatever the length of its context and the size of the pool.
     """
 
     needs = Needs()
 
-    def __init__(self, config: NgramConfig, name: str = "ngram") -> None:
+    def __init__(self, config: NgramConfig, name: str = "ngram", corpora: Corpora | None = None) -> None:
+        """corpora: of the shared pool; without them there is none."""
         self.name = name
-        self.max_tokens = config.num_speculative_tokens
+        self.max_tokens = min(config.num_speculative_tokens * config.num_branches, MAX_NUM_SPECULATIVE_TOKENS)
+        self._config = config
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
-        self._latest = config.match == "latest"
-        self._indices: dict[str, _NgramIndex] = {}
+        self._corpora = corpora if config.shared_pool else None
+        self._indices: dict[str, NgramIndex] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._num_deleted = 0
 
     def propose(self, context: DraftContext) -> Draft:
-        guesses: list[Sequence[int]] = []
+        self._follow_corpora(context)
+        draft = Draft([], [0], [], [])
         for row in context.rows:
             index = self._indices.get(row.request_id)
             if index is None:
-                index = self._indices[row.request_id] = _NgramIndex(self._sizes, self._latest)
-            index.extend(row.token_ids)
-            begin = index.match_end
-            guesses.append(row.token_ids[begin : begin + min(row.ceiling, self.max_tokens)] if begin else ())
-        return Draft.chains(guesses)
+                index = NgramIndex(self._sizes, self._config.match == "latest", linked=self._config.num_branches > 1)
+                self._indices[row.request_id] = index
+            index.extend(row.token_ids[index.num_tokens :])
+            if row.ceiling:
+                self._add(draft, row, index)
+            draft.start_loc.append(len(draft.token_ids))
+        return draft
 
     def observe(self, feedback: Feedback) -> None:
         pass
@@ -51,39 +71,97 @@ class NgramProposer:
     def check(self) -> None:
         for index in self._indices.values():
             index.check()
+        for pool in self._pools.values():
+            pool.check()
+
+    def close(self) -> None:
+        """Corpora are saved by whoever made them."""
+
+    def _add(self, draft: Draft, row: DraftRow, index: NgramIndex) -> None:
+        """Merge the continuations found into a trie: a row of the draft."""
+        first = len(draft.token_ids)
+        room, num_branches = min(row.ceiling, self.max_tokens), self._config.num_branches
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node, within the row
+        for continuation in islice(self._continuations(row, index), MAX_PLACES):
+            parent, num_before = -1, len(nodes)
+            for token in continuation:
+                node = nodes.get((parent, token))
+                if node is None:
+                    if len(nodes) == room:
+                        break
+                    node = nodes[parent, token] = len(nodes)
+                    draft.token_ids.append(token)
+                    draft.parents.append(parent)
+                parent = node
+            num_branches -= len(nodes) > num_before
+            if num_branches == 0 or len(nodes) == room:
+                break
+        draft.source.extend([0] * (len(draft.token_ids) - first))
+
+    def _continuations(self, row: DraftRow, index: NgramIndex) -> Iterator[Sequence[int]]:
+        """What followed the row's last tokens before, best first."""
+        size = min(self._config.num_speculative_tokens, row.ceiling)
+        pool = self._pools.get(row.corpus_id)
+        for i, n in enumerate(self._sizes):
+            for place in index.earlier(i):
+                yield row.token_ids[place : place + size]
+            if pool is not None:
+                yield from pool.continuations(i, index.tail(n), size)
+
+    def _follow_corpora(self, context: DraftContext) -> None:
+        """Pools take in what the corpora of these rows have gained; those of corpora that are no more give their memory back."""
+        if self._corpora is None:
+            return
+        if self._num_deleted != self._corpora.num_deleted:
+            self._num_deleted = self._corpora.num_deleted
+            self._pools = {corpus_id: pool for corpus_id, pool in self._pools.items() if pool.corpus is self._corpora.get(corpus_id)}
+        budget = MAX_POOLED_A_CALL
+        for corpus_id in {row.corpus_id for row in context.rows}:
+            if (corpus := self._corpora.use(corpus_id)) is not None:
+                if corpus_id not in self._pools:
+                    self._pools[corpus_id] = _Pool(corpus, self._sizes, linked=self._config.num_branches > 1)
+                budget -= self._pools[corpus_id].follow(budget)
 
 
-class _NgramIndex:
-    """Where each n-gram of one growing text ends: first or last, for every n at once."""
+class _Pool:
+    """The responses of one corpus, one behind the other with a break after each, and where each n-gram occurs in them."""
 
-    __slots__ = ("_ends", "_key", "_latest", "_num_tokens", "match_end")
+    def __init__(self, corpus: Corpus, sizes: Sequence[int], linked: bool) -> None:
+        self.corpus = corpus
+        self._index = NgramIndex(sizes, latest=True, linked=linked)
+        self._tokens = array("i")
+        self._sizes: dict[int, int] = {}  # tokens of each response that is in the index, by its number, oldest first
+        self._num_dropped = 0  # places before those in _tokens
+        self._next = corpus.first
 
-    def __init__(self, sizes: Sequence[int], latest: bool) -> None:
-        """sizes: descending."""
-        # An n-gram is one integer, the newest token lowest: a rolling key, exact, made without touching earlier tokens.
-        self._ends: list[tuple[int, int, dict[int, int]]] = [(n, (1 << _TOKEN_BITS * n) - 1, {}) for n in sizes]
-        self._key = 0
-        self._latest = latest
-        self._num_tokens = 0
-        self.match_end = 0  # end of the best earlier occurrence of the text's last tokens; 0 = none
+    def follow(self, budget: int) -> int:
+        """Take in what the corpus has gained and out what it has lost, until some `budget` tokens are done. Returns how many."""
+        num_done = 0
+        while num_done < budget and self._sizes and (oldest := next(iter(self._sizes))) < self.corpus.first:
+            size = self._sizes.pop(oldest)
+            self._index.forget(self._tokens[: size - 1], 2)
+            del self._tokens[: size + 1]
+            self._num_dropped += size + 1
+            num_done += size
+        self._next = max(self._next, self.corpus.first)
+        while num_done < budget and self._next < self.corpus.next:
+            token_ids = self.corpus[self._next].token_ids
+            self._index.extend(token_ids[:-1])
+            self._index.skip(2)  # the last token, which has nothing behind it, and the break
+            self._tokens.extend(token_ids)
+            self._tokens.append(_BREAK)
+            self._sizes[self._next] = len(token_ids)
+            self._next += 1
+            num_done += len(token_ids)
+        return num_done
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Index the tokens that have come since the last call."""
-        longest = self._ends[0][1]
-        for end, token in enumerate(token_ids[self._num_tokens :], self._num_tokens + 1):
-            self._key = (self._key << _TOKEN_BITS | token) & longest
-            self.match_end = 0
-            for n, mask, ends in self._ends:
-                if n <= end:
-                    key = self._key & mask
-                    earlier = ends.get(key, 0)
-                    self.match_end = self.match_end or earlier
-                    if not earlier or self._latest:
-                        ends[key] = end
-        self._num_tokens = len(token_ids)
+    def continuations(self, i: int, tail: int | None, size: int) -> Iterator[Sequence[int]]:
+        for place in self._index.places(i, tail):
+            first = place - self._num_dropped
+            following = self._tokens[first : first + size].tolist()
+            yield following[: following.index(_BREAK)] if _BREAK in following else following
 
     def check(self) -> None:
-        assert 0 <= self.match_end < max(self._num_tokens, 1), "a match must end before the text does"
-        for n, _, ends in self._ends:
-            assert len(ends) <= max(self._num_tokens - n + 1, 0), "more n-grams than the text has places"
-            assert all(n <= end <= self._num_tokens for end in ends.values()), "an n-gram ends outside the text"
+        self._index.check()
+        num_tokens = sum(self._sizes.values()) + len(self._sizes)
+        assert len(self._tokens) == num_tokens == self._index.num_tokens - self._num_dropped, "a pool is miscounted"

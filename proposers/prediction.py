@@ -54,6 +54,9 @@ class PredictionProposer:
         for cursor in self._cursors.values():
             cursor.check()
 
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
 
 class _Cursor:
     """Where in its prediction one request is."""

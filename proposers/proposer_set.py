@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from .base import Draft, DraftContext, DraftRow, Feedback, Needs, Proposer
+from .corpus import Corpora
 
 FORCED = -1
 """Source of tokens that a grammar left no choice about."""
 
 MAX_FAILURES_IN_A_ROW = 3
-SLOW_CALL_S = 2.0
+SLOW_CALL_S = 1.0
 SLOW_TOKEN_S = 0.05  # more for each context token that a drafter was allowed to ingest in the call
 
 _log = logging.getLogger(__name__)
@@ -77,10 +78,18 @@ class ProposerSet:
     """
 
     def __init__(
-        self, proposers: Sequence[Proposer], clock: Callable[[], float] = time.perf_counter, vocab_size: int | None = None
+        self,
+        proposers: Sequence[Proposer],
+        clock: Callable[[], float] = time.perf_counter,
+        vocab_size: int | None = None,
+        corpora: Corpora | None = None,
     ) -> None:
-        """clock: seconds; it measures calls. vocab_size: ids from here on are a proposer's fault; None = not checked."""
+        """clock: seconds; it measures calls. vocab_size: ids from here on are a proposer's fault; None = not checked.
+
+        corpora: where proposers look up what others have said; the set fills them. None = nobody looks.
+        """
         self.proposers = tuple(proposers)
+        self.corpora = corpora
         self._members = [_Member(i, p, ProposerHealth(p.name)) for i, p in enumerate(proposers)]
         self._clock = clock
         self._vocab_size = vocab_size
@@ -121,6 +130,9 @@ class ProposerSet:
         return _merged(asking.guesses, asking.filled)
 
     def observe(self, feedback: Feedback) -> None:
+        if self.corpora is not None:
+            for ended in feedback.ended:
+                self.corpora.add(ended.corpus_id, ended.token_ids, ended.request_id)
         for member in self._members:
             if member.works:
                 try:
@@ -135,8 +147,20 @@ class ProposerSet:
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(member, _told(error))
 
+    def close(self) -> None:
+        """Let every proposer finish what it writes, and save the corpora."""
+        for member in self._members:
+            try:
+                member.proposer.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failed(member, _told(error))
+        if self.corpora is not None:
+            self.corpora.save()
+
     def check(self) -> None:
         """Raise AssertionError if a working proposer's state is inconsistent."""
+        if self.corpora is not None:
+            self.corpora.check()
         for member in self._members:
             if member.works:
                 member.proposer.check()
@@ -213,6 +237,13 @@ def _fault(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
         return "confidence is not one finite number a token"
     if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != total):
         return "probs are not one row a token"
+    if draft.probs is not None and not bool(draft.probs.isfinite().all()):
+        return "probs are not finite"
+    if draft.probs is not None and total and draft.probs.shape[1] <= max(draft.token_ids):
+        return "probs have no column for a guessed token"
+    for key, num_filled in draft.filled.items():
+        if type(key) is not tuple or len(key) != 2 or type(num_filled) is not int or num_filled < 0:
+            return f"filled has {key!r}: {num_filled!r}, not (0, request id): number of tokens"
     return None
 
 
@@ -247,13 +278,14 @@ def _merged(guesses: Sequence[_Guess | None], filled: dict[tuple[int, str], int]
         for guess in taken:
             confidence.extend([1.0] * len(guess.token_ids) if guess.confidence is None else guess.confidence)
     widths = [guess.probs.shape[1] for guess in taken if guess.probs is not None]
-    probs = torch.cat([_probs(guess, max(widths)) for guess in taken]) if widths else None
+    width = max([*widths, *(max(guess.token_ids) + 1 for guess in taken)]) if widths else 0
+    probs = torch.cat([_probs(guess, width) for guess in taken]) if widths else None
     return replace(merged, confidence=confidence, probs=probs)
 
 
 def _probs(guess: _Guess, vocab_size: int) -> Tensor:
-    if guess.probs is not None:
-        return guess.probs
+    if guess.probs is not None:  # of a smaller vocabulary, it never guesses the rest
+        return torch.nn.functional.pad(guess.probs, (0, vocab_size - guess.probs.shape[1]))
     return torch.nn.functional.one_hot(torch.tensor(list(guess.token_ids)), vocab_size).float()
 
 

@@ -20,6 +20,7 @@ from .admission import Gate, Labelled
 from .chat import create_chat_completion
 from .completions import create_completion
 from .config import ServerConfig
+from .corpora import add_corpora
 from .errors import ApiError, from_engine
 from .metrics import CONTENT_TYPE
 from .schemas import DetokenizeRequest, TokenizeRequest
@@ -46,6 +47,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     _add_generation(app, serving)
     _add_models(app, serving)
     _add_tokens(app, serving)
+    add_corpora(app, serving)
     _add_health(app, serving)
     _add_errors(app)
     # The last one added is the outermost: preflights carry no key, and refusals must be readable by a page's script.
@@ -54,7 +56,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         CORSMiddleware,
         allow_origins=config.allowed_origins,
         allow_origin_regex=config.allowed_origin_regex,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )

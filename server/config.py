@@ -17,18 +17,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ..engine.errors import ConfigError
 from ..engine.llm_options import devices_found
-from ..proposers.config import (
-    DraftModelConfig,
-    EagleConfig,
-    SpeculativeConfig,
-    SpeculativeConfigError,
-    parse_speculative_config,
-    read_speculative_config,
-)
+from ..proposers.config import DraftModelConfig, EagleConfig, SpeculativeConfig
+from ..proposers.config_entry import SpeculativeConfigError
+from ..proposers.config_reading import parse_speculative_config, read_speculative_config
 from .options import read_options
 
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 """Pages that may call when no origins are configured: those served from this machine."""
+
+ENGINE_SETTINGS = ("max_queued_requests", "allow_synthetic_acceptance", "speculation_corpus_dir")  # EngineConfig's own
 
 T = TypeVar("T")
 
@@ -53,6 +50,7 @@ class Environment(BaseSettings):
     quantization: str | None = None
     request_timeout: str | None = None
     served_model_name: str | None = None
+    speculation_corpus_dir: str | None = None
     speculative_config: str | None = None
     threads: str | None = None
 
@@ -109,7 +107,7 @@ class ServerConfig:
             cache=_fill(CacheConfig, values),
             scheduler=_fill(SchedulerConfig, values),
             speculative=speculation(values),
-            **{name: values[name] for name in ("max_queued_requests",) if name in values},
+            **{name: values[name] for name in ENGINE_SETTINGS if name in values},
         )
         return cls(engine=engine, **_named(cls, values))
 
@@ -118,14 +116,15 @@ def speculation(values: Mapping[str, Any]) -> SpeculativeConfig | None:
     """The drafter that the flags ask for; None if no flag speaks of one. Raises ConfigError."""
     if values.get("spec_decoding_acceptance_method") == "typical_acceptance_sampler":
         raise ConfigError(
-            "--spec-decoding-acceptance-method typical_acceptance_sampler is lossy: it changes what the model says; leave the flag away"
+            "--spec-decoding-acceptance-method typical_acceptance_sampler is lossy: it changes what the model says; leave the flag away, "
+            'or ask for it in --speculative-config: "acceptance_method": "typical"'
         )
     old = old_style_speculation(values)
     if "speculative_config" not in values:
-        return _speculative(lambda: parse_speculative_config(old)) if old else None
+        return _speculative(lambda: parse_speculative_config(old, values.get("model"))) if old else None
     if old:
         raise ConfigError("--speculative-config holds all settings of speculation: move the other --spec... flags into it")
-    return _speculative(lambda: read_speculative_config(values["speculative_config"]))
+    return _speculative(lambda: read_speculative_config(values["speculative_config"], values.get("model")))
 
 
 def old_style_speculation(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import ForetokenError, RequestFailed
 from ..engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
+from ..proposers.config import SpeculativeConfig
 from .metrics import Metrics
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Generation:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
-        num_spec_tokens: int | None = None,
+        tenant: str = "",
+        speculative: SpeculativeConfig | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self.request_id = request_id
@@ -57,13 +59,13 @@ class Generation:
         self.choices = [ChoiceProgress() for _ in range(len(prompts) * params.n)]
         self._num_running = len(self.choices)
         self._metrics = metrics
-        self._num_spec_tokens = num_spec_tokens
+        self._speculative = speculative or SpeculativeConfig()
         self._start_time = time.monotonic()
         self._streams: list[TokenStream] = []
         for number, prompt in enumerate(prompts):
             name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
             try:
-                stream = engine.generate(prompt, params, request_id=name, priority=priority, cache_salt=cache_salt)
+                stream = engine.generate(prompt, params, request_id=name, priority=priority, cache_salt=cache_salt, tenant=tenant)
             except ForetokenError:
                 self._close_streams()
                 raise
@@ -181,7 +183,8 @@ class Generation:
         }
 
     def speculative_decoding(self, choices: Sequence[ChoiceProgress]) -> dict[str, Any]:
-        """Over all steps of these choices. acceptance_histogram[j]: steps in which j drafts were accepted."""
+        """Over all steps of these choices. acceptance_histogram[j]: steps in which j drafts were accepted. lossy: the acceptance
+        rule, if it is one that changes what is said."""
         total = _total([choice.stats for choice in choices])
         return {
             "mean_acceptance_length": round(total.mean_acceptance_length, 4),
@@ -190,7 +193,8 @@ class Generation:
             "num_spec_steps": total.num_steps,
             "num_draft_tokens": total.num_draft_tokens,
             "num_accepted_draft_tokens": total.num_accepted_tokens,
-            "num_spec_tokens": self._num_spec_tokens,
+            "num_spec_tokens": self._speculative.num_speculative_tokens,
+            "lossy": self._speculative.lossy,
         }
 
 

@@ -59,9 +59,14 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     progress("loading PyTorch")
     from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
     from ..engine.boot import boot
+    from ..engine.self_test import self_test
     from .app import create_app
 
     engine = boot(config.engine, progress)
+    if engine.learned:
+        progress("trying out what guesses")
+        tested = self_test(engine)
+        engine = dataclasses.replace(engine, banner=(*engine.banner, *(result.describe() for result in tested)))
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections, which stop the engine for milliseconds, need not look at it
     driver = AsyncEngine(engine)

@@ -29,6 +29,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _LABELS = ("model_name", "engine")
+_INFO_LABELS = (*_LABELS, "rule", "lossy")
 ENGINE = "0"  # one process is one replica
 
 
@@ -176,6 +177,9 @@ class EngineCollector(Collector):
         rate = _share(s.recent_accepted_tokens, s.recent_draft_tokens)
         yield self._gauge("vllm:spec_decode_acceptance_rate", "Accepted / drafted, last 60 s.", rate)
         yield self._gauge("foretoken:num_speculative_tokens", "Draft tokens per row in the latest step.", s.num_speculative_tokens)
+        rule = GaugeMetricFamily("foretoken:acceptance_info", "The rule that accepts drafts, and whether it is lossy.", labels=_INFO_LABELS)
+        rule.add_metric((*self._labels, s.acceptance, str(s.is_lossy).lower()), 1)
+        yield rule
         off = list(s.steps_with_speculation_off.items())
         yield self._counters("foretoken:spec_decode_disabled", "Steps that did not speculate, by reason.", "reason", off)
 

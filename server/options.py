@@ -166,8 +166,8 @@ class ServeParser(argparse.ArgumentParser):
     def _add_speculation_flags(self) -> None:
         add = self._section("speculative decoding").add
         add("--speculative-config", "-sc", metavar="CONFIG", help="JSON or YAML text, or @FILE; an object or a list of them")
-        add("--spec-method", metavar="METHOD", help="ngram, draft_model, medusa, eagle, ...")
-        add("--speculative-model", "--spec-model", metavar="D", help="a draft model or head, or [ngram]")
+        add("--spec-method", metavar="METHOD", help="ngram, suffix, draft_model, pard, eagle, eagle3, medusa, mtp, ...")
+        add("--speculative-model", "--spec-model", metavar="D", help="a draft model or heads (the content says which method), or [ngram]")
         add("--num-speculative-tokens", "--spec-tokens", type=count, metavar="K", help="most tokens guessed at once")
         add("--ngram-prompt-lookup-max", type=count, metavar="N", help="longest n-gram looked up (4)")
         add("--ngram-prompt-lookup-min", type=count, metavar="N", help="shortest n-gram looked up (1)")
@@ -182,6 +182,8 @@ class ServeParser(argparse.ArgumentParser):
             "--spec-decoding-acceptance-method",
             choices=["rejection_sampler", "typical_acceptance_sampler"], help="rejection_sampler; the other one is lossy and refused",
         )  # fmt: skip
+        add("--speculation-corpus-dir", metavar="DIR", help="keep the texts that suffix and ngram look in across restarts")
+        add("--allow-synthetic-acceptance", action="store_true", help="benchmarks only: guesses pass by chance, outputs are nonsense")
 
     def _add_engine_flags(self) -> None:
         add = self._section("engine").add

@@ -78,10 +78,11 @@ class _Ours(BaseModel):
 
 
 class SpeculationField(_Ours):
-    """`speculation`: "auto", "off" or the name of a configured proposer, and a ceiling for this request."""
+    """`speculation`: "auto", "off" or the name of a configured proposer, a ceiling for this request, and whom it learns from."""
 
     method: str = "auto"
     num_speculative_tokens: int | None = None
+    corpus_id: str | None = None
 
 
 class StreamOptions(_OpenAI):

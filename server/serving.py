@@ -46,8 +46,7 @@ class Serving:
         self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
-        ceilings = [proposer.num_speculative_tokens for proposer in loaded.speculative.proposers]
-        self._num_spec_tokens = max((ceiling for ceiling in ceilings if ceiling is not None), default=None)
+        self._speculative = loaded.speculative
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The request's JSON body as `model`. Raises ApiError."""
@@ -101,8 +100,6 @@ class Serving:
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
             prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
             params = replace(params, prediction=prediction)
-        # Behind several keys are several parties: none may learn from the shared cache what another has asked.
-        salt = ".".join(part for part in (request.state.tenant, body.cache_salt) if part)
         return Generation(
             self.engine,
             self.metrics,
@@ -110,8 +107,9 @@ class Serving:
             params,
             request_id=id_prefix + uuid.uuid4().hex,
             priority=body.priority or 0,
-            cache_salt=salt,
-            num_spec_tokens=self._num_spec_tokens,
+            cache_salt=body.cache_salt or "",
+            tenant=request.state.tenant,
+            speculative=self._speculative,
             timeout_s=self.config.request_timeout_s,
         )
 

@@ -140,6 +140,7 @@ struct BatchView {
   const int32_t* num_causal;    // [R]
   const int64_t* tree_mask;     // [T]
   const int64_t* logits_indices;  // [N]
+  const int32_t* first_places;  // [R] places before it are seen by nobody; null = all 0
 };
 
 // Some query tokens of a row against a run of segments. A tile is at most 16 query vectors: rows (token, head of the group).

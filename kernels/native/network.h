@@ -89,6 +89,9 @@ struct ChainRequest {
   const int64_t* streams;       // [N] noise of each chain, and ...
   const int64_t* first_positions;  // ... the absolute position of its first token
   float* logits;                // [N][steps][vocab_size] or null
+  const int64_t* token_map;     // [vocab_size] token id of each column of the logits; null = the column
+  int32_t limits_columns;       // whether some of these ids are not below choosable
+  int32_t input, state;         // buffers: a token's row of `state` is the next one's row of `input`; -1 = no such buffers
 };
 
 // Memory aligned to cache lines that only grows; new memory is not initialised.
@@ -126,7 +129,7 @@ class Network : private Job {
     int rows_per_unit;
   };
   struct Worker {
-    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking;
+    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking, by_token;
     int prepared_op = -1;
     std::vector<Best> best;
   };
@@ -178,13 +181,15 @@ class Network : private Job {
   std::vector<AttentionPlan> plans_;
   std::vector<Link> links_;             // [N] of a chain's step
   int choosable_ = 0;
+  const int64_t* token_map_ = nullptr;
+  bool limits_columns_ = false;
   std::vector<int> place_widths_;       // of the widest buffer of each place
   struct {
     size_t prepared = 0, queries = 0;   // bytes
     size_t groups = 0, ranked = 0;      // numbers
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
-  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_;
+  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_;
 };
 
 }  // namespace foretoken

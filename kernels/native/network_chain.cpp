@@ -33,15 +33,52 @@ void Network::run_chain(const ChainRequest& request) {
     rows[size_t(n)] = int(std::upper_bound(begin, begin + first.num_rows, int32_t(first.logits_indices[n])) - begin);
   }
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
-  std::vector<int32_t> query_start, seq_lens, tables, num_causal;
+  std::vector<int32_t> query_start, seq_lens, tables, num_causal, first_places;
   wants_best_ = false;
+  choosable_ = request.choosable;
+  token_map_ = request.token_map;
+  limits_columns_ = request.limits_columns != 0;
   RunRequest pass = request.run;
+
+  // A recurrent network: its state comes out of every pass, and goes in again but for the first.
+  const bool recurs = request.state >= 0;
+  std::vector<int32_t> bound(pass.bound, pass.bound + pass.num_bound);
+  std::vector<float*> bound_memory(pass.bound_memory, pass.bound_memory + pass.num_bound);
+  const size_t state_width = recurs ? size_t(width(request.state)) : 0;
+  std::vector<int64_t> state_rows(first.logits_indices, first.logits_indices + chains);  // of the chains alive, in the last pass
+  if (recurs) {
+    bound.push_back(request.state);
+    bound_memory.push_back(chain_states_.get<float>(size_t(first.num_tokens) * state_width));
+    pass.num_bound = int(bound.size());
+    pass.bound = bound.data();
+    pass.bound_memory = bound_memory.data();
+  }
   for (int step = 0; step < steps; ++step) {
     if (step) {
       // One row of one token for every chain that wants more.
-      alive.erase(std::remove_if(alive.begin(), alive.end(), [&](int n) { return request.counts[n] <= step; }), alive.end());
-      const int count = int(alive.size());
+      size_t kept = 0;
+      for (size_t i = 0; i < alive.size(); ++i) {
+        if (request.counts[alive[i]] <= step) continue;
+        alive[kept] = alive[i];
+        state_rows[kept++] = state_rows[i];
+      }
+      alive.resize(kept);
+      const int count = int(kept);
+      if (recurs) {
+        float* states = bound_memory.back();
+        float* inputs = chain_inputs_.get<float>(kept * state_width);
+        for (size_t i = 0; i < kept; ++i) {
+          std::memcpy(inputs + i * state_width, states + size_t(state_rows[i]) * state_width, state_width * sizeof(float));
+          state_rows[i] = int64_t(i);
+        }
+        bound = {request.input, request.state};
+        bound_memory = {inputs, states};
+        pass.num_bound = 2;
+        pass.bound = bound.data();
+        pass.bound_memory = bound_memory.data();
+      }
       token_ids.clear(), positions.clear(), slots.clear(), logits_indices.clear(), query_start.clear(), seq_lens.clear(), tables.clear();
+      first_places.clear();
       for (int i = 0; i < count; ++i) {
         const int n = alive[size_t(i)], row = rows[size_t(n)];
         const int place = first.seq_lens[row] + step - 1;
@@ -53,18 +90,19 @@ void Network::run_chain(const ChainRequest& request) {
         query_start.push_back(i);
         seq_lens.push_back(place + 1);
         tables.insert(tables.end(), table, table + first.table_width);
+        first_places.push_back(first.first_places ? first.first_places[row] : 0);
       }
       query_start.push_back(count);
       num_causal.assign(size_t(count), 1);
       tree_mask.assign(size_t(count), 0);
       pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
-                    seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data()};
+                    seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(),
+                    first_places.data()};
     }
     const int count = int(alive.size());
     logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));
     logits_rows_.resize(size_t(count));
     for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
-    choosable_ = request.choosable;
     links_.resize(size_t(count));
     for (int i = 0; i < count; ++i) {
       const int n = alive[size_t(i)];
@@ -87,21 +125,37 @@ void Network::run_chain(const ChainRequest& request) {
 void Network::choose(int row, Worker& worker) {
   const float* logits = logits_ + int64_t(row) * vocab_size_;
   Link& link = links_[size_t(row)];
+  int count = token_map_ ? vocab_size_ : choosable_;
+  // Noise belongs to token ids: to race under it, scores stand where their tokens do. Else columns stay, so that the first of equals wins.
+  const bool by_token = token_map_ && link.temperature != 0.0f;
+  if (by_token) {
+    count = choosable_;
+    float* spread = worker.by_token.get<float>(size_t(count));
+    std::fill_n(spread, count, -INFINITY);
+    for (int i = 0; i < vocab_size_; ++i) {
+      if (token_map_[i] < choosable_) spread[token_map_[i]] = logits[i];
+    }
+    logits = spread;
+  } else if (token_map_ && limits_columns_) {
+    float* kept = worker.by_token.get<float>(size_t(count));
+    for (int i = 0; i < count; ++i) kept[i] = token_map_[i] < choosable_ ? logits[i] : -INFINITY;
+    logits = kept;
+  }
   Best best{-INFINITY, 0.0f, 0, 0};
-  kernels_.best_of_row(logits, choosable_, &best, &link.confidence);
-  link.token = best.index;
+  kernels_.best_of_row(logits, count, &best, &link.confidence);
+  link.token = token_map_ && !by_token ? int(token_map_[best.index]) : best.index;
   if (link.temperature == 0.0f) return;
   SampleRow place{};
   place.logits = logits;
   place.key = link.key;
   place.top_p = 1.0;
   place.parent = place.guess = -1;
-  place.top_k = choosable_;
+  place.top_k = count;
   place.temperature = link.temperature;
   place.log_min_p = -INFINITY;
   place.repetition = 1.0f;
   int64_t token = -1;
-  kernels_.sample(&place, 1, choosable_, worker.sampling.get<char>(sample_scratch_bytes(choosable_)), &token);
+  kernels_.sample(&place, 1, count, worker.sampling.get<char>(sample_scratch_bytes(count)), &token);
   if (token < 0) return;  // logits that are not finite: their best will do for a guess
   link.token = int(token);
   link.confidence *= std::exp(logits[token] - best.value);

@@ -379,3 +379,55 @@ def test_readers_of_every_kind(tokenizer: PreTrainedTokenizerFast, seed: int) ->
         await becomes(lambda: driver.num_in_flight == 0)
 
     run(make_engine(tokenizer, max_num_seqs=5), scenario)
+
+
+def test_work_is_done_between_steps_by_the_engine_thread(tokenizer: PreTrainedTokenizerFast) -> None:
+    async def scenario(driver: AsyncEngine) -> None:
+        def work(core: EngineCore) -> tuple[str, int]:
+            return threading.current_thread().name, core.num_steps
+
+        assert await driver.call(work) == ("foretoken-engine", 0)  # idle
+        stream = driver.generate([7, 8, 9], LONG, request_id="r")
+        await anext(stream)
+        name, num_steps = await driver.call(work)
+        assert name == "foretoken-engine" and num_steps > 0 and driver.num_in_flight == 1
+        with pytest.raises(ZeroDivisionError):
+            await driver.call(lambda core: 1 // 0)
+        assert len(tokens_of(await collect(stream))) > 0 and driver.healthy
+
+    run(make_engine(tokenizer), scenario)
+
+
+def test_who_waits_for_work_hears_of_the_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    engine = make_engine(tokenizer)
+    slowed(engine, 0.1)
+
+    async def scenario(driver: AsyncEngine) -> None:
+        stream = driver.generate([7, 8, 9], LONG, request_id="r")
+        await anext(stream)
+
+        def dies(core: EngineCore) -> None:
+            raise SystemExit  # nothing a caller's work should do
+
+        waiting = [asyncio.ensure_future(driver.call(work)) for work in (dies, lambda core: None)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDead, EngineDead]
+        with pytest.raises(EngineDead):
+            await driver.call(lambda core: None)
+        stream.close()
+
+    run(engine, scenario)
+
+
+def test_stopping_closes_the_core_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    engine = make_engine(tokenizer)
+    closings: list[str] = []
+    engine.core.close = lambda: closings.append(threading.current_thread().name)
+
+    async def scenario(driver: AsyncEngine) -> None:
+        await collect(driver.generate([7], GREEDY, request_id="r"))
+        await driver.stop()
+        assert closings == ["foretoken-engine"]
+
+    run(engine, scenario)
+    assert len(closings) == 1

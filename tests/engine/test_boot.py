@@ -24,7 +24,7 @@ from foretoken.kernels.layout import FINAL
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
-from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.proposer_set import ProposerSet
 
 
@@ -40,9 +40,14 @@ def start(target: Path, proposers: tuple[Any, ...], executor: str, dtype: str = 
     )
 
 
+def _kv_of(proposer: LearnedProposer) -> Any:
+    guesser: Any = proposer._guesser
+    return guesser._network.kv
+
+
 def caches(engine: Engine) -> list[TorchKV]:
     found = [engine.core.runner.kv]
-    found += [p._kv for p in engine.core.proposers.proposers if isinstance(p, DraftModelProposer)]
+    found += [_kv_of(p) for p in engine.core.proposers.proposers if isinstance(p, LearnedProposer)]
     return [kv for kv in found if isinstance(kv, TorchKV)]
 
 
@@ -115,6 +120,7 @@ class TreeProposer:
     def observe(self, feedback: Feedback) -> None: ...
     def forget(self, request_id: str) -> None: ...
     def check(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def jobs_of(dice: random.Random, n: int = 10) -> list[tuple[list[int], SamplingParams, int]]:
@@ -205,6 +211,7 @@ class Probe:
 
     def forget(self, request_id: str) -> None: ...
     def check(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(("executor", "hidden"), [("torch", (0, 1, 2, FINAL)), ("transformers", (0, 1, FINAL))])

@@ -48,3 +48,13 @@ def test_no_tokens_wanted_means_no_proposer() -> None:
 
 def test_no_proposer_is_a_reason_too() -> None:
     assert Controller(SpeculativeConfig(off=True), ()).limits(1).off == "no proposer configured"
+
+
+def test_a_snapshot_names_the_rule_of_acceptance() -> None:
+    for config, named in (
+        (SpeculativeConfig(), ("match", False)),
+        (SpeculativeConfig(rejection_sample_method="block"), ("block", False)),
+        (SpeculativeConfig(synthetic_rates=(0.5,)), ("synthetic", True)),
+    ):
+        stats = Controller(config, ()).fill(EngineStats(), 0.0)
+        assert (stats.acceptance, stats.is_lossy) == named

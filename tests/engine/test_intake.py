@@ -153,3 +153,16 @@ def test_priority_must_be_a_bounded_integer(intake: Intake) -> None:
     for priority in (2**40, True, 1.5):
         with pytest.raises(InvalidRequest, match="priority"):
             intake.requests("r", [1], SamplingParams(), 0.0, priority=priority)  # pyright: ignore[reportArgumentType]
+
+
+def test_tenant_salt_and_corpus_keep_requests_apart(intake: Intake) -> None:
+    def made(tenant: str, salt: str, name: str | None) -> tuple[str, str]:
+        (request,) = intake.requests("r", [1], SamplingParams(speculation={"corpus_id": name}), 0.0, 0, salt, tenant)
+        return request.cache_salt, request.corpus_id
+
+    assert made("", "", None) == ("", "anyone.default") == made("", "", "default")
+    assert made("k1", "", "mine") == ("k1", "k1.mine")
+    cache_salt, corpus_id = made("k1", "secret", "mine")
+    assert cache_salt == "k1.secret" and corpus_id.startswith("k1.mine.") and "secret" not in corpus_id
+    variants = [made(tenant, salt, name) for tenant in ("", "k1", "k2") for salt in ("", "s1", "s2") for name in (None, "a", "b")]
+    assert len({corpus_id for _, corpus_id in variants}) == 27 and len({cache_salt for cache_salt, _ in variants}) == 9

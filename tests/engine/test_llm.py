@@ -177,3 +177,18 @@ def test_shut_down_says_so(tiny_target: Path) -> None:
         assert tokens(llm.generate("x", GREEDY, use_tqdm=False))
     with pytest.raises(EngineDead):
         llm.generate("x")
+
+
+def test_answers_are_kept_from_one_process_to_the_next(tiny_target: Path, tmp_path: Path) -> None:
+    settings = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, speculation={"corpus_id": "mine"})
+    drafts: list[int] = []
+    answers: list[list[list[int]]] = []
+    for _ in range(2):
+        options = OPTIONS | {"speculation_corpus_dir": tmp_path / "corpora"}
+        with LLM(tiny_target, speculative_config={"method": "suffix"}, **options) as llm:
+            for _ in range(2):
+                (output,) = llm.generate("x", settings, use_tqdm=False)
+                answers.append(tokens([output]))
+                drafts.append(output.metrics.speculative_decoding.num_accepted_draft_tokens)
+    assert all(answer == answers[0] for answer in answers)
+    assert drafts[0] < drafts[2] and min(drafts[1], drafts[3]) > 12

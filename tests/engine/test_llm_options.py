@@ -12,7 +12,7 @@ import torch
 from foretoken.engine.config import DEMO_MODEL, EngineConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.llm_options import IGNORED, OUR_NAMES, engine_config
-from foretoken.proposers.config import NgramConfig, SpeculativeConfig
+from foretoken.proposers.config import MtpConfig, NgramConfig, SpeculativeConfig
 
 
 def made(**options: Any) -> EngineConfig:
@@ -79,6 +79,19 @@ def test_values_that_cannot_work(options: dict[str, Any], words: list[str]) -> N
     with pytest.raises(ConfigError) as caught:
         made(**options)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_corpora_and_synthetic_acceptance() -> None:
+    synthetic = {"method": "synthetic", "synthetic_acceptance_rates": [0.7]}
+    with pytest.raises(ConfigError, match="allow_synthetic_acceptance=True"):
+        engine_config(None, synthetic, {})
+    config = engine_config(None, synthetic, {"allow_synthetic_acceptance": True, "speculation_corpus_dir": Path("a/b")})
+    assert config.allow_synthetic_acceptance and config.speculation_corpus_dir == "a/b"
+
+
+def test_the_served_models_own_draft_layers_need_no_name() -> None:
+    config = engine_config("T", {"method": "mtp", "model": "T"}, {}).speculative
+    assert config is not None and config.proposers == (MtpConfig(),)
 
 
 def test_a_wrong_speculative_config_says_where() -> None:

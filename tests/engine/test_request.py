@@ -30,6 +30,7 @@ from foretoken.engine.request import SamplingParams, Speculation
         ("allowed_token_ids", [[]]),
         ("speculation", [{"k": 1}]),
         ("speculation.method", [5]),
+        ("speculation.corpus_id", [5, "", "a.b", "../a", "x" * 65, "a\n"]),
     ],
 )
 def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> None:
@@ -53,5 +54,5 @@ def test_min_tokens_stay_below_max_tokens() -> None:
 
 
 def test_parameters_survive_replace() -> None:
-    params = SamplingParams(stop=["a"], speculation={"method": "off", "num_speculative_tokens": 3})
-    assert dataclasses.replace(params, temperature=0.5).speculation_settings == Speculation("off", 3)
+    params = SamplingParams(stop=["a"], speculation={"method": "off", "num_speculative_tokens": 3, "corpus_id": "mine"})
+    assert dataclasses.replace(params, temperature=0.5).speculation_settings == Speculation("off", 3, "mine")

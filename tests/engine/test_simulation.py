@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 from hash_model import HashModel
-from simulation import VOCAB, WildProposer, World, build_core, fresh, run_alone, simulate
+from simulation import VOCAB, WildProposer, World, build_core, draft_model, fresh, run_alone, simulate
 
 from foretoken.engine import kv_cache
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.kv_cache import BlockPool, KVCache
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
-from foretoken.proposers.config import DraftModelConfig, SpeculativeConfig
-from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.config import SpeculativeConfig
 
 NUM_SEEDS = 2000
 
@@ -190,7 +189,7 @@ def test_a_request_without_speculation_costs_the_drafter_nothing() -> None:
     world = World(3)
     world.block_size, world.config = 4, SchedulerConfig(64, 8, 16)
     network = HashModel(VOCAB)
-    drafter = DraftModelProposer(network, network.allocate(400, 4), DraftModelConfig("hash", 3), VOCAB)
+    drafter = draft_model("draft_model", network, 400, 4, 3)
     core = build_core(world, [drafter], SpeculativeConfig(), 400)
     for method in ("off", "auto"):
         params = SamplingParams(temperature=0, detokenize=False, ignore_eos=True, speculation={"method": method})

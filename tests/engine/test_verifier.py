@@ -12,60 +12,23 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from verifying import VOCAB, Guess, Model, a_request, a_row, chain, chi_square, draft_tokens, forward, hash_model, log
 
 from foretoken.engine import sampler as sampler_module
-from foretoken.engine import verifier as verifier_module
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.verifier import Verifier
 from foretoken.kernels import noise, sampling
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.noise import Purpose
 
 torch.set_num_threads(1)
-VOCAB = 24
-Guess = tuple[list[int], list[int]]  # draft tokens, parents
-Model = Callable[[tuple[int, ...]], np.ndarray]  # prefix -> logits [V]
 
 
-def hash_model(prefix: tuple[int, ...]) -> np.ndarray:
-    """A target whose next token depends on every token before."""
-    return np.random.default_rng(prefix).standard_normal(VOCAB).astype(np.float32) * 3
+Method = Literal["match", "standard", "block"]
 
 
-def a_request(name: str, *, seed: int = 0, bad: Sequence[Sequence[int]] = (), prompt: Sequence[int] = (1, 2), **params: Any) -> Request:
-    return Request(name, list(prompt), SamplingParams(**params), 0.0, 100, seed, frozenset({0}), bad_word_ids=bad)
-
-
-def a_row(request: Request, guess: Guess = ([], []), samples: bool = True) -> PlanRow:
-    known = len(request.token_ids)
-    return PlanRow(request, known - 1, 1, guess[0], guess[1], [0] * len(guess[0]), [], samples)
-
-
-def chain(*tokens: int) -> Guess:
-    return list(tokens), list(range(-1, len(tokens) - 1))
-
-
-def forward(rows: Sequence[PlanRow], model: Model) -> ForwardOutput:
-    """What the runner would return: all nodes of sampling rows, whole logits only where they are wanted."""
-    logits: list[np.ndarray] = []
-    full: list[int] = []
-    for row in rows:
-        if row.samples:
-            prefixes = [tuple(row.request.token_ids)]
-            for token, parent in zip(row.draft_token_ids, row.parents, strict=True):
-                prefixes.append((*prefixes[parent + 1], token))
-            if full_logits_wanted(row.request):
-                full += range(len(logits), len(logits) + len(prefixes))
-            logits += [model(prefix) for prefix in prefixes]
-    everything = torch.from_numpy(np.stack(logits))
-    top, argmax = everything.max(-1)
-    return ForwardOutput(argmax, top, everything[full] if full else None)
-
-
-def verify(rows: list[PlanRow], model: Model = hash_model, method: Literal["match", "standard"] = "match") -> list[RowVerdict]:
+def verify(rows: list[PlanRow], model: Model = hash_model, method: Method = "match") -> list[RowVerdict]:
     return Verifier(method).verify(StepPlan(rows, 16), forward(rows, model)).rows
 
 
@@ -194,9 +157,9 @@ def test_rows_that_do_not_sample_get_nothing_and_shift_nothing() -> None:
     assert Verifier().verify(StepPlan([prefill], 16), nothing).rows == [RowVerdict([], [])]
 
 
-@pytest.mark.parametrize("method", ["match", "standard"])
+@pytest.mark.parametrize("method", ["match", "standard", "block"])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.5}, {"temperature": 0.5, "repetition_penalty": 1.2}])
-def test_scores_that_are_not_finite_fail_their_row_alone(params: dict[str, Any], method: Literal["match", "standard"]) -> None:
+def test_scores_that_are_not_finite_fail_their_row_alone(params: dict[str, Any], method: Method) -> None:
     best = {(1, 2): 7, (1, 2, 7): 8, (1, 2, 7, 8): 9}
 
     def model(prefix: tuple[int, ...]) -> np.ndarray:
@@ -226,7 +189,8 @@ def test_scores_off_the_path_do_not_matter() -> None:
     def model(prefix: tuple[int, ...]) -> np.ndarray:
         return by_prefix({(1, 2): 7})(prefix) if len(prefix) == 2 else np.full(VOCAB, np.nan, dtype=np.float32)
 
-    for temperature, method in itertools.product((0.0, 1.0), ("match", "standard")):
+    methods: list[Method] = ["match", "standard", "block"]
+    for temperature, method in itertools.product((0.0, 1.0), methods):
         (verdict,) = verify([a_row(a_request("a", temperature=temperature), chain(5, 6))], model, method)
         assert (verdict.token_ids, verdict.error) == ([7], None)
 
@@ -238,8 +202,8 @@ def test_parameters_that_cannot_work_fail_their_row_alone() -> None:
     assert verdicts[1] == verify([a_row(good, chain(1))])[0]
 
 
-@pytest.mark.parametrize("method", ["match", "standard"])
-def test_logprobs_of_every_emitted_token(method: Literal["match", "standard"]) -> None:
+@pytest.mark.parametrize("method", ["match", "standard", "block"])
+def test_logprobs_of_every_emitted_token(method: Method) -> None:
     best = {(1, 2): 7, (1, 2, 7): 8, (1, 2, 7, 8): 9, (1, 2, 7, 3): 1}
     settings: list[dict[str, Any]] = [
         {},
@@ -264,11 +228,6 @@ P = np.array([0.30, 0.02, 0.20, 0.05, 0.0, 0.13, 0.25, 0.05])
 Q = np.array([0.10, 0.30, 0.20, 0.0, 0.05, 0.05, 0.28, 0.02])
 
 
-def log(probs: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(probs).astype(np.float32)
-
-
 def repeated(n: int, guesses: Sequence[Guess], probs: dict[tuple[int, ...], np.ndarray]) -> tuple[list[PlanRow], ForwardOutput]:
     """n requests that differ in their seeds only; the target's probabilities by drafted prefix."""
     table = {prefix: log(p) for prefix, p in probs.items()}
@@ -276,23 +235,6 @@ def repeated(n: int, guesses: Sequence[Guess], probs: dict[tuple[int, ...], np.n
     rows = [a_row(Request(f"{seed}", [1, 2], params, 0.0, 100, seed), guess) for seed, guess in enumerate(guesses)]
     assert len(rows) == n
     return rows, forward(rows, lambda prefix: table[prefix[2:]])
-
-
-def draft_tokens(n: int, probs: np.ndarray, position: int, purpose: Purpose) -> list[int]:
-    keys = noise.keys([noise.stream(seed, 0, purpose) for seed in range(n)], [position] * n)
-    return noise.draw(torch.from_numpy(probs).expand(n, -1), keys).tolist()
-
-
-def chi_square(observed: Counter[Any], expected: dict[Any, float]) -> float:
-    """p-value; what cannot happen must not have happened."""
-    n = observed.total()
-    assert all(expected.get(outcome, 0.0) > 1e-12 for outcome in observed), observed
-    common = {outcome: p * n for outcome, p in expected.items() if p * n >= 5}
-    counts = [observed[outcome] for outcome in common]
-    rest, rest_count = n - sum(common.values()), n - sum(counts)
-    if rest > 1e-6:
-        return float(stats.chisquare([*counts, rest_count], [*common.values(), rest]).pvalue)
-    return float(stats.chisquare(counts, list(common.values())).pvalue)
 
 
 N = 20_000
@@ -313,9 +255,11 @@ DRAFTS: dict[str, Callable[[], list[int]]] = {
         ("standard", "drawn from q", True),
         ("standard", "argmax of q", False),
         ("standard", "best of p", False),
+        ("block", "drawn from q", True),
+        ("block", "argmax of q", False),
     ],
 )
-def test_tokens_are_distributed_as_the_target_says(method: Literal["match", "standard"], draft: str, true_q: bool) -> None:
+def test_tokens_are_distributed_as_the_target_says(method: Method, draft: str, true_q: bool) -> None:
     guesses = DRAFTS[draft]()
     after = {(x,): np.full(8, 1 / 8) for x in range(8)}
     rows, target = repeated(N, [chain(x) for x in guesses], {(): P, **after})
@@ -328,12 +272,31 @@ def test_tokens_are_distributed_as_the_target_says(method: Literal["match", "sta
     overlap = float(np.minimum(P, Q).sum())
     match draft:
         case "drawn from q":
-            rate = overlap if method == "standard" else float((P * Q).sum())
+            rate = float((P * Q).sum()) if method == "match" else overlap
             assert accepted == pytest.approx(rate, abs=0.015)
         case "coupled":
             assert accepted > overlap / (2 - overlap) - 0.01
         case _:
             assert accepted == pytest.approx(P[guesses[0]], abs=0.015)
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_longer_chains_leave_the_target_its_distribution(method: Method) -> None:
+    """Pairs of guesses, the second from another draft; the target goes on by itself where only one token came."""
+    first, second = draft_tokens(N, Q, 2, Purpose.DRAFT), draft_tokens(N, Q[::-1].copy(), 3, Purpose.DRAFT)
+    after = {(x,): np.roll(P, x) for x in range(8)} | {(x, y): np.full(8, 1 / 8) for x in range(8) for y in range(8)}
+    rows, target = repeated(N, [chain(x, y) for x, y in zip(first, second, strict=True)], {(): P, **after})
+    draft_probs = torch.from_numpy(np.stack([Q, Q[::-1]])).float().repeat(N, 1)
+    verdicts = Verifier(method).verify(StepPlan(rows, 16, draft_probs), target).rows
+    said: Counter[tuple[int, int]] = Counter()
+    for seed, verdict in enumerate(verdicts):
+        one, *more = verdict.token_ids
+        own = noise.draw(torch.from_numpy(np.roll(P, one))[None], noise.keys([noise.stream(seed, 1, Purpose.TARGET)], [3]))
+        said[one, more[0] if more else int(own)] += 1
+    expected = {(x, y): float(P[x] * np.roll(P, x)[y]) for x in range(8) for y in range(8)}
+    assert chi_square(said, expected) > 1e-4
+    accepted = sum(len(v.accepted) for v in verdicts) / N
+    assert accepted > 0.75  # 0.68 for the first, some of the second behind it
 
 
 def test_the_chi_square_sees_a_biased_rule() -> None:
@@ -384,13 +347,14 @@ def test_whole_verdicts_of_the_standard_rule_against_exact_enumeration() -> None
     assert chi_square(pairs, {(a, b): p[()][a] * p[(a,)][b] for a, b in itertools.product(range(3), repeat=2)}) > 1e-4
 
 
-def test_standard_rule_finds_its_rows_among_others() -> None:
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_the_rule_finds_its_rows_among_others(method: Method) -> None:
     """draft_probs has a row for every drafted token of the plan, whether its row is judged by it or not."""
     one_hot = torch.eye(VOCAB)
     requests = [a_request(f"{seed}", seed=seed, prompt=[seed % VOCAB, 1], repetition_penalty=1.0 + (seed % 2) * 0.4) for seed in range(40)]
     guesses = [chain(*(int(hash_model((seed % VOCAB, 1)).argmax()), 3, 4)[: 1 + seed % 3]) for seed in range(40)]
     alone = [
-        Verifier("standard").verify(StepPlan([row], 16, one_hot[row.draft_token_ids]), forward([row], hash_model)).rows[0]
+        Verifier(method).verify(StepPlan([row], 16, one_hot[row.draft_token_ids]), forward([row], hash_model)).rows[0]
         for row in map(a_row, requests, guesses)
     ]
     rows: list[PlanRow] = []
@@ -399,26 +363,20 @@ def test_standard_rule_finds_its_rows_among_others() -> None:
         tree = a_row(a_request(f"tree {i}"), ([1, 2], [-1, -1]))
         rows += [greedy, a_row(a_request("p"), samples=False), row, tree]
     tokens = [token for row in rows for token in row.draft_token_ids]
-    together = Verifier("standard").verify(StepPlan(rows, 16, one_hot[tokens]), forward(rows, hash_model)).rows
+    together = Verifier(method).verify(StepPlan(rows, 16, one_hot[tokens]), forward(rows, hash_model)).rows
     assert together[2::4] == alone
     assert {len(verdict.accepted) for verdict in alone} >= {0, 1}
     assert together[3::4] == verify(rows[3::4])  # trees: sample and match
     assert together[0::4] == verify(rows[0::4])
     # a one-hot q is what None means
-    assert Verifier("standard").verify(StepPlan(rows, 16), forward(rows, hash_model)).rows == together
+    assert Verifier(method).verify(StepPlan(rows, 16), forward(rows, hash_model)).rows == together
 
 
-def test_certain_and_impossible_drafts_under_the_standard_rule() -> None:
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_certain_and_impossible_drafts(method: Method) -> None:
     sure = np.eye(8)[3]
     rows, target = repeated(200, [chain(3)] * 100 + [chain(4)] * 100, {(): sure, (3,): sure, (4,): sure})
     for draft_probs in (None, torch.full((200, 8), 1 / 8), torch.eye(8)[[3] * 100 + [4] * 100]):
-        verdicts = Verifier("standard").verify(StepPlan(rows, 16, draft_probs), target).rows
+        verdicts = Verifier(method).verify(StepPlan(rows, 16, draft_probs), target).rows
         assert all(v.token_ids == [3, 3] for v in verdicts[:100])
         assert all((v.accepted, v.token_ids) == ([], [3]) for v in verdicts[100:])
-
-
-def test_a_residual_that_rounding_leaves_empty_is_the_target_itself() -> None:
-    probs = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
-    q = torch.tensor([[0.25, 0.75], [0.9, 0.1]], dtype=torch.float64)
-    residual = verifier_module._residual(probs, torch.tensor([0, 0]), q)
-    assert residual.tolist() == [[0.25, 0.75], [0.0, 0.4]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -138,6 +139,29 @@ def test_random_batches(seed: int):
     for window in (None, 1, 16):
         out = paged_attention(q, k, v, kv, 0, plan, 0.3, window)
         torch.testing.assert_close(out, attention_reference(q, kv, 0, batch, 0.3, window), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leading_places_without_entries_are_never_read(seed: int):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows: list[tuple[int, int, list[int]]] = []
+    for _ in range(rng.randint(1, 7)):
+        parents = [rng.randint(-1, i - 1) for i in range(rng.choice([0, 0, 3, 9, 64]))]
+        rows.append((rng.randrange(160), rng.choice([0, 1, 1, rng.randrange(5), rng.randrange(200)]), parents))
+    batch = ragged(rows, generator, in_order=rng.random() < 0.5)
+    firsts = [rng.choice([0, context, rng.randint(0, context), min(context, 1)]) for context, _, _ in rows]
+    batch = replace(batch, first_places=torch.tensor(firsts, dtype=torch.int32))
+    kv = filled_cache(generator)
+    for row, first in enumerate(firsts):
+        places = torch.arange(first)
+        slots = batch.block_tables[row][places // BLOCK_SIZE].long() * BLOCK_SIZE + places % BLOCK_SIZE
+        kv.k[0][slots] = kv.v[0][slots] = torch.nan
+    num_tokens = len(batch.token_ids)
+    q, k, v = torch.randn(num_tokens, 6, 8, generator=generator), *torch.randn(2, num_tokens, 2, 8, generator=generator)
+    plan = AttentionPlan(batch)
+    for window in (None, 1, 30, 400):
+        out = paged_attention(q, k, v, kv, 0, plan, 0.3, window)
+        torch.testing.assert_close(out, attention_reference(q, kv, 0, batch, 0.3, window), rtol=1e-5, atol=3e-6)
 
 
 def test_attend_only_leaves_the_cache_alone():

@@ -117,6 +117,7 @@ def test_what_is_not_understood_is_not_supported() -> None:
     multimodal: Any = transformers.Gemma3Config(text_config=tiny_config("gemma3").to_dict())
     odd: dict[str, transformers.PretrainedConfig] = {
         "dynamic scaling": dynamic,
+        "rotary base": tiny_config("llama", rope_parameters={"rope_theta": "a", "rope_type": "default"}),
         "partial rotary": tiny_config("llama", rope_parameters=partial),
         "activation": tiny_config("llama", hidden_act="tanh"),
         "draft architecture": tiny_config("llama", architectures=["LlamaForCausalLMEagle3"]),

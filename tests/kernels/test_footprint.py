@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_native_weights_are_as_large_as_foretold(quantization: Quantization | No
     executor = native.NativeExecutor(program, random_weights(program), execution)
     embedding = 112 * 64 * 2  # outputs padded to 16
     assert executor.weight_bytes == native_weight_bytes(program, execution) - embedding
+
+
+def test_shared_weights_are_another_networks() -> None:
+    program = network_program(network())
+    borrowing = replace(program, shared=frozenset({"model.embed_tokens.weight", "lm_head.weight"}))
+    tables = 2 * 99 * 64
+    assert torch_weight_bytes(program, torch.float32) - torch_weight_bytes(borrowing, torch.float32) == 4 * tables
+    execution = Execution(torch.bfloat16)
+    assert native_weight_bytes(program, execution) - native_weight_bytes(borrowing, execution) == 2 * 2 * 112 * 64
 
 
 LOAD = """

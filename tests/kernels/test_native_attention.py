@@ -163,6 +163,7 @@ def view_of(batch: RaggedBatch) -> BatchView:
     """Valid as long as the batch lives."""
     tensors = (batch.token_ids, batch.positions, batch.slot_mapping, batch.query_start_loc, batch.seq_lens, batch.block_tables)
     tensors += (batch.num_causal, batch.tree_mask, batch.logits_indices)
+    tensors += () if batch.first_places is None else (batch.first_places,)
     assert all(tensor.is_contiguous() for tensor in tensors)
     counts = (len(batch.token_ids), len(batch.seq_lens), batch.block_tables.shape[1], len(batch.logits_indices))
     return BatchView(*counts, *(tensor.data_ptr() for tensor in tensors))
@@ -331,6 +332,32 @@ def test_random_batches(seed: int):
         scale=0.3,
     )
     compare(shape, random_rows(rng, 7), rng.choice(ISA_NUMBERS), rng.randrange(3), seed)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_leading_places_without_entries_are_never_read(seed: int):
+    """They hold NaN. And what a row does not see changes no bit of it: alone, it computes what it does among others."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shape = Shape(type=TYPES[seed % 3], window=rng.choice([0, 0, 1, 20, 200]), group=rng.choice([1, 3, 5]))
+    rows = [*random_rows(rng, 6), Row(rng.randrange(300), 1, [rng.randint(-1, i - 1) for i in range(64)])]
+    layer, blocks = Layer(shape), deal(rows, rng)
+    firsts = [rng.choice([0, row.context, rng.randint(0, row.context), min(1, row.context)]) for row in rows]
+    batch = replace(ragged(rows, blocks), first_places=torch.tensor(firsts, dtype=torch.int32))
+    layer.fill(context_slots(rows, blocks), generator)
+    for table, first in zip(blocks, firsts, strict=True):
+        places = torch.arange(first)
+        nan = torch.full((first, shape.kv_heads, shape.k_dim), torch.nan)
+        layer.kv.write(0, torch.tensor(table)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE, nan, nan)
+    x = torch.randn(len(batch.positions), shape.width, generator=generator)
+    out = layer.run(batch, x, threads=rng.choice([1, 2, 5]), seed=seed)
+    q, _, _ = layer.heads(x, batch.positions)
+    expected = attention_reference(q, layer.torch_kv(), 0, batch, shape.scale, shape.window or None)
+    exact = shape.type == CacheType.FLOAT32
+    torch.testing.assert_close(out, expected, rtol=3e-5 if exact else 0.03, atol=5e-6 if exact else 0.03)
+    for i, row in enumerate(rows):
+        start, end = batch.query_start_loc[i : i + 2].tolist()
+        alone = replace(ragged([row], [blocks[i]]), first_places=torch.tensor(firsts[i : i + 1], dtype=torch.int32))
+        assert torch.equal(layer.run(alone, x[start:end]), out[start:end])
 
 
 # ---- the same bits, however a token is computed

@@ -14,7 +14,7 @@ from foretoken.kernels.rope import UnsupportedModel
 from foretoken.kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
 
 BLOCK_SIZE = 4
-NUM_BLOCKS = 40
+NUM_BLOCKS = 80
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -85,8 +85,8 @@ def oracles() -> dict[str, Oracle]:
 
 
 def table(row: int) -> torch.Tensor:
-    """Ten blocks of a row, out of order and interleaved with the other rows'."""
-    return (torch.arange(10).flip(0) * 4 + row).int()
+    """Twenty blocks of a row, out of order and interleaved with the other rows'."""
+    return (torch.arange(20).flip(0) * 4 + row).int()
 
 
 def ragged(*rows: tuple[int, int, list[int], list[int]]) -> RaggedBatch:
@@ -100,7 +100,7 @@ def ragged(*rows: tuple[int, int, list[int], list[int]]) -> RaggedBatch:
         for node, parent in enumerate(parents):
             bits.append(1 << node | (bits[parent] if parent >= 0 else 0))
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        masks += [0] * causal + bits
+        masks += [0] * causal + [mask - (1 << 64) if mask >> 63 else mask for mask in bits]
         positions += [*range(context, context + causal), *(context + causal + d for d in depth)]
         places = torch.arange(context, context + len(token_ids))
         slots += (table(sequence)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE).tolist()
@@ -154,6 +154,22 @@ def test_every_tree_path_equals_its_chain(name: str, oracles: dict[str, Oracle])
     assert logits is not None
     close(logits[0], oracle.logits(context)[-1])
     for node in range(len(tree)):
+        path, current = [], node
+        while current >= 0:
+            path.insert(0, tree[current])
+            current = parents[current]
+        close(logits[1 + node], oracle.logits(context + path)[-1])
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_tree_has_up_to_64_nodes(deep: bool, oracles: dict[str, Oracle]):
+    oracle = oracles["llama"]
+    context, tree = prompt(5, 7), prompt(64, 8)
+    parents = [*range(-1, 20), *range(0, 42), 20 if deep else -1]  # node 63 is the sign of its own mask
+    oracle.run((2, 0, context[:-1], []))
+    logits = oracle.run((2, 4, [context[-1], *tree], parents)).logits
+    assert logits is not None
+    for node in (20, 50, 63):
         path, current = [], node
         while current >= 0:
             path.insert(0, tree[current])
@@ -232,6 +248,13 @@ def test_missing_weights_are_not_made_up(tmp_path: Path):
     deeper = transformers.LlamaConfig(**{**GROUPED, "num_hidden_layers": 3})
     with pytest.raises(UnsupportedModel, match=r"weights of the network are missing.*model\.layers\.2"):
         TransformersExecutor.load(tmp_path, deeper, torch.float32)
+
+
+def test_settings_that_make_no_model_are_told(tmp_path: Path):
+    random_model("llama").save_pretrained(tmp_path)
+    odd = transformers.LlamaConfig(**{**GROUPED, "hidden_act": "weird"})
+    with pytest.raises(UnsupportedModel, match=r"config\.json.*'weird'.*correct its settings"):
+        TransformersExecutor.load(tmp_path, odd, torch.float32)
 
 
 @pytest.mark.parametrize(

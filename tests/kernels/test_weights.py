@@ -57,6 +57,21 @@ def test_missing_and_unexpected_tensors_are_named_together(folder: Path) -> None
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "prefix", ["model.mtp_layers.0.", "mtp.layers.0.", "mtp_layers.0.", "model.mtp_block.0.", "model.mtp.layers.1.", "model.layers.2."]
+)
+def test_draft_layers_of_the_checkpoint_are_left_to_others(folder: Path, prefix: str) -> None:
+    added = {f"{prefix}{part}".replace(".", "__"): torch.zeros(2) for part in ("eh_proj.weight", "mlp.up_proj.weight")}
+    change(folder, **added)
+    load(folder)
+
+
+def test_layers_that_the_config_forgets_are_unexpected(folder: Path) -> None:
+    change(folder, model__layers__2__mlp__up_proj__weight=torch.zeros(2))
+    with pytest.raises(WeightError, match="unexpected: model.layers.2.mlp.up_proj.weight"):
+        load(folder)
+
+
 def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
     change(folder, **{UP.replace(".", "__"): torch.zeros(41, 32)})
     with pytest.raises(WeightError, match=rf"{UP} has shape \(41, 32\), but config.json asks for \(40, 32\)"):

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,15 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
-from foretoken.kernels.noise import Purpose, keys, sample, stream
+from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
 from foretoken.kernels.transformers_model import TransformersExecutor
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
-from foretoken.proposers.config import DraftModelConfig, SpeculativeConfigError
-from foretoken.proposers.draft_model import DraftModelProposer, check_vocabularies
+from foretoken.kernels.weight_bank import WeightBank
+from foretoken.proposers import draft_model
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback, Proposer
+from foretoken.proposers.config import DraftModelConfig
+from foretoken.proposers.config_entry import SpeculativeConfigError
+from foretoken.proposers.loading import Opening
+from foretoken.proposers.vocabularies import check_vocabularies
 
 VOCAB = 13
 NUM_BLOCKS = 200
@@ -50,6 +55,9 @@ class CheckingModel:
     kv_layers = (KVLayerSpec(1, 1, 1),)
     is_batch_invariant = True
     weight_bytes = 0
+    token_ids: Tensor | None = None
+    recurrent: tuple[str, int] | None = None
+    bank = WeightBank()
 
     def __init__(self, vocab_size: int = VOCAB, max_model_len: int = 1000, salt: int = 0) -> None:
         self.vocab_size, self.max_model_len, self.salt = vocab_size, max_model_len, salt
@@ -65,8 +73,10 @@ class CheckingModel:
     def logits(self, text: tuple[int, ...]) -> Tensor:
         return torch.tensor([hash((self.salt, *text, i)) % 10007 / 1500 for i in range(self.vocab_size)])
 
-    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
-        assert isinstance(kv, PrefixKV)
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        assert isinstance(kv, PrefixKV) and not inputs
         starts, size = batch.query_start_loc.tolist(), batch.block_size
         texts: list[tuple[int, ...]] = []
         for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -90,15 +100,24 @@ class CheckingModel:
             logits.fill_(torch.nan)
         return ForwardOutput(logits.argmax(-1), logits.amax(-1), logits[batch.full_logits] if len(batch.full_logits) else None)
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws)
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
 
 def proposer_of(
     model: CheckingModel, config: DraftModelConfig, *, block_size: int = 4, return_probs: bool = False
-) -> tuple[DraftModelProposer, PrefixKV]:
+) -> tuple[Proposer, PrefixKV]:
     kv = model.allocate(NUM_BLOCKS, block_size)
-    return DraftModelProposer(model, kv, config, VOCAB, return_probs=return_probs), kv
+    resources: Any = SimpleNamespace(target=SimpleNamespace(vocab_size=VOCAB))
+    loaded = draft_model._chains(config, resources, model, model.vocab_size, ())
+    return loaded.open(Opening("draft_model", [kv], NUM_BLOCKS, block_size, return_probs)), kv
 
 
 def row(
@@ -262,6 +281,22 @@ def test_rows_of_all_kinds_share_one_chain_call() -> None:
     assert proposer.propose(DraftContext([], 100, 4)).token_ids == []
 
 
+def test_the_first_unlikely_guess_is_the_last_and_is_kept() -> None:
+    """Nothing drawn is dropped for its own probability, only what would come behind it."""
+    model = CheckingModel()
+    rows = [row(str(i), [i, 2, 3], blocks=[2 * i, 2 * i + 1]) for i in range(6)]
+    whole = proposer_of(model, DraftModelConfig("D", 4))[0].propose(DraftContext(rows, 100, 4))
+    assert whole.confidence is not None
+    bar = sorted(whole.confidence)[12]
+    cut = proposer_of(model, DraftModelConfig("D", 4, confidence_threshold=bar))[0].propose(DraftContext(rows, 100, 4))
+    assert cut.confidence is not None
+    for i, (guess, kept) in enumerate(zip(by_row(whole), by_row(cut), strict=True)):
+        likely = whole.confidence[whole.start_loc[i] : whole.start_loc[i + 1]]
+        length = next((j + 1 for j, p in enumerate(likely) if p < bar), len(guess))
+        assert kept == guess[:length]
+    assert len(cut.token_ids) == len(cut.confidence) < len(whole.token_ids)
+
+
 def test_a_pass_that_fails_costs_nothing_but_its_guesses() -> None:
     model = CheckingModel()
     proposer, _ = proposer_of(model, DraftModelConfig("D", 3))
@@ -303,8 +338,10 @@ def test_ids_that_the_draft_does_not_have_leave_the_other_rows_alone() -> None:
     assert model.fed == [[1, 2, 3], [model.fed[1][0]]]
 
 
-@pytest.mark.parametrize(("return_probs", "purpose"), [(False, Purpose.TARGET), (True, Purpose.DRAFT)])
-def test_sampling_uses_the_noise_of_the_guessed_position(return_probs: bool, purpose: Purpose) -> None:
+@pytest.mark.parametrize(
+    ("return_probs", "under"), [(False, stream(7, 0)), (True, step_stream(7, 0, 3, Purpose.DRAFT))], ids=["target's", "own"]
+)
+def test_sampling_uses_the_noise_of_the_guessed_position(return_probs: bool, under: int) -> None:
     """TARGET couples the draft with the target: the same network at the same temperature says the same. DRAFT must not."""
     model = CheckingModel()
     proposer, _ = proposer_of(model, DraftModelConfig("D", 4, draft_sample_method="probabilistic"), return_probs=return_probs)
@@ -313,7 +350,7 @@ def test_sampling_uses_the_noise_of_the_guessed_position(return_probs: bool, pur
     sampled, greedy = by_row(draft)
     for i, token in enumerate(sampled):
         logits = model.logits((1, 2, 3, *sampled[:i]))[None] / 0.8
-        assert token == int(sample(logits, keys([stream(7, 0, purpose)], [3 + i])))
+        assert token == int(sample(logits, keys([under], [3 + i])))
         if return_probs:
             assert draft.probs is not None
             torch.testing.assert_close(draft.probs[i], torch.softmax(logits[0], -1))
@@ -350,7 +387,9 @@ def test_a_real_network_drafting_for_itself_is_always_right(tiny_target: Path) -
         while len(text) < 40:
             text.append(int(network(torch.tensor([text])).logits[0, -1].argmax()))
     tables = [range(r, 48, 3) for r in range(3)]
-    proposer = DraftModelProposer(executor, executor.allocate(48, 4), DraftModelConfig("D", 5), executor.vocab_size)
+    resources: Any = SimpleNamespace(target=SimpleNamespace(vocab_size=executor.vocab_size))
+    loaded = draft_model._chains(DraftModelConfig("D", 5), resources, executor, executor.vocab_size, ())
+    proposer = loaded.open(Opening("draft_model", [executor.allocate(48, 4)], 48, 4, return_probs=False))
     known = [len(prompt) for prompt in prompts]
     num_steps = 0
     while min(known) < 34:

@@ -23,7 +23,7 @@ def _plan(cache: OwnCache, rows: Sequence[DraftRow], budget: int = 1000) -> list
 
 def step(cache: OwnCache, r: DraftRow, guess: list[int], accepted: list[int], emitted: list[int]) -> tuple[int, int, int]:
     (feed,) = _plan(cache, [r])
-    cache.fed([feed], [guess])
+    cache.fed([feed], [guess[:-1]])
     cache.observe(Feedback([r.request_id], [0], [len(guess)], [accepted], [emitted], [False]))
     cache.check()
     return feed.start, feed.stop, feed.count
@@ -54,7 +54,7 @@ def test_a_path_through_anothers_tree_confirms_nothing_that_was_moved() -> None:
 def test_guesses_of_a_step_that_was_never_reported_are_given_up() -> None:
     cache = OwnCache(1000, 4, 1000)
     (feed,) = _plan(cache, [row("r", 5)])
-    cache.fed([feed], [[100, 101, 102, 103]])
+    cache.fed([feed], [[100, 101, 102]])
     assert plan(cache, row("r", 8), budget=0) == []
     cache.observe(Feedback(["r"], [0], [2], [[0, 1]], [[100, 101, 9]], [False]))  # of a later draft, not this drafter's
     assert plan(cache, row("r", 11)) == [("r", 5, 11, 4)]
@@ -66,7 +66,7 @@ def test_the_oldest_catch_up_first_and_who_is_behind_guesses_nothing() -> None:
     rows = row("b", 6), row("a", 6)
     feeds = _plan(cache, rows, budget=10)
     assert [(f.index, f.row.request_id, f.start, f.stop, f.count) for f in feeds] == [(0, "b", 0, 4, 0), (1, "a", 0, 6, 4)]
-    cache.fed(feeds, [[], [1, 2, 3, 4]])
+    cache.fed(feeds, [[], [1, 2, 3]])
     assert cache.filled(DraftContext(rows, 10, 4)) == {(0, "b"): 4, (0, "a"): 6}
     assert plan(cache, row("b", 6), budget=10) == [("b", 4, 6, 4)]
 

@@ -1,13 +1,17 @@
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from foretoken.kernels.layout import FINAL, KVLayerSpec
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback, Needs
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Needs
+from foretoken.proposers.corpus import Corpora
+from foretoken.proposers.corpus_files import CorpusFolder
 from foretoken.proposers.proposer_set import FORCED, ProposerSet
 
 KV = (KVLayerSpec(1, 8, 8),)
@@ -38,6 +42,9 @@ class Scripted:
 
     def check(self) -> None:
         assert "corrupt" not in self.heard
+
+    def close(self) -> None:
+        self.heard.append("close")
 
 
 def off_reasons(proposers: ProposerSet) -> dict[str, str]:
@@ -133,6 +140,14 @@ def test_confidence_and_probs_of_several_proposers() -> None:
     assert draft.probs[0].tolist() == [0, 0, 0, 1, 0, 0] and draft.probs[1:].tolist() == probs(draft)[:2].tolist()
 
 
+def test_probs_of_a_smaller_vocabulary_are_filled_up() -> None:
+    narrow = Scripted("narrow", {"r1": [1]}, probs=lambda draft: torch.full((len(draft.token_ids), 2), 0.5))
+    wide = Scripted("wide", {"r2": [2]}, probs=lambda draft: torch.full((len(draft.token_ids), 4), 0.25))
+    _, draft = ask(ProposerSet([narrow, wide, Scripted("sure", {"r3": [5]})]), row("r1"), row("r2"), row("r3"))
+    assert draft.probs is not None
+    assert draft.probs.tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0.25] * 4 + [0, 0], [0, 0, 0, 0, 0, 1]]
+
+
 FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
     "float ids": ({"token_ids": lambda draft: [1.0, 2]}, "no token id"),
     "negative ids": ({"token_ids": lambda draft: [1, -1]}, "no token id"),
@@ -148,6 +163,11 @@ FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
     "confidence infinite": ({"confidence": lambda draft: [0.5, math.inf]}, "confidence"),
     "confidence missing": ({"confidence": lambda draft: [0.5]}, "confidence"),
     "probs missing": ({"probs": lambda draft: torch.ones(1, 100)}, "probs"),
+    "probs NaN": ({"probs": lambda draft: torch.full((2, 100), math.nan)}, "probs"),
+    "probs too narrow": ({"probs": lambda draft: torch.full((2, 2), 0.5)}, "column"),
+    "filled is no mapping": ({"filled": lambda draft: 7}, "AttributeError"),
+    "filled has other keys": ({"filled": lambda draft: {3: 4}}, "filled"),
+    "filled counts are texts": ({"filled": lambda draft: {(0, "r"): "4"}}, "filled"),
     "no draft at all": ({"token_ids": lambda draft: None}, "TypeError"),
 }
 
@@ -224,3 +244,17 @@ def test_names_needs_and_checks() -> None:
     c.heard.append("corrupt")
     with pytest.raises(AssertionError):
         proposers.check()
+
+
+class Stuck(Scripted):
+    def close(self) -> None:
+        raise OSError("the disk is full")
+
+
+def test_corpora_hear_of_what_ended_well_and_are_saved_whoever_fails(tmp_path: Path) -> None:
+    folder, last = CorpusFolder(tmp_path, "v", 10), Scripted("last", {})
+    proposers = ProposerSet([Stuck("stuck", {}), last], corpora=Corpora(folder=folder))
+    proposers.observe(replace(FEEDBACK, ended=[Ended("r", "c", [1, 2])]))
+    proposers.close()
+    assert last.heard == ["observe", "close"] and proposers.stats()[0].num_failures == 1
+    assert [*folder.read()] == [("c", [array("i", [1, 2])])]

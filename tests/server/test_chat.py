@@ -8,7 +8,10 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
+from foretoken.proposers.config import Typical
 from foretoken.server import chat_format
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
 
 ROUTE = "/v1/chat/completions"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -57,7 +60,16 @@ def test_metrics_are_vllms_shape(client: TestClient) -> None:
         "num_draft_tokens": 2 * steps,
         "num_accepted_draft_tokens": speculation["num_accepted_draft_tokens"],
         "num_spec_tokens": 5,
+        "lossy": None,
     }
+
+
+@pytest.mark.parametrize("stream_options", [{}, {"include_usage": True}, {"include_speculation": True}])
+def test_a_lossy_rule_is_named_streamed_or_not(fake: FakeEngine, stream_options: dict[str, Any]) -> None:
+    fake.typical = Typical()
+    client = TestClient(create_app(fake.as_engine(), ServerConfig()))
+    assert client.post(ROUTE, json=CHAT).json()["metrics"]["speculative_decoding"]["lossy"] == "typical"
+    assert stream(client, stream_options=stream_options)[-1]["metrics"]["speculative_decoding"]["lossy"] == "typical"
 
 
 def test_a_stream_is_one_chunk_per_step_behind_the_role(client: TestClient, fake: FakeEngine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.engine.config import DEMO_MODEL, EngineConfig
 from foretoken.engine.errors import ConfigError
-from foretoken.proposers.config import DraftModelConfig, NgramConfig
+from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
 from foretoken.server.config import Environment, ServerConfig
 from foretoken.server.flags import REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
 from foretoken.server.options import ServeParser
@@ -225,6 +225,21 @@ def test_speculative_config_as_json_yaml_or_file(flag: str, tmp_path: Path) -> N
     file.write_text("method: ngram\nnum_speculative_tokens: 2\nprompt_lookup_max: 3\n")
     for text in (json.dumps(wanted), file.read_text(), f"@{file}"):
         assert _proposers(read("T", flag, text)) == (NgramConfig(2, 3, 3),)
+
+
+def test_corpora_and_synthetic_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    synthetic = ("T", "-sc", '{"method": "synthetic", "synthetic_acceptance_rates": [0.7]}')
+    with pytest.raises(ConfigError, match="outputs would be nonsense; for benchmarks say --allow-synthetic-acceptance"):
+        read(*synthetic)
+    engine = read(*synthetic, "--allow-synthetic-acceptance", "--speculation-corpus-dir", "D").engine
+    assert engine.allow_synthetic_acceptance and engine.speculation_corpus_dir == "D"
+    monkeypatch.setenv("FORETOKEN_SPECULATION_CORPUS_DIR", "E")
+    assert read("T").engine.speculation_corpus_dir == "E" and not read("T").engine.allow_synthetic_acceptance
+
+
+def test_mtp_layers_of_the_served_model_are_its_drafter() -> None:
+    assert _proposers(read("T", "-sc", '{"method": "mtp", "model": "T"}')) == (MtpConfig(),)
+    assert _proposers(read("T", "--spec-method", "mtp", "--spec-model", "U")) == (MtpConfig(model="U"),)
 
 
 def test_a_broken_speculative_config_says_what(tmp_path: Path) -> None:

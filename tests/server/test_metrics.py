@@ -39,6 +39,7 @@ def test_the_engines_snapshot_is_rendered(client: TestClient) -> None:
     assert [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(5)] == [10, 9, 6, 4, 1]
     assert found["vllm:spec_decode_acceptance_rate",] == 0.75
     assert found["foretoken:spec_decode_disabled_total", "batch_size"] == 3
+    assert found["foretoken:acceptance_info", "true", "typical"] == 1
     assert found["foretoken:proposer_seconds_total", "ngram"] == 0.25
     assert found["foretoken:proposer_failures_total", "ngram"] == 1
 

@@ -58,6 +58,9 @@ class PacedCore:
     def stats(self) -> EngineStats:
         return EngineStats()
 
+    def close(self) -> None:
+        """Nothing to save."""
+
     def step(self, now: float) -> list[TokenDelta]:
         if len(self._rows) < READERS and not self._step:
             return []  # they start together

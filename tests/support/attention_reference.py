@@ -20,13 +20,14 @@ def attention_reference(
         start, end = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
         seq_len, num_causal = int(batch.seq_lens[row]), int(batch.num_causal[row])
         first = seq_len - (end - start)  # place of the row's first token
+        lowest = 0 if batch.first_places is None else int(batch.first_places[row])
         tree = first + num_causal  # place of its first tree token
         for token in range(start, end):
             if batch.slot_mapping[token] < 0:
                 continue
             own_place, bits = first + token - start, int(batch.tree_mask[token])
             seen: list[int] = []
-            for place in range(seq_len):
+            for place in range(lowest, seq_len):
                 if own_place < tree:
                     visible = place <= own_place
                 else:

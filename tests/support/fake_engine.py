@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from foretoken.engine.intake import Intake
 from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
 from foretoken.engine.stats import EngineStats, ProposerStats
-from foretoken.proposers.config import NgramConfig, SpeculativeConfig
+from foretoken.proposers.config import NgramConfig, SpeculativeConfig, Typical
 
 if TYPE_CHECKING:
     from foretoken.engine.async_engine import AsyncEngine
@@ -34,6 +34,8 @@ STATS = EngineStats(
     recent_accepted_tokens=15,
     recent_drafts=4,
     num_speculative_tokens=5,
+    acceptance="typical",
+    is_lossy=True,
     steps_with_speculation_off={"batch_size": 3},
     proposers=(ProposerStats("ngram", 10, 50, 30, 1, 0.25),),
 )
@@ -53,11 +55,12 @@ class FakeEngine:
     last_step_age_s: float = 0.0
     calls: list[SimpleNamespace] = field(default_factory=list)
     num_open: int = 0
+    typical: Typical | None = None  # a lossy rule, if it is to be on
 
     @property
     def engine(self) -> SimpleNamespace:
         model = SimpleNamespace(name="tiny", max_model_len=512, vocab_size=300)
-        speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),))
+        speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),), typical=self.typical)
         return SimpleNamespace(
             model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, intake=self.intake
         )
@@ -71,10 +74,18 @@ class FakeEngine:
         return STATS
 
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
     ) -> FakeStream:
-        self.intake.requests(request_id, prompt_token_ids, params, 0.0, priority, cache_salt)
-        self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, salt=cache_salt, priority=priority))
+        first = self.intake.requests(request_id, prompt_token_ids, params, 0.0, priority, cache_salt, tenant)[0]
+        salts = {"salt": first.cache_salt, "corpus_id": first.corpus_id}
+        self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, priority=priority, **salts))
         if self.error is not None:
             raise self.error
         return FakeStream(self, self._deltas(request_id, params))

@@ -6,17 +6,52 @@ rejected draft changes the output: comparing outputs then tests the whole of the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.weight_bank import WeightBank
 
 EMPTY = -1
 
 
+def mix(state: int, token: int) -> int:
+    """The state behind one more token."""
+    return hash((state, token)) & (2**48 - 1)
+
+
 def next_token(tokens: tuple[int, ...], vocab_size: int) -> int:
     """What the network says after `tokens`."""
-    return hash((0, *tokens)) % vocab_size
+    return functools.reduce(mix, tokens, 0) % vocab_size
+
+
+def to_row(state: int) -> list[float]:
+    """A state as three numbers that float32 holds exactly."""
+    return [float(state >> shift & 0xFFFF) for shift in (0, 16, 32)]
+
+
+def from_row(row: list[float]) -> int:
+    return sum(int(part) << shift for part, shift in zip(row, (0, 16, 32), strict=True))
+
+
+def visible_slots(batch: RaggedBatch, row: int, index: int) -> list[int]:
+    """Slots that the row's token `index` sees, its own included, in the order of their positions."""
+    starts = batch.query_start_loc
+    num_causal, new = int(batch.num_causal[row]), int(starts[row + 1] - starts[row])
+    first = int(batch.seq_lens[row]) - new
+    table, size = batch.block_tables[row].tolist(), batch.block_size
+    lowest = 0 if batch.first_places is None else int(batch.first_places[row])
+    if index < num_causal:
+        places = [*range(lowest, first + index + 1)]
+    else:
+        mask = int(batch.tree_mask[int(starts[row]) + index]) & (2**64 - 1)
+        tail = [first + num_causal + bit for bit in range(new - num_causal) if mask >> bit & 1]
+        places = [*range(lowest, first + num_causal), *tail]
+    return [table[place // size] * size + place % size for place in places]
 
 
 class HashKV:
@@ -47,6 +82,9 @@ class HashModel:
     max_model_len = 4096
     is_batch_invariant = True
     weight_bytes = 0
+    token_ids: Tensor | None = None
+    recurrent: tuple[str, int] | None = None
+    bank = WeightBank()
 
     def __init__(self, vocab_size: int, fails_on: int | None = None, errs: bool = False) -> None:
         self.vocab_size = vocab_size
@@ -60,56 +98,50 @@ class HashModel:
     def kv_block_bytes(self, block_size: int) -> int:
         return block_size * 16  # a token and a position in each slot
 
-    def run(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = ()) -> ForwardOutput:
-        assert isinstance(kv, HashKV)
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        assert isinstance(kv, HashKV) and not inputs
         self.num_passes += 1
-        tokens, positions, masks = batch.token_ids.tolist(), batch.positions.tolist(), batch.tree_mask.tolist()
+        tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
         for slot, token, position in zip(batch.slot_mapping.tolist(), tokens, positions, strict=True):
             if token == self.fails_on:
                 raise RuntimeError("a token that the network cannot bear")
             if slot >= 0:
                 kv.slots[slot] = (token, position)
-        starts = batch.query_start_loc.tolist()
-        wanted = batch.logits_indices.tolist()
+        seen = {flat: self._visible(batch, kv, flat) for flat in (range(len(tokens)) if hidden else batch.logits_indices.tolist())}
         said: list[int] = []
-        row = 0
-        for flat in wanted:
-            while starts[row + 1] <= flat:
-                row += 1
-            seen = self._visible(batch, kv, row, flat - starts[row], masks[starts[row] : starts[row + 1]])
-            token = next_token(seen, self.vocab_size)
-            said.append((token + 1) % self.vocab_size if self.errs and hash(seen) % 3 == 0 else token)
+        for flat in batch.logits_indices.tolist():
+            token = next_token(seen[flat], self.vocab_size)
+            said.append((token + 1) % self.vocab_size if self.errs and hash(seen[flat]) % 3 == 0 else token)
         argmax = torch.tensor(said, dtype=torch.int64)
         logits = None
         if len(batch.full_logits):
-            chosen = argmax[batch.full_logits]
-            logits = torch.stack([self._logits(int(token)) for token in chosen])
-        return ForwardOutput(argmax, torch.ones(len(said)), logits)
+            logits = torch.stack([likely(int(token), self.vocab_size) for token in argmax[batch.full_logits]])
+        states = torch.tensor([to_row(functools.reduce(mix, seen[flat], 0)) for flat in range(len(tokens))]) if hidden else None
+        return ForwardOutput(argmax, torch.ones(len(said)), logits, {} if states is None else dict.fromkeys(hidden, states))
 
-    def run_chain(self, batch: RaggedBatch, kv: KVTensors, counts: Tensor, draws: Draws | None = None) -> ChainOutput:
-        from foretoken.kernels.chain import run_chain_by_steps
+    def run_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        draws: Draws | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainOutput:
+        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
-        return run_chain_by_steps(self, batch, kv, counts, draws)
-
-    def _logits(self, token: int) -> Tensor:
-        """A few likely tokens, a function of the best one alone."""
-        ids = torch.arange(self.vocab_size)
-        return torch.where(ids == token, 4.0, ((ids * 7 + token * 13) % self.vocab_size).float() / self.vocab_size * 3.0)
-
-    def _visible(self, batch: RaggedBatch, kv: HashKV, row: int, index: int, masks: list[int]) -> tuple[int, ...]:
-        num_causal, new = int(batch.num_causal[row]), len(masks)
-        first = int(batch.seq_lens[row]) - new
-        table, size = batch.block_tables[row].tolist(), batch.block_size
-        if index < num_causal:
-            places = range(first + index + 1)
-            tail: list[int] = []
-        else:
-            places = range(first + num_causal)
-            mask = masks[index] & (2**64 - 1)
-            tail = [first + num_causal + bit for bit in range(new - num_causal) if mask >> bit & 1]
+    def _visible(self, batch: RaggedBatch, kv: HashKV, flat: int) -> tuple[int, ...]:
+        row = int(torch.searchsorted(batch.query_start_loc, flat, right=True)) - 1
         seen: list[int] = []
-        for expected, place in enumerate([*places, *tail]):
-            token, position = kv.slots[table[place // size] * size + place % size]
-            assert position == expected, f"place {place} holds position {position}, not {expected}"
+        for expected, slot in enumerate(visible_slots(batch, row, flat - int(batch.query_start_loc[row]))):
+            token, position = kv.slots[slot]
+            assert position == expected, f"slot {slot} holds position {position}, not {expected}"
             seen.append(token)
         return tuple(seen)
+
+
+def likely(token: int, vocab_size: int) -> Tensor:
+    """[vocab_size] logits: a few likely tokens, a function of the best one alone."""
+    ids = torch.arange(vocab_size)
+    return torch.where(ids == token, 4.0, ((ids * 7 + token * 13) % vocab_size).float() / vocab_size * 3.0)

@@ -35,7 +35,7 @@ def batch_of(rows: list[Row]) -> RaggedBatch:
         positions += [*range(row.start, first_tree), *(first_tree + depth for depth in depths)]
         places = range(row.start, first_tree + len(row.tree))
         slots += [row.blocks[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in places]
-        masks += [0] * len(row.causal) + ancestors
+        masks += [0] * len(row.causal) + [mask - (1 << 64) if mask >> 63 else mask for mask in ancestors]  # node 63 is the sign
         ends.append(len(token_ids))
     width = max((len(row.blocks) for row in rows), default=1)
     return RaggedBatch(

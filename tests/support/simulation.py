@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hash_head import HashHead, feature_drafter
 from hash_model import HashModel, next_token
 
 from foretoken.engine.committer import Committer
@@ -23,8 +24,10 @@ from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
-from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
-from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.config import DynamicTree, NgramConfig, SpeculativeConfig, StaticTree
+from foretoken.proposers.drafting import OwnCache
+from foretoken.proposers.guessing import ChainGuesser, Drawing, Network
+from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.ngram import NgramProposer
 from foretoken.proposers.proposer_set import ProposerSet
 
@@ -77,6 +80,8 @@ class WildProposer:
 
     def check(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class World:
@@ -102,6 +107,8 @@ class World:
         more = random.Random(self.seed + 1)
         self.second_draft_model = self.draft_model is not None and more.random() < 0.3
         self.scratch_slots = more.choice([0, 0, 3])
+        self.head = more.random() < 0.4
+        self.head_tree = more.choice([None, None, DynamicTree(2, 3, 5), StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))])
         stems = [[dice.randrange(1, VOCAB) for _ in range(dice.randint(1, 24))] for _ in range(3)]
         self.requests: list[Request] = []
         at = 0.0
@@ -145,15 +152,23 @@ class World:
             chosen.append(WildProposer(dice, dice.choice([1, 4, 9]), self.trees, self.misbehaves))
         if self.draft_model is not None:
             network = HashModel(VOCAB, errs=self.draft_model == "poor")
-            config = DraftModelConfig("hash", dice.choice([1, 3, 6]))
-            chosen.append(DraftModelProposer(network, network.allocate(self.num_blocks, self.block_size), config, VOCAB))
+            chosen.append(draft_model("draft_model", network, self.num_blocks, self.block_size, dice.choice([1, 3, 6])))
         if self.second_draft_model:  # keeps up beside the first one, with a shorter context
-            network, config = HashModel(VOCAB), DraftModelConfig("hash", 2, max_model_len=20)
-            kv = network.allocate(self.num_blocks, self.block_size)
-            chosen.append(DraftModelProposer(network, kv, config, VOCAB, "draft_model_2"))
+            chosen.append(draft_model("draft_model_2", HashModel(VOCAB), self.num_blocks, self.block_size, 2, max_model_len=20))
+        if self.head:
+            size = dice.choice([1, 2, 5]) if self.head_tree is None else 6
+            head = feature_drafter("head", HashHead(VOCAB), self.num_blocks, self.block_size, size, tree=self.head_tree)
+            chosen.insert(dice.choice([0, len(chosen)]), head)
         if dice.random() < 0.3:
             chosen.append(NgramProposer(NgramConfig(3, 3, 1)))
         return chosen
+
+
+def draft_model(
+    name: str, network: HashModel, num_blocks: int, block_size: int, max_tokens: int, max_model_len: int = 4096
+) -> LearnedProposer:
+    guesser = ChainGuesser(Network(network, network.allocate(num_blocks, block_size)), Drawing(VOCAB))
+    return LearnedProposer(name, network.kv_layers, OwnCache(max_model_len, max_tokens, VOCAB), guesser)
 
 
 def build_core(
@@ -170,7 +185,7 @@ def build_core(
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
     controller = Controller(speculative, infos)
     model = HashModel(VOCAB, fails_on=fails_on)
-    runner = Runner(model, model.allocate(num_blocks, world.block_size), (), full_logits_wanted)
+    runner = Runner(model, model.allocate(num_blocks, world.block_size), proposer_set.needs.hidden, full_logits_wanted)
     scheduler = Scheduler(
         world.config,
         kv,
@@ -178,7 +193,7 @@ def build_core(
         vocab_size=VOCAB,
         max_model_len=model.max_model_len,
         num_ingesting=sum(p.needs.ingests for p in proposers),
-        scratch_slots=world.scratch_slots,
+        scratch_slots=max(world.scratch_slots, proposer_set.needs.scratch_slots),
         on_preempt=proposer_set.forget,
     )
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
@@ -235,6 +250,9 @@ def simulate(seed: int, kv_class: Callable[..., KVCache] = KVCache) -> int:
     if world.draft_model == "perfect" and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
         (perfect,) = (t for t in core.controller.totals if t.name == "draft_model")
         assert perfect.num_accepted_tokens == perfect.num_draft_tokens, "a draft that knows the target was refused: its cache went wrong"
+    if world.head and world.head_tree is None and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
+        (head,) = (t for t in core.controller.totals if t.name == "head")
+        assert head.num_accepted_tokens == head.num_draft_tokens, "a head that knows the target was refused: its states went wrong"
     for request in world.requests:
         expected = run_alone(world, request)
         got = outputs[request.request_id]

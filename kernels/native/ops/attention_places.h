@@ -11,12 +11,14 @@ struct Places {
 inline int first_place(const BatchView& batch, int row) {
   return batch.seq_lens[row] - (batch.query_start[row + 1] - batch.query_start[row]);
 }
+// Nobody sees a place before it: a row of a drafter may have no entries there.
+inline int lowest_place(const BatchView& batch, int row) { return batch.first_places ? batch.first_places[row] : 0; }
 inline int tree_start(const BatchView& batch, int row) { return first_place(batch, row) + batch.num_causal[row]; }
 
 inline Places causal_places(const BatchView& batch, int row, int token, int window) {
   const int place = first_place(batch, row) + token - batch.query_start[row];
-  const int low = window > 0 && place >= window ? place - window + 1 : 0;
-  return {low, place + 1};
+  const int low = window > 0 && place >= window ? place - window + 1 : 0, lowest = lowest_place(batch, row);
+  return {low > lowest ? low : lowest, place + 1};
 }
 
 // The tree tokens that tree token `token` sees, as indices into the row's tree, sorted by position, then index. Returns how many.
@@ -36,12 +38,13 @@ inline int tree_order(const BatchView& batch, int row, int token, int* order) {
 
 inline Places tree_places(const BatchView& batch, int row, int token, int window, const int* order, int count) {
   const int tree = batch.query_start[row] + batch.num_causal[row], start = tree_start(batch, row);
-  Places places{0, start + count};
+  const int lowest = lowest_place(batch, row);
+  Places places{lowest, start + count};
   if (window <= 0) return places;
   // Places are sorted by position, so those within the window are a run.
   const int64_t position = batch.positions[token];
   if (position - window + 1 < start) {
-    places.low = position - window + 1 > 0 ? int(position - window + 1) : 0;
+    places.low = position - window + 1 > lowest ? int(position - window + 1) : lowest;
   } else {
     places.low = start;
     while (places.low < places.high && batch.positions[tree + order[places.low - start]] <= position - window) ++places.low;

@@ -1,0 +1,178 @@
+"""The engine's side of loading proposers: what they may know of the target, networks bound as the target is, caches for all.
+
+Knows no method. One object for one boot: networks are loaded, then caches are allocated once, then proposers are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..kernels.execution import UnsupportedExecution
+from ..kernels.layout import Executor, KVTensors
+from ..kernels.native import NotLowered
+from ..kernels.program import Embed, Linear, Op, Program, Scale, Softcap
+from ..kernels.rope import UnsupportedModel
+from ..kernels.weights import WeightError, bind_program
+from ..proposers import load, open_all
+from ..proposers.config import DraftModelConfig, PardConfig, SpeculativeConfig
+from ..proposers.config_entry import SpeculativeConfigError
+from ..proposers.corpus import open_corpora
+from ..proposers.loading import LoadedDraft, LoadedProposer, Resources, TargetView
+from ..proposers.proposer_set import ProposerSet
+from .cache_size import cache_blocks, free_memory_bytes
+from .config import EngineConfig, ModelConfig
+from .errors import ConfigError
+from .model import LoadedModel, load_model
+from .model_folder import Progress, find_folder
+
+if TYPE_CHECKING:
+    from ..kernels.transformers_layer import DraftLayer
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """All proposers, the target's cache beside theirs, and what people should know of it."""
+
+    proposers: ProposerSet
+    target_kv: KVTensors
+    num_blocks: int
+    num_bytes: int  # of all caches
+    found: tuple[str, ...]  # lines for the banner
+    learned: tuple[str, ...]  # names of proposers whose guesses depend on weights from a folder
+
+
+def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: LoadedModel, progress: Progress) -> Drafters:
+    """Raises ConfigError with what to change."""
+    loading = _Loading(config, target, progress)
+    resources = Resources(
+        target=target_view(target),
+        find_folder=lambda name, revision: find_folder(name, revision, progress),
+        bind=loading.bind,
+        load_draft=loading.load_draft,
+        progress=progress,
+        bind_layer=loading.bind_layer if target.plan.program is None else None,
+    )
+    try:
+        corpora = open_corpora(speculative.proposers, config.speculation_corpus_dir, target.tokenizer, target.vocab_size)
+        loaded = load(speculative, replace(resources, corpora=corpora))
+    except (SpeculativeConfigError, UnsupportedModel, UnsupportedExecution, WeightError, NotLowered) as error:
+        raise ConfigError(f"speculative config: {error}") from error
+
+    cache, size = config.cache, config.cache.block_size
+    executors = (target.executor, *(executor for part in loaded for executor in part.executors))
+    block_bytes = sum(executor.kv_block_bytes(size) for executor in executors) + sum(part.bytes_per_block for part in loaded)
+    num_blocks = cache_blocks(
+        cache,
+        block_bytes,
+        free_memory_bytes(),
+        max_model_len=target.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        wanted_len=config.model.max_model_len,
+    )
+    target_kv = target.executor.allocate(num_blocks, size)
+    caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
+    return_probs = speculative.rejection_sample_method in ("standard", "block")
+    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora)
+    learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
+    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned)
+
+
+def target_view(target: LoadedModel) -> TargetView:
+    text_config: Any = target.hf_config.get_text_config()
+    config: dict[str, Any] = text_config.to_dict()
+    view = TargetView(
+        folder=target.path,
+        config=config,
+        tokenizer=target.tokenizer,
+        num_layers=len(target.executor.kv_layers),
+        hidden_size=int(config["hidden_size"]),
+        vocab_size=target.vocab_size,
+        max_model_len=target.max_model_len,
+        embedding="model.embed_tokens.weight",
+        head="model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight",
+        embed_scale=1.0,
+        logits_scale=1.0,
+        logits_softcap=None,
+    )
+    program = target.plan.program
+    return view if program is None else _as_in_program(view, program)
+
+
+def _as_in_program(view: TargetView, program: Program) -> TargetView:
+    """Names and scales as the target's own program has them."""
+    written_by: dict[str, Op] = {name: op for op in program.ops for name in op.outputs}
+    name, scale, softcap = program.logits, 1.0, None
+    while not isinstance(op := written_by[name], Linear):
+        match op:
+            case Scale():
+                scale *= op.factor
+            case Softcap():
+                softcap = op.cap
+            case _:
+                raise AssertionError(f"logits that are written by {op}")
+        name = op.inputs[0]
+    embed = next(op for op in program.ops if isinstance(op, Embed))
+    return replace(
+        view,
+        embedding=embed.weight,
+        head=op.weights[0],
+        embed_scale=embed.scale,
+        logits_scale=scale,
+        logits_softcap=softcap,
+    )
+
+
+class _Loading:
+    """What proposers ask for while they are loaded."""
+
+    def __init__(self, config: EngineConfig, target: LoadedModel, progress: Progress) -> None:
+        self._config = config
+        self._target = target
+        self._progress = progress
+        self.found: list[str] = []
+
+    def bind(self, program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+        plan = self._target.plan
+        native = plan.kind == "native"
+        # Narrow weights make a drafter twice as fast and can only change what is accepted, never what is said.
+        wanted: Any = ("int8" if native else None) if quantization is None else None if quantization == "none" else quantization
+        if wanted is not None and not native:
+            raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
+        execution = replace(plan.execution, quantization=wanted, kv_cache=None)
+        return bind_program(program, weights, execution, self._target.executor.bank)
+
+    def bind_layer(self, layer: DraftLayer, weights: Mapping[str, Tensor]) -> Executor:
+        from ..kernels.transformers_layer import TransformersLayerExecutor  # reads modeling code of transformers
+
+        target = self._target
+        return TransformersLayerExecutor(layer, weights, target.plan.execution.dtype, target.executor.bank, target.max_model_len)
+
+    def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
+        config, target = self._config.model, self._target
+        folder = find_folder(draft.model, draft.revision, self._progress)
+        num_layers = draft.draft_layers if isinstance(draft, DraftModelConfig) else None
+        # The target's own first layers are kept once if they are taken as they are; everything else is narrow where it can be.
+        own = folder.samefile(target.path)
+        as_target = own and num_layers is not None and draft.quantization is None
+        settings = ModelConfig(
+            draft.model,
+            dtype=config.dtype,
+            revision=draft.revision,
+            executor="auto" if config.executor == "native" else config.executor,
+            quantization=config.quantization if as_target else draft.quantization or "none",
+        )
+        narrow = "int8" if draft.quantization is None and not as_target else None
+        bank = target.executor.bank if own and target.plan.kind != "transformers" else None
+        loaded = load_model(settings, self._progress, narrow, num_layers, bank)
+        self.found.append(f"draft       {loaded.path.name}: {loaded.plan.describe()}")
+        return LoadedDraft(loaded.executor, loaded.tokenizer, loaded.hf_config.get_text_config().to_dict(), loaded.path)
+
+
+def _found(loaded: list[LoadedProposer]) -> list[str]:
+    return [f"{part.name:<11} {line}" for part in loaded for line in part.found]
+
+

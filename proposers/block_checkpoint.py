@@ -1,0 +1,238 @@
+"""What a block drafter's checkpoint is, whoever published it: DFlash or DSpark, its tensors by one set of names, its settings checked.
+
+Knows the layouts of z-lab (DFlash), DeepSeek (DSpark) and `speculators` (both). Knows no program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..kernels.layout import MAX_TREE_TOKENS
+from .block_settings import BlockSettings
+from .checkpoint import Checkpoint, check_token_map
+from .config_entry import SpeculativeConfigError
+from .eagle_tables import Table, is_in_target, require_width_of_target
+from .loading import TargetView
+
+_LAYER_TYPES = ("qwen3", "qwen2", "llama", "mistral")
+_LAYER_SETTINGS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
+    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+)
+_IGNORED = re.compile(r"(^|\.)(t2d$|verifier_|rotary_emb\.inv_freq$)")  # left over from training
+_ALIASES = {"fc": ("fc", "encoder.fc"), "hidden_norm": ("hidden_norm", "encoder.output_norm_enc")}
+_OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
+    ("DFlash2", re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")),
+    ("LiLiCorr", re.compile(r"lilicorr_")),
+    ("Domino", re.compile(r"(^|\.)(domino|prefix_gru|embed_proj)")),
+    ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
+    ("multi-head latent attention", re.compile(r"kv_a_proj_with_mqa")),
+)
+
+
+@dataclass(frozen=True)
+class BlockDraft:
+    """A drafter as its checkpoint describes it."""
+
+    kind: Literal["DFlash", "DSpark"]
+    layout: str
+    hf_config: PreTrainedConfig  # of the layers; as many as there are tensors of
+    taps: tuple[int, ...]  # boundary ids of the target's states, in the order in which fc reads them
+    windows: tuple[int | None, ...]  # of each layer
+    causal: tuple[bool, ...]  # of each layer: whether tokens of a block see only those before them
+    block_size: int  # tokens of a block that it was trained on
+    from_anchor: bool  # the last known token's own place has the first guess, not the first mask's
+    mask_token: int
+    embedding: Table
+    head: Table
+    token_ids: Tensor | None  # [rows of the head] int64; None = rows are the target's ids
+    markov: Literal["vanilla", "gated", "rnn"] | None
+    has_confidence: bool
+    num_speculative_tokens: int | None  # what the checkpoint asks for
+
+    @property
+    def max_tokens(self) -> int:
+        """Most guesses of one block."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+
+class BlockTensors:
+    """A checkpoint's tensors by the names that programs use, whatever its layout calls them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        checkpoint.ignore(*(name for name in checkpoint.names if _IGNORED.search(name)))
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises SpeculativeConfigError if there is no such tensor, as `take` does."""
+        found = self._find(name)
+        return tuple(self.take(name).shape) if found is None else self.checkpoint.shape(found)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(self._find(name) or _spellings(name)[0], *shape)
+
+    def num_layers(self) -> int:
+        count = 0
+        while self.has(f"model.layers.{count}.self_attn.q_proj.weight"):
+            count += 1
+        return max(count, 1)
+
+    def _find(self, name: str) -> str | None:
+        return self.checkpoint.find(*_spellings(name))
+
+
+def read_draft(tensors: BlockTensors, target: TargetView) -> BlockDraft:
+    """Raises SpeculativeConfigError where it cannot be read, or not beside this target."""
+    checkpoint = tensors.checkpoint
+    settings = BlockSettings(checkpoint.folder, checkpoint.config)
+    _refuse_other_networks(tensors, settings)
+    num_layers = tensors.num_layers()
+    hf_config = _layer_config(tensors, settings, num_layers)
+    is_dspark = settings.is_dspark or any("markov_head." in name or "confidence_head." in name for name in checkpoint.names)
+    taps = settings.taps(num_layers, target.num_layers)
+    _check_encoder(tensors, taps, target)
+    embedding = _embedding(tensors, settings, hf_config, target)
+    head, token_ids = _head(tensors, settings, hf_config, target)
+    windows = settings.windows(num_layers)
+    block_size = settings.block_size(None if is_dspark else 16)
+    if not 2 <= block_size <= MAX_TREE_TOKENS:
+        raise SpeculativeConfigError(f"{checkpoint.folder}: a block has 2 to {MAX_TREE_TOKENS} tokens here, not {block_size}")
+    return BlockDraft(
+        kind="DSpark" if is_dspark else "DFlash",
+        layout=settings.layout,
+        hf_config=hf_config,
+        taps=taps,
+        windows=windows,
+        causal=settings.causal(num_layers, is_dspark),
+        block_size=block_size,
+        from_anchor=settings.flag("sample_from_anchor", is_dspark),
+        mask_token=_mask_token(checkpoint, settings, embedding),
+        embedding=embedding,
+        head=head,
+        token_ids=token_ids,
+        markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target),
+        has_confidence=tensors.has("confidence_head.proj.weight"),
+        num_speculative_tokens=settings.num_speculative_tokens(),
+    )
+
+
+def _spellings(name: str) -> list[str]:
+    """What files call the tensor that programs call `name`, the commonest first."""
+    module, _, last = name.removeprefix("model.").rpartition(".")
+    names = [f"{alias}.{last}" if alias else last for alias in _ALIASES.get(module, (module,))]
+    return [prefix + spelling for spelling in names for prefix in ("", "model.")]
+
+
+def _refuse_other_networks(tensors: BlockTensors, settings: BlockSettings) -> None:
+    folder, names = settings.folder, tensors.checkpoint.names
+    kinds = [kind for kind, pattern in _OTHERS if any(pattern.search(name) for name in names)]
+    if kind := next(iter([*kinds, *settings.other_kinds()]), None):
+        raise SpeculativeConfigError(f"{folder} is a {kind} drafter, which is known but not supported: take a plain DFlash or DSpark")
+    if masks := sorted(folder.glob("mask_embedding.*")):
+        raise SpeculativeConfigError(
+            f"{masks[0]} keeps the mask token's embedding outside the checkpoint, which is not supported: take a DFlash whose mask token "
+            "has a row in the embedding"
+        )
+
+
+def _layer_config(tensors: BlockTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
+    """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
+    kind = settings.layers.get("model_type", "qwen3")
+    if kind not in _LAYER_TYPES:
+        raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
+    given = {key: settings.layers[key] for key in _LAYER_SETTINGS if settings.layers.get(key) is not None}
+    heads = given.get("num_attention_heads")
+    if "head_dim" not in given and type(heads) is int and heads > 0:
+        given["head_dim"] = tensors.shape("model.layers.0.self_attn.q_proj.weight")[0] // heads
+    try:
+        return cast(Any, CONFIG_MAPPING[kind])(**given, num_hidden_layers=num_layers)
+    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+        raise SpeculativeConfigError(f"{settings.folder}/config.json is no valid {kind} config: {error}") from error
+
+
+def _check_encoder(tensors: BlockTensors, taps: tuple[int, ...], target: TargetView) -> None:
+    read = tensors.shape("fc.weight")[-1]
+    if read != len(taps) * target.hidden_size:
+        raise SpeculativeConfigError(
+            f"fc.weight in {tensors.checkpoint.folder} reads states of {read} numbers, but the target's layers "
+            f"{', '.join(map(str, taps))} have {len(taps)} x {target.hidden_size}: take the drafter that was trained for this target"
+        )
+
+
+def _embedding(tensors: BlockTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView) -> Table:
+    """The file's, unless it has none or the very same numbers as the target."""
+    name, width = "embed_tokens.weight", int(hf_config.hidden_size)
+    if not tensors.has(name):
+        require_width_of_target(name, width, settings.folder, target)
+        return Table(target.embedding, target.vocab_size, True, settings.number("input_embedding_scale", target.embed_scale))
+    own = tensors.take(name, -1, width)
+    if len(own) < target.vocab_size:
+        raise SpeculativeConfigError(
+            f"{settings.folder} was trained for a vocabulary of {len(own)} tokens, the target's has {target.vocab_size}: "
+            "take the drafter that was trained for this target"
+        )
+    scale = settings.number("input_embedding_scale", 1.0)
+    is_shared = is_in_target(own, target.embedding, target)
+    return Table(target.embedding if is_shared else name, len(own), is_shared, scale)
+
+
+def _head(
+    tensors: BlockTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView
+) -> tuple[Table, Tensor | None]:
+    """The head, and the token ids of its rows where they are a vocabulary of the drafter's own."""
+    name, folder, width = "lm_head.weight", settings.folder, int(hf_config.hidden_size)
+    if tensors.has("d2t"):
+        rows = len(tensors.take(name, -1, width))
+        return Table(name, rows, False), check_token_map("d2t", tensors.take("d2t", rows), target.vocab_size)
+    reduced = settings.find("draft_vocab_size")
+    if reduced not in (None, target.vocab_size):
+        raise SpeculativeConfigError(f"{folder} has a vocabulary of {reduced} tokens of its own, but no d2t that says which they are")
+    if tensors.has(name):
+        own = tensors.take(name, target.vocab_size, width)
+        is_shared = is_in_target(own, target.head, target)
+        return Table(target.head if is_shared else name, len(own), is_shared), None
+    require_width_of_target(name, width, settings.folder, target)
+    scale = settings.number("output_multiplier", target.logits_scale)
+    return Table(target.head, target.vocab_size, True, scale, target.logits_softcap), None
+
+
+def _mask_token(checkpoint: Checkpoint, settings: BlockSettings, embedding: Table) -> int:
+    config: Mapping[str, Any] = {"mask_token_id": settings.find("mask_token_id")}
+    token = checkpoint.integer("mask_token_id", config=config)
+    if not 0 <= token < embedding.rows:
+        raise SpeculativeConfigError(
+            f"{checkpoint.folder}/config.json: 'mask_token_id' is {token}, but the embedding has {embedding.rows} rows"
+        )
+    return token
+
+
+def _markov(
+    tensors: BlockTensors, settings: BlockSettings, width: int, head: Table, target: TargetView
+) -> Literal["vanilla", "gated", "rnn"] | None:
+    if not tensors.has("markov_head.markov_w1.weight") and not settings.find("markov_rank"):
+        return None
+    rows, rank = tensors.take("markov_head.markov_w1.weight", -1, -1).shape
+    if rows < target.vocab_size:
+        raise SpeculativeConfigError(f"the Markov head in {settings.folder} knows {rows} tokens, the target has {target.vocab_size}")
+    tensors.take("markov_head.markov_w2.weight", head.rows, rank)
+    match settings.find("markov_head_type") or "vanilla":
+        case "vanilla":
+            return "vanilla"
+        case "gated":
+            tensors.take("markov_head.gate_proj.weight", rank, width + rank)
+            return "gated"
+        case "rnn":
+            tensors.take("markov_head.joint_proj.weight", 3 * rank, 2 * rank + width)
+            return "rnn"
+        case other:
+            raise SpeculativeConfigError(f"{settings.folder}: Markov heads are 'vanilla', 'gated' or 'rnn' here, not {other!r}")

@@ -1,0 +1,132 @@
+"""Guesses by filling in a block: mask tokens behind the last known one, all in one pass (DFlash: Chen et al. 2026).
+
+A cache entry of the context is made of the target's states alone and never changes; those of a block are worth nothing once its
+pass is over, and the next step's context is written over them. Knows passes, not where programs and weights come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..kernels.layout import FINAL, Executor, KVTensors, RaggedBatch
+from .block_program import CONTEXT
+from .drafting import Feed, ragged_batch
+from .dspark import Heads, draw
+from .guessing import FEATURE, Drawing, Guesses, pick
+
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers that see a block in the same way: two networks over one cache."""
+
+    context: Executor  # writes the context's entries
+    block: Executor
+    kv: KVTensors
+    is_causal: bool
+    input: str = ""  # of `block`: where it takes the state of the stage before; "" = it embeds
+
+
+class BlockGuesser:
+    """Implements `Guesser`: places of a block are those of its positions, from that of the last known token on."""
+
+    scratch_slots = 0
+
+    def __init__(self, stages: Sequence[Stage], drawing: Drawing, mask_token: int, from_anchor: bool, heads: Heads | None = None) -> None:
+        """from_anchor: the first guess is made in the last known token's own place, and the next token's position is predicted
+        everywhere (DSpark); else each mask predicts the token of its own position, and one place more is filled (DFlash)."""
+        self._stages = tuple(stages)
+        self._drawing = drawing
+        self._mask_token = mask_token
+        self._from_anchor = from_anchor
+        self._heads = heads
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
+        assert states is not None
+        self._read([feed for feed in feeds if feed.start < feed.stop], states, block_size)
+        able = [feed for feed in feeds if feed.count]
+        if not able:
+            return Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+        logits, hidden = self._fill(able, block_size)
+        columns = self._stages[-1].block.token_ids
+        if self._heads is None:
+            return pick(feeds, logits, self._drawing, columns)
+        return draw(feeds, logits, hidden, self._drawing, columns, self._heads)
+
+    def _read(self, feeds: Sequence[Feed], states: Tensor, block_size: int) -> None:
+        """Write the entries of start:stop."""
+        if not feeds:
+            return
+        batch = replace(ragged_batch(feeds, block_size), logits_indices=_NOTHING)
+        inputs = {FEATURE: states.contiguous()}
+        for i, stage in enumerate(self._stages):
+            wanted = (FINAL,) if i == 0 and len(self._stages) > 1 else ()
+            output = stage.context.run(batch, stage.kv, wanted, inputs)
+            if wanted:
+                inputs = {CONTEXT: output.hidden[FINAL].float().contiguous()}
+
+    def _fill(self, feeds: Sequence[Feed], block_size: int) -> tuple[Tensor, Tensor]:
+        """Scores [sum of counts, V] of each feed's guesses, and the states [sum of counts, H] that they were made of (none if
+        nobody wants them)."""
+        hidden = torch.zeros(0)
+        for i, stage in enumerate(self._stages):
+            is_last = i == len(self._stages) - 1
+            batch = block_batch(feeds, block_size, self._mask_token, self._from_anchor, stage.is_causal)
+            if not is_last:
+                batch = replace(batch, logits_indices=_NOTHING, full_logits=_NOTHING)
+            wanted = (FINAL,) if not is_last or self._heads is not None else ()
+            output = stage.block.run(batch, stage.kv, wanted, {stage.input: hidden} if stage.input else None)
+            hidden = output.hidden[FINAL].float().contiguous() if wanted else hidden
+            if is_last:
+                assert output.logits is not None
+                return output.logits, hidden[batch.logits_indices] if wanted else hidden
+        raise AssertionError("a drafter without layers")
+
+
+def block_batch(feeds: Sequence[Feed], block_size: int, mask_token: int, from_anchor: bool, is_causal: bool) -> RaggedBatch:
+    """A row for each feed: its last known token and masks, so many that there are `count` guesses. At least one feed.
+
+    Causal blocks are causal tokens; in others every token sees the whole block, so they are trees with all bits set.
+    """
+    lengths = [feed.count + (0 if from_anchor else 1) for feed in feeds]
+    starts = [0, *accumulate(lengths)]
+    firsts = [len(feed.row.token_ids) - 1 for feed in feeds]
+    stops = [first + length for first, length in zip(firsts, lengths, strict=True)]
+    tables = [list(feed.row.block_table[: -(-stop // block_size)]) for feed, stop in zip(feeds, stops, strict=True)]
+    widest = max(map(len, tables))
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    bits: list[int] = []
+    wanted: list[int] = []
+    for feed, start, first, stop, table in zip(feeds, starts[:-1], firsts, stops, tables, strict=True):
+        token_ids += [feed.row.token_ids[first], *[mask_token] * (stop - first - 1)]
+        positions += range(first, stop)
+        slots += [table[place // block_size] * block_size + place % block_size for place in range(first, stop)]
+        bits += [0 if is_causal else _lowest_bits(stop - first)] * (stop - first)
+        wanted += range(start + stop - first - feed.count, start + stop - first)
+    return RaggedBatch(
+        token_ids=torch.tensor(token_ids),
+        positions=torch.tensor(positions),
+        slot_mapping=torch.tensor(slots),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor(stops, dtype=torch.int32),
+        block_tables=torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32),
+        num_causal=torch.tensor(lengths if is_causal else [0] * len(feeds), dtype=torch.int32),
+        tree_mask=torch.tensor(bits),
+        logits_indices=torch.tensor(wanted),
+        full_logits=torch.arange(len(wanted)),
+        block_size=block_size,
+        first_places=torch.tensor([feed.first for feed in feeds], dtype=torch.int32) if any(feed.first for feed in feeds) else None,
+    )
+
+
+def _lowest_bits(count: int) -> int:
+    """An int64 with bits 0:count set; count at most 64."""
+    return (1 << count) - 1 if count < 64 else -1

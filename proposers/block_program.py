@@ -1,0 +1,126 @@
+"""The networks of block drafters as programs: what writes the context's cache entries, and the layers that fill in a block.
+
+Both write the same cache layers. Layers that follow one another and let a block's tokens see each other in the same way form a
+stage, with programs of its own: a batch has one mask for all layers of a program. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+
+from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
+from ..kernels.fuse import fuse
+from ..kernels.program import Attention, Linear, Op, Program, RMSNorm
+from .block_checkpoint import BlockDraft
+from .guessing import FEATURE
+
+TOKEN_MAP = "token_map"
+CONTEXT = "hidden_norm"
+"""The buffer of c = hidden_norm(fc(states)), which every layer's entries are made of."""
+
+Has = Callable[[str], bool]
+"""Whether the checkpoint holds a weight."""
+
+
+def stages(draft: BlockDraft) -> list[range]:
+    """Runs of layers that are causal alike: [False, False, True] -> [range(0, 2), range(2, 3)]."""
+    runs = [list(run) for _, run in groupby(range(len(draft.causal)), key=lambda i: draft.causal[i])]
+    return [range(run[0], run[-1] + 1) for run in runs]
+
+
+def block_program(draft: BlockDraft, layers: range, has: Has, max_model_len: int) -> Program:
+    """A stage of the pass over a block (DFlash: Chen et al. 2026): the last known token and masks through ordinary layers.
+
+    The first stage embeds, later ones have the input hidden.<first layer>; the last one has the norm and the head, the others
+    hand on their FINAL state.
+    """
+    d = DecoderBuilder(draft.hf_config, max_model_len, torch.float32)
+    rope = d.rope(partial=True)
+    embedding, head, is_last = draft.embedding, draft.head, layers.stop == d.num_layers
+    x = d.embed(embedding.scale, embedding.weight, embedding.rows) if layers.start == 0 else d.input(hidden(layers.start), d.hidden_size)
+    for i in layers:
+        name = f"{layer(i)}.self_attn"
+        qkv = d.qkv(i, d.norm(f"{layer(i)}.input_layernorm", x), has(f"{name}.q_proj.bias"))
+        attended = d.attend(i, qkv, rope, draft.windows[i], head_norms=has(f"{name}.q_norm.weight"), bias=has(f"{name}.o_proj.bias"))
+        x = d.add(x, attended, f"{layer(i)}.middle")
+        fed = d.mlp(i, d.norm(f"{layer(i)}.post_attention_layernorm", x), has(f"{layer(i)}.mlp.gate_proj.bias"))
+        x = d.add(x, fed, hidden(i + 1))
+    if is_last:
+        final = d.norm("norm", x)
+        program = d.program(final, d.logits(final, head.weight, head.rows, head.scale, head.softcap))
+        program = replace(program, token_map=TOKEN_MAP if draft.token_ids is not None else "")
+    else:
+        whole = d.program(x, x)
+        program = replace(whole, ops=whole.ops[:-1], vocab_size=0, logits="", best=None)
+    ops = tuple(replace(op, layer=op.layer - layers.start) if isinstance(op, Attention) else op for op in program.ops)
+    shared = frozenset(table.weight for table in (embedding, head) if table.is_shared and table.weight in program.weights)
+    return fuse(replace(program, ops=ops, boundaries=(), shared=shared))
+
+
+def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, state_width: int) -> Program:
+    """What writes the context's entries of a stage: k and v of each layer straight from c, which goes through no layer.
+
+    The first stage makes c of the FEATURE input, the states of all tapped layers side by side, and hands it on as FINAL; later
+    stages have it as the input CONTEXT. block: the stage's other program, whose cache layers these are.
+    """
+    eps, width = float(draft.hf_config.rms_norm_eps), int(draft.hf_config.hidden_size)
+    weights: dict[str, tuple[int, ...]] = {}
+    ops: list[Op] = []
+    inputs = {CONTEXT: width}
+    if layers.start == 0:
+        inputs = {FEATURE: len(draft.taps) * state_width}
+        weights = {"fc.weight": (width, len(draft.taps) * state_width), "hidden_norm.weight": (width,)}
+        ops = [
+            Linear((FEATURE,), ("fc",), ("fc.weight",)),
+            RMSNorm(("fc",), (CONTEXT,), "hidden_norm.weight", eps),
+        ]
+    attentions = {op.layer: op for op in block.ops if isinstance(op, Attention)}
+    for i in layers:
+        name, spec = f"{layer(i)}.self_attn", block.kv_layers[i - layers.start]
+        attention = attentions[i - layers.start]
+        parts: list[str] = []
+        for part, rows in (("k_proj", spec.num_kv_heads * spec.k_dim), ("v_proj", spec.num_kv_heads * spec.v_dim)):
+            weights[f"{name}.{part}.weight"] = (rows, width)
+            bias = (f"{name}.{part}.bias",) if has(f"{name}.{part}.bias") else ()
+            weights |= {b: (rows,) for b in bias}
+            ops.append(Linear((CONTEXT,), (f"{name}.{part}",), (f"{name}.{part}.weight",), bias))
+            parts.append(f"{name}.{part}")
+        if attention.k_norm:
+            weights[attention.k_norm] = (spec.k_dim,)
+        ops.append(replace(attention, inputs=tuple(parts), outputs=(), num_heads=0, q_norm=""))
+    program = Program(
+        ops=tuple(ops),
+        weights=weights,
+        kv_layers=block.kv_layers,
+        ropes=block.ropes,
+        vocab_size=0,
+        max_model_len=block.max_model_len,
+        boundaries=(),
+        final=CONTEXT if layers.start == 0 and layers.stop < len(draft.causal) else "",
+        logits="",
+        best=None,
+        inputs=inputs,
+    )
+    return fuse(program)
+
+
+def bias_program(rows: int, rank: int) -> Program:
+    """A Markov head's W2: FEATURE [T, rank] -> FINAL [T, rows], what is added to the scores."""
+    weight = "markov_head.markov_w2.weight"
+    return Program(
+        ops=(Linear((FEATURE,), ("bias",), (weight,)),),
+        weights={weight: (rows, rank)},
+        kv_layers=(),
+        ropes={},
+        vocab_size=0,
+        max_model_len=1,
+        boundaries=(),
+        final="bias",
+        logits="",
+        best=None,
+        inputs={FEATURE: rank},
+    )

@@ -1,0 +1,139 @@
+"""What a block drafter's config.json means: publishers count layers in two ways and say in three whether a block is causal.
+
+Knows no tensors. Nothing crashes if these are confused; guesses only get worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
+
+_BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
+
+
+class BlockSettings:
+    """Settings stand in `dflash_config` or at the top, those of the layers at the top or in `transformer_layer_config`."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.layers = _object(config, "transformer_layer_config") or config
+        self._top, self._inner = config, _object(config, "dflash_config")
+        kind = config.get("speculators_model_type")
+        self._speculators = kind if isinstance(kind, str) else None
+        architectures = config.get("architectures")
+        self._architecture = str(architectures).lower() if isinstance(architectures, list) else ""
+
+    @property
+    def is_dspark(self) -> bool:
+        """Also where there is no Markov head: DeepSeek publishes such files as "dflash"."""
+        if self._speculators is not None:
+            return self._speculators == "dspark"
+        return "dspark" in self._architecture or self.find("markov_rank") is not None
+
+    @property
+    def layout(self) -> str:
+        return "speculators" if self._speculators is not None else "DeepSeek" if self.is_dspark else "z-lab"
+
+    def find(self, key: str) -> Any:
+        value = self._inner.get(key)
+        return self._top.get(key) if value is None else value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.find(key)
+        return default if value is None else bool(value)
+
+    def number(self, key: str, default: float) -> float:
+        value = self.find(key)
+        return float(value) if isinstance(value, int | float) else default
+
+    def block_size(self, default: int | None) -> int:
+        value = self.find("block_size")
+        value = default if value is None else value
+        if type(value) is not int:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: 'block_size' must be an integer, not {value!r}")
+        return value
+
+    def num_speculative_tokens(self) -> int | None:
+        """Of the first proposal method that `speculators` wrote down."""
+        match _object(self._top, "speculators_config"):
+            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
+                return min(count, MAX_NUM_SPECULATIVE_TOKENS)
+            case _:
+                return None
+
+    def other_kinds(self) -> list[str]:
+        """Drafters of the same family that are no DFlash and no DSpark."""
+        kinds: list[str] = []
+        if self._speculators not in (None, "dflash", "dspark"):
+            kinds.append(str(self._speculators))
+        if "dflash2" in self._architecture or self.find("selector_rank") is not None:
+            kinds.append("DFlash2")
+        if self.find("projector_type") not in (None, "dflash", "dspark"):
+            kinds.append(str(self.find("projector_type")))
+        if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
+            kinds.append("DFlash with attention sinks or scaled values")
+        return kinds
+
+    def taps(self, num_draft_layers: int, num_layers: int) -> tuple[int, ...]:
+        """Boundary ids of the target's states that are read.
+
+        `speculators` writes boundary ids; target_layer_ids are the numbers of layers whose outputs are meant (-1 = the
+        embedding). Without any, as many as the drafter has layers, evenly spread.
+        """
+        key, value = (_BOUNDARIES, self.find(_BOUNDARIES)) if self._speculators is not None else (_OUTPUTS, self.find(_OUTPUTS))
+        if value is None and self._speculators is not None:
+            raise SpeculativeConfigError(f"{self.folder}/config.json does not say which layers of the target are read ({key!r})")
+        if value is None:
+            count, span = num_draft_layers - 1, num_layers - 4
+            value = [round(1 + i * span / count) for i in range(count + 1)] if count else [num_layers // 2]
+        ids = cast(list[Any], value) if isinstance(value, list) else []
+        if not ids or not all(type(entry) is int for entry in ids):
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be a list of layers, not {value!r}")
+        taps = tuple(entry + (key == _OUTPUTS) for entry in cast(list[int], ids))
+        if len(set(taps)) != len(taps) or not all(0 <= boundary <= num_layers for boundary in taps):
+            raise SpeculativeConfigError(
+                f"{self.folder} would read the target before layers {', '.join(map(str, taps))} ({key}), but it has layers 0 to "
+                f"{num_layers - 1}: take the drafter that was trained for this target"
+            )
+        return taps
+
+    def windows(self, num_layers: int) -> tuple[int | None, ...]:
+        """Positions that each layer sees, itself included."""
+        size = self.find("swa_window_size") if self.flag("use_swa", False) else self.layers.get("sliding_window")
+        if size is not None and (type(size) is not int or size < 1):
+            raise SpeculativeConfigError(f"{self.folder}/config.json: a sliding window of {size!r} positions")
+        if self.layers.get("use_sliding_window") is False:
+            size = None
+        return tuple(size if slides else None for slides in self._slides(num_layers))
+
+    def causal(self, num_layers: int, is_dspark: bool) -> tuple[bool, ...]:
+        """Whether tokens of a block see only those before them, layer by layer.
+
+        z-lab: sliding layers do, unless `is_causal` or dflash_config.causal speaks for all. `speculators`: sliding layers do, unless
+        sliding_window_non_causal. DeepSeek's DSpark: none.
+        """
+        if self._speculators is not None:
+            is_open = self.flag("sliding_window_non_causal", False)
+            return tuple(slides and not is_open for slides in self._slides(num_layers))
+        explicit = next((value for value in (self.find("is_causal"), self._inner.get("causal")) if value is not None), None)
+        if explicit is not None or is_dspark:
+            return (bool(explicit),) * num_layers
+        return self._slides(num_layers)
+
+    def _slides(self, num_layers: int) -> tuple[bool, ...]:
+        kinds = self.layers.get("layer_types")
+        if kinds is None:
+            return (self.flag("use_swa", False),) * num_layers
+        if not isinstance(kinds, list) or len(cast(list[Any], kinds)) < num_layers:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: 'layer_types' must name {num_layers} layers, not {kinds!r}")
+        if unknown := set(cast(list[str], kinds)) - {"full_attention", "sliding_attention"}:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: layers of the types {', '.join(unknown)} are not supported")
+        return tuple(kind == "sliding_attention" for kind in cast(list[str], kinds)[:num_layers])
+
+
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,125 @@
+"""A drafter's folder: its config.json, and tensors taken by name, so that what is missing, misshapen or left over can be told.
+
+Only safetensors are read. Knows no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..kernels.weights import WeightError, check_finite, read_tensors
+from .config_entry import SpeculativeConfigError
+from .detection import read_config
+
+
+class Checkpoint:
+    """Raises SpeculativeConfigError with what to do, whatever is wrong with the folder."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """tensors: what to read instead of the folder's safetensors files (a part of a larger checkpoint)."""
+        self.folder = folder
+        self.config: dict[str, Any] = read_config(folder)
+        self._tensors = _read(folder) if tensors is None else tensors
+        self._taken: set[str] = set()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of them, for who checks them himself."""
+        return self._tensors
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def find(self, *names: str) -> str | None:
+        """The first of these names that is there: layouts differ in prefixes."""
+        return next((name for name in names if name in self._tensors), None)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor, finite and of this shape (-1 = any size). In the number format of the file."""
+        if name not in self._tensors:
+            raise SpeculativeConfigError(f"{self.folder} has no tensor {name!r}{self._like(name)}")
+        tensor = self._tensors[name]
+        if shape and (tensor.dim() != len(shape) or any(n not in (-1, m) for n, m in zip(shape, tensor.shape, strict=True))):
+            wanted = " x ".join("any" if n == -1 else str(n) for n in shape)
+            found = " x ".join(map(str, tensor.shape))
+            raise SpeculativeConfigError(f"{name!r} in {self.folder} is {found}, but {wanted} is needed to fit its config and the target")
+        try:
+            if tensor.is_floating_point():
+                check_finite({name: tensor})
+        except WeightError as error:
+            raise SpeculativeConfigError(f"{self.folder}: {error}") from None
+        self._taken.add(name)
+        return tensor
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        return self.take(name, *shape) if name in self._tensors else None
+
+    def ignore(self, *names: str) -> None:
+        """Known to be of no use here."""
+        self._taken.update(names)
+
+    def unused(self) -> list[str]:
+        """Tensors that nobody took: said aloud, because a layout read wrongly only lowers acceptance."""
+        return sorted(set(self._tensors) - self._taken)
+
+    def model_config(self) -> PreTrainedConfig:
+        """config.json as a whole model's, read by transformers."""
+        try:
+            return AutoConfig.from_pretrained(self.folder, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+            raise SpeculativeConfigError(f"{self.folder}/config.json is no valid config of a model: {error}") from error
+
+    def integer(self, key: str, default: int | None = None, config: Mapping[str, Any] | None = None) -> int:
+        """A setting of config.json (or of a part of it)."""
+        value = (self.config if config is None else config).get(key, default)
+        if type(value) is not int:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be an integer, not {value!r}")
+        return value
+
+    def _like(self, name: str) -> str:
+        last = name.rsplit(".", 2)[-2:]
+        similar = [n for n in sorted(self._tensors) if n.endswith(".".join(last))][:3]
+        return f"; it has {', '.join(similar)}" if similar else ""
+
+
+def unused_line(names: Sequence[str], limit: int = 6) -> str:
+    """For `LoadedProposer.found`."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"unused tensors: {', '.join(names[:limit])}{more}"
+
+
+def check_token_map(name: str, offsets: Tensor, vocab_size: int) -> Tensor:
+    """[n] int64 token ids of a draft vocabulary from its offsets (`d2t`): id + offset. Raises if they are no such map."""
+    token_ids = torch.arange(len(offsets)) + offsets.long()
+    if len(token_ids) and (int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size or len(token_ids.unique()) != len(token_ids)):
+        raise SpeculativeConfigError(f"{name!r} does not map the draft's vocabulary into the target's {vocab_size} tokens, one to one")
+    return token_ids
+
+
+def _read(folder: Path) -> Mapping[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+        if pickles:
+            raise SpeculativeConfigError(
+                f"{pickles[0]} is a pickle, which can run code when it is read; convert it to safetensors "
+                "(torch.load(..., weights_only=True), then safetensors.torch.save_file) and try again"
+            )
+        raise SpeculativeConfigError(f"there are no .safetensors files in {folder}")
+    try:
+        return read_tensors(files)
+    except WeightError as error:
+        raise SpeculativeConfigError(str(error)) from None

@@ -1,0 +1,141 @@
+"""A proposer from the user's own code: found, constructed and checked, because nobody has checked it before.
+
+`ChainProposer` is the short way to write one: it needs a single method. The long way is the interface in base.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from .base import Draft, DraftContext, Feedback, Needs, Proposer
+from .config import CustomConfig
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
+from .loading import LoadedProposer, Opening, Resources, TargetView
+
+_METHODS = ("propose", "observe", "forget", "check", "close")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the constructor of a custom proposer is given, as its only argument."""
+
+    num_speculative_tokens: int  # the most that it should guess for a row
+    options: Mapping[str, Any]  # "options" of the speculative config, as they are
+    target: TargetView  # the model that is served: its folder, tokenizer, vocab_size, max_model_len, ...
+
+
+class ChainProposer:
+    """Implements `Proposer` around one method: derive from it and write `guess`.
+
+    `name` is what requests choose the proposer by. Target states, trees and confidence need `Proposer` itself.
+    """
+
+    name = "custom"
+    needs = Needs()
+
+    def __init__(self, setup: Setup) -> None:
+        self.max_tokens = setup.num_speculative_tokens
+        self.options = setup.options
+        self.target = setup.target
+
+    def guess(self, token_ids: Sequence[int], k: int) -> Sequence[int]:
+        """At most k tokens that may follow token_ids (prompt and output so far, not to be changed or kept); none is fine."""
+        raise NotImplementedError(f"{type(self).__name__} must have a method guess(self, token_ids, k)")
+
+    def propose(self, context: DraftContext) -> Draft:
+        asked = [(row.token_ids, min(row.ceiling, self.max_tokens)) for row in context.rows]
+        return Draft.chains([list(self.guess(token_ids, k))[:k] if k > 0 else [] for token_ids, k in asked])
+
+    def observe(self, feedback: Feedback) -> None:
+        """What became of the guesses, after each step."""
+
+    def forget(self, request_id: str) -> None:
+        """A request ended, or starts again."""
+
+    def check(self) -> None:
+        """Raise AssertionError if the proposer's state is inconsistent; only tests ask."""
+
+    def close(self) -> None:
+        """The process ends."""
+
+
+def load(config: CustomConfig, resources: Resources) -> LoadedProposer:
+    """Raises SpeculativeConfigError if there is no such class, it cannot be constructed, or it makes no proposer."""
+    named = config.custom_class
+    place, _, class_name = named.rpartition(":")
+    module = _imported_file(Path(place)) if place.endswith(".py") else _imported_module(place)
+    made_by = vars(module).get(class_name)
+    if not isinstance(made_by, type):
+        own = [name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+        raise SpeculativeConfigError(f"'custom_class' {named!r}: {place} has no class {class_name!r}; it has {', '.join(own) or 'none'}")
+    try:
+        made: Any = made_by(Setup(config.num_speculative_tokens, config.options, resources.target))
+    except Exception as error:
+        raise SpeculativeConfigError(f"'custom_class' {named!r} cannot be constructed: {type(error).__name__}: {error}") from error
+    _check(named, made)
+    proposer = cast(Proposer, made)
+
+    def open(opening: Opening) -> Proposer:
+        proposer.name = opening.name
+        return proposer
+
+    return LoadedProposer(proposer.name, open, found=(f"{class_name} of {place}",), is_learned=False)
+
+
+def _imported_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise SpeculativeConfigError(f"'custom_class': {name} cannot be imported: {error}") from error
+        raise SpeculativeConfigError(
+            f"'custom_class': there is no module {error.name!r}; install it, or name a file: 'path/to/file.py:Class'"
+        ) from None
+    except Exception as error:
+        raise SpeculativeConfigError(f"'custom_class': {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _imported_file(path: Path) -> ModuleType:
+    """Under a name of its own, so that it hides no other module."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise SpeculativeConfigError(f"'custom_class': there is no file {path}")
+    name = f"foretoken_custom_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise SpeculativeConfigError(f"'custom_class': {path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _check(named: str, made: object) -> None:
+    """The one border where an interface is looked at, because what stands behind it is not ours."""
+    complaints: list[str] = []
+    name, needs, max_tokens = (getattr(made, attribute, None) for attribute in ("name", "needs", "max_tokens"))
+    if not isinstance(name, str) or not name:
+        complaints.append(f"name must be a text, not {name!r}")
+    if not isinstance(needs, Needs):
+        complaints.append(f"needs must be a Needs, not {needs!r}")
+    if type(max_tokens) is not int or not 0 <= max_tokens <= MAX_NUM_SPECULATIVE_TOKENS:
+        complaints.append(f"max_tokens must be an integer from 0 to {MAX_NUM_SPECULATIVE_TOKENS}, not {max_tokens!r}")
+    missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        complaints.append(f"it lacks {', '.join(f'{method}()' for method in missing)}")
+    if complaints:
+        raise SpeculativeConfigError(
+            f"'custom_class' {named!r} is no proposer: {'; '.join(complaints)}. Derive it from foretoken.proposers.custom.ChainProposer, "
+            "or implement foretoken.proposers.base.Proposer"
+        )

@@ -1,0 +1,155 @@
+"""DFlash and DSpark: a few layers that fill in a whole block at once, reading the target's own states (Chen et al. 2026; DeepSeek 2026).
+
+Tells what a checkpoint is made of and binds its programs; block_guessing.py runs them, dspark.py has DSpark's own heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from ..kernels.layout import FINAL, Executor
+from ..kernels.program import Program
+from .block_checkpoint import BlockDraft, BlockTensors, read_draft
+from .block_guessing import BlockGuesser, Stage
+from .block_program import TOKEN_MAP, bias_program, block_program, context_program, stages
+from .checkpoint import Checkpoint, unused_line
+from .config import BlockConfig
+from .config_entry import SpeculativeConfigError
+from .drafting import OwnCache, Pairing
+from .dspark import Confidence, Heads, Markov
+from .features import Features
+from .guessing import Drawing
+from .last_state import Network as StateNetwork
+from .learned import LearnedProposer
+from .loading import LoadedProposer, Opening, Resources, TargetView
+
+_STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
+
+
+def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
+    """Both methods: which of the drafters it is, the checkpoint says. Raises SpeculativeConfigError, UnsupportedModel."""
+    target = resources.target
+    checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
+    tensors = BlockTensors(checkpoint)
+    draft = read_draft(tensors, target)
+    num_tokens = _num_tokens(draft, config, checkpoint)
+    max_model_len = _max_model_len(draft, target)
+
+    def bind(program: Program) -> Executor:
+        weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
+        if program.token_map:
+            assert draft.token_ids is not None
+            weights[TOKEN_MAP] = draft.token_ids
+        return resources.bind(program, weights, config.quantization)
+
+    parts = stages(draft)
+    programs = [block_program(draft, layers, tensors.has, max_model_len) for layers in parts]
+    blocks = [bind(program) for program in programs]
+    contexts = [
+        bind(context_program(draft, layers, program, tensors.has, target.hidden_size))
+        for layers, program in zip(parts, programs, strict=True)
+    ]
+    heads = _heads(draft, tensors, config, bind)
+    state_width = len(draft.taps) * target.hidden_size
+
+    def open(opening: Opening) -> LearnedProposer:
+        samples = config.draft_sample_method == "probabilistic"
+        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        run = [
+            Stage(context, block, kv, draft.causal[layers.start], next(iter(program.inputs), ""))
+            for context, block, kv, layers, program in zip(contexts, blocks, opening.caches, parts, programs, strict=True)
+        ]
+        guesser = BlockGuesser(run, drawing, draft.mask_token, draft.from_anchor, heads)
+        features = Features(draft.taps, state_width, opening.num_blocks, opening.block_size)
+        cache = OwnCache(max_model_len, num_tokens, target.vocab_size, Pairing(shift=0, first=0), features)
+        kv_layers = tuple(layer for block in blocks for layer in block.kv_layers)
+        return LearnedProposer(opening.name, kv_layers, cache, guesser)
+
+    return LoadedProposer(
+        name=config.method,
+        open=open,
+        executors=tuple(blocks),
+        bytes_per_block=Features.bytes_per_block(state_width),
+        found=_found(draft, checkpoint),
+        is_learned=True,
+    )
+
+
+def _num_tokens(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) -> int:
+    """The config's, else the checkpoint's, else a whole block's."""
+    if config.num_speculative_tokens is None:
+        return min(draft.num_speculative_tokens or draft.max_tokens, draft.max_tokens)
+    if config.num_speculative_tokens > draft.max_tokens:
+        raise SpeculativeConfigError(
+            f"num_speculative_tokens {config.num_speculative_tokens} is more than {checkpoint.folder} guesses at once: "
+            f"its blocks have {draft.max_tokens}"
+        )
+    return config.num_speculative_tokens
+
+
+def _max_model_len(draft: BlockDraft, target: TargetView) -> int:
+    """The target's length, because drafters are trained on short texts and used on long ones."""
+    rope = draft.hf_config.rope_parameters or {}
+    if rope.get("rope_type", "default") in _STRETCHED:
+        return target.max_model_len
+    return min(target.max_model_len, int(draft.hf_config.max_position_embeddings))
+
+
+def _heads(draft: BlockDraft, tensors: BlockTensors, config: BlockConfig, bind: Callable[[Program], Executor]) -> Heads | None:
+    if config.confidence_threshold and not draft.has_confidence:
+        raise SpeculativeConfigError(
+            f"{tensors.checkpoint.folder} has no confidence head: leave 'confidence_threshold' out, or take a DSpark that has one"
+        )
+    width = int(draft.hf_config.hidden_size)
+    markov: Markov | None = None
+    if draft.markov is not None:
+        embedding = tensors.take("markov_head.markov_w1.weight")
+        rank = embedding.shape[1]
+        name = {"vanilla": "", "gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}[draft.markov]
+        markov = Markov(
+            draft.markov,
+            embedding.clone(),  # not a view of a file that might change
+            _product(StateNetwork(bind(bias_program(draft.head.rows, rank)))),
+            tensors.take(f"{name}.weight").float() if name else None,
+            tensors.take(f"{name}.bias").float() if name and tensors.has(f"{name}.bias") else None,
+        )
+    confidence: Confidence | None = None
+    if draft.has_confidence:
+        weight = tensors.take("confidence_head.proj.weight", 1, -1)[0].float()
+        rank = 0 if markov is None else markov.embedding.shape[1]
+        if len(weight) not in (width, width + rank):
+            tensors.take("confidence_head.proj.weight", 1, width + rank)  # says what is wrong
+        bias = float(tensors.take("confidence_head.proj.bias", 1)) if tensors.has("confidence_head.proj.bias") else 0.0
+        confidence = Confidence(weight, bias, None if markov is None or len(weight) == width else markov.embedding)
+    return None if markov is None and confidence is None else Heads(markov, confidence, config.confidence_threshold)
+
+
+def _product(network: StateNetwork) -> Callable[[Tensor], Tensor]:
+    """[n, FEATURE] -> [n, FINAL] of it."""
+    return lambda x: network.run(x, boundaries=(FINAL,)).hidden[FINAL].float()
+
+
+def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
+    layers = len(draft.causal)
+    sees = "causal" if all(draft.causal) else "bidirectional" if not any(draft.causal) else f"causal in layers {_some(draft.causal)}"
+    slides = f", windows in layers {_some([window is not None for window in draft.windows])}" if any(draft.windows) else ""
+    first = "the last known token's place" if draft.from_anchor else "the first mask's place"
+    embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
+    vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
+    lines = [
+        f"{draft.kind} in the layout of {draft.layout}, {layers} layer{'s' * (layers > 1)}, reads the target's states before layers "
+        f"{', '.join(map(str, draft.taps))}",
+        f"blocks of {draft.block_size}, {sees}{slides}, first guess in {first}",
+        f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
+    ]
+    if draft.kind == "DSpark":
+        lines.append(f"Markov head: {draft.markov or 'none'}, confidence head: {'yes' if draft.has_confidence else 'none'}")
+    unused = checkpoint.unused()
+    return (*lines, unused_line(unused)) if unused else tuple(lines)
+
+
+def _some(are: Sequence[bool]) -> str:
+    return ", ".join(str(i) for i, is_one in enumerate(are) if is_one)

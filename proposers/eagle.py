@@ -1,0 +1,123 @@
+"""EAGLE 1 to 3 and P-EAGLE: a few layers that go on from the target's own hidden states (Li et al. 2024, 2024, 2025).
+
+Tells what a checkpoint is made of, binds its programs and chooses how guesses come: a chain, a tree, or all in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.fuse import fuse
+from ..kernels.layout import FINAL, Executor
+from .checkpoint import Checkpoint, unused_line
+from .config import DEFAULT_NUM_SPECULATIVE_TOKENS, EagleConfig, StaticTree
+from .config_entry import SpeculativeConfigError
+from .drafting import OwnCache, Pairing
+from .eagle_checkpoint import EagleDraft, read_draft
+from .eagle_names import EagleTensors
+from .eagle_program import TOKEN_MAP, draft_program, encoder_program
+from .features import Features
+from .guessing import ChainGuesser, Drawing, Guesser, Network, ParallelGuesser, single_tokens
+from .learned import LearnedProposer
+from .loading import LoadedProposer, Opening, Resources, TargetView
+from .tree_guessing import TreeGuesser
+
+_STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
+
+
+def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
+    """Both methods: which of the drafters it is, the checkpoint says. Raises SpeculativeConfigError, UnsupportedModel."""
+    target = resources.target
+    checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
+    tensors = EagleTensors(checkpoint)
+    draft = read_draft(tensors, target, config)
+    if draft.kind == "P-EAGLE" and config.tree is not None:
+        raise SpeculativeConfigError(f"{checkpoint.folder} is a P-EAGLE, which guesses a chain in one pass: leave the tree out")
+
+    max_model_len = _max_model_len(draft, config, target)
+    program = fuse(draft_program(draft, tensors.has, max_model_len))
+    weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
+    if draft.token_ids is not None:
+        weights[TOKEN_MAP] = draft.token_ids
+    executor = resources.bind(program, weights, config.quantization)
+    encode = _encoder(draft, tensors, config, resources) if draft.has_encoder else _unchanged
+
+    num_tokens = config.num_speculative_tokens or draft.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
+    if config.tree is not None:
+        num_tokens = len(config.tree.paths) if isinstance(config.tree, StaticTree) else config.tree.num_nodes
+    state_width = len(draft.taps) * target.hidden_size
+
+    def open(opening: Opening) -> LearnedProposer:
+        samples = config.draft_sample_method == "probabilistic"
+        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        guesser = _guesser(draft, config, Network(executor, opening.caches[0], encode), drawing)
+        features = Features(draft.taps, state_width, opening.num_blocks, opening.block_size)
+        cache = OwnCache(max_model_len, num_tokens, draft.embedding.rows, Pairing(shift=1, first=1), features)
+        return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)
+
+    return LoadedProposer(
+        name=config.method,
+        open=open,
+        executors=(executor,),
+        bytes_per_block=Features.bytes_per_block(state_width),
+        found=_found(draft, checkpoint),
+        is_learned=True,
+    )
+
+
+def _guesser(draft: EagleDraft, config: EagleConfig, network: Network, drawing: Drawing) -> Guesser:
+    if draft.mask_token is not None:
+        return ParallelGuesser(network, drawing, draft.mask_token, draft.mask_state)
+    return ChainGuesser(network, drawing) if config.tree is None else TreeGuesser(network, drawing, config.tree)
+
+
+def _max_model_len(draft: EagleDraft, config: EagleConfig, target: TargetView) -> int:
+    """The target's length, because drafters are trained on short texts (2,048 positions are usual) and used on long ones."""
+    limits = [target.max_model_len, config.max_model_len or target.max_model_len]
+    rope = draft.hf_config.rope_parameters or {}
+    if rope.get("rope_type", "default") not in _STRETCHED:
+        limits.append(int(draft.hf_config.max_position_embeddings))
+    return min(limits)
+
+
+def _encoder(draft: EagleDraft, tensors: EagleTensors, config: EagleConfig, resources: Resources) -> Callable[[Tensor], Tensor]:
+    program = encoder_program(draft, tensors.has, resources.target.hidden_size)
+    weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items()}
+    return _Encoder(resources.bind(program, weights, config.quantization), tuple(program.inputs))
+
+
+class _Encoder:
+    """[T, states of all taps] -> [T, hidden size of the drafter]."""
+
+    def __init__(self, executor: Executor, inputs: tuple[str, ...]) -> None:
+        self._executor, self._inputs = executor, inputs
+        self._kv = executor.allocate(1, 16)  # it has no layers that would write there
+
+    def __call__(self, states: Tensor) -> Tensor:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        batch = replace(single_tokens([0] * len(states)), logits_indices=nothing, full_logits=nothing)
+        parts = states.chunk(len(self._inputs), -1)
+        inputs = {name: part.contiguous() for name, part in zip(self._inputs, parts, strict=True)}
+        return self._executor.run(batch, self._kv, (FINAL,), inputs).hidden[FINAL]
+
+
+def _unchanged(states: Tensor) -> Tensor:
+    return states
+
+
+def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
+    read = "last state" if not draft.has_encoder else f"states before layers {', '.join(map(str, draft.taps))}"
+    layers = int(draft.hf_config.num_hidden_layers)
+    embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
+    vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
+    lines = [
+        f"{draft.kind} in the layout of {draft.layout}, {layers} layer{'s' * (layers > 1)}, reads the target's {read}",
+        f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
+    ]
+    unused = checkpoint.unused()
+    return (*lines, unused_line(unused)) if unused else tuple(lines)

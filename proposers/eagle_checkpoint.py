@@ -1,0 +1,207 @@
+"""What an EAGLE checkpoint is, whoever published it: its settings read from config.json, and all of it held to the target.
+
+Knows both layouts: EAGLE's own (also SpecForge's, SGLang's and NVIDIA's) and that of `speculators`. Knows no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..kernels.layout import FINAL
+from .checkpoint import Checkpoint
+from .config import EagleConfig
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
+from .eagle_names import EagleTensors
+from .eagle_tables import Table, embedding_of, head_of
+from .eagle_taps import tapped_layers
+from .loading import TargetView
+
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+_LAYER_SETTINGS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
+    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
+)
+_FIRST_LAYER = "model.layers.0"
+
+
+@dataclass(frozen=True)
+class EagleDraft:
+    """A drafter as its checkpoint describes it."""
+
+    kind: Literal["EAGLE", "EAGLE-3", "P-EAGLE"]
+    layout: Literal["EAGLE", "speculators"]
+    hf_config: PreTrainedConfig  # of the layers; as many as there are tensors of
+    taps: tuple[int, ...]  # boundary ids of the target's states, lowest first
+    has_encoder: bool  # whether they go through fc before the layers see them
+    norm_before_residual: bool
+    norm_output: bool  # the feature that is fed back is read behind the last norm
+    has_final_norm: bool
+    embedding: Table
+    head: Table
+    token_ids: Tensor | None  # [rows of the head] int64; None = rows are the target's ids
+    mask_token: int | None  # P-EAGLE: stands where a guess will be
+    mask_state: Tensor | None  # [states of all taps] float32, what it is paired with
+    num_speculative_tokens: int | None  # what the checkpoint was made for
+
+
+def read_draft(tensors: EagleTensors, target: TargetView, config: EagleConfig) -> EagleDraft:
+    """Raises SpeculativeConfigError where it cannot be read, or not beside this target."""
+    checkpoint = tensors.checkpoint
+    settings = _Settings(checkpoint)
+    _refuse_other_networks(tensors, settings)
+    hf_config = _layer_config(tensors, settings)
+    is_parallel = settings.speculators_type == "peagle" or tensors.has("mask_hidden")
+    reads_pairs = settings.speculators_type == "eagle3" or tensors.has(f"{_FIRST_LAYER}.hidden_norm.weight")
+    kind = "P-EAGLE" if is_parallel else "EAGLE-3" if reads_pairs else "EAGLE"
+    reads_taps = kind != "EAGLE" and settings.flag("use_aux_hidden_state", True)
+    _check_width(settings, hf_config, target, may_differ=reads_taps)
+    _check_vocabulary(tensors, settings, target)
+    taps = tapped_layers(checkpoint.config, config.aux_layers, target.num_layers) if reads_taps else (FINAL,)
+    if reads_taps:
+        _check_encoder(tensors, settings, taps, target)
+    elif config.aux_layers is not None:
+        raise SpeculativeConfigError(f"{checkpoint.folder} reads the target's last state only: leave 'layers' out")
+    width, is_tied = int(hf_config.hidden_size), bool(settings.layers.get("tie_word_embeddings"))
+    embedding = embedding_of(tensors, width, target, keep_own=is_parallel)
+    head, token_ids = head_of(tensors, width, target, embedding, settings.number("draft_vocab_size"), is_tied)
+    return EagleDraft(
+        kind=kind,
+        layout="EAGLE" if settings.speculators_type is None else "speculators",
+        hf_config=hf_config,
+        taps=taps,
+        has_encoder=reads_taps,
+        norm_before_residual=settings.flag("norm_before_residual", settings.speculators_type == "eagle3"),
+        norm_output=settings.flag("norm_output", False),
+        has_final_norm=kind != "EAGLE" and settings.flag("use_last_layernorm", True),
+        embedding=embedding,
+        head=head,
+        token_ids=token_ids,
+        mask_token=_mask_token(checkpoint, embedding) if is_parallel else None,
+        mask_state=_mask_state(tensors, len(taps) * target.hidden_size) if is_parallel else None,
+        num_speculative_tokens=settings.num_speculative_tokens(),
+    )
+
+
+class _Settings:
+    """config.json: settings stand at the top or in `eagle_config`, those of the layers at the top or in an object of their own."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.folder = checkpoint.folder
+        self.top = checkpoint.config
+        self.speculators_type: str | None = self.top.get("speculators_model_type")
+        self._eagle = _object(self.top, "eagle_config")
+        self.layers = _object(self.top, "transformer_layer_config") or _object(self.top, "model") or self.top
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.top.get(key, self._eagle.get(key))
+        return default if value is None else bool(value)
+
+    def number(self, key: str) -> int | None:
+        value = self.top.get(key, self._eagle.get(key))
+        return value if type(value) is int else None
+
+    def num_speculative_tokens(self) -> int | None:
+        """Of the first proposal method that `speculators` wrote down."""
+        match _object(self.top, "speculators_config"):
+            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
+                return min(count, MAX_NUM_SPECULATIVE_TOKENS)
+            case _:
+                return None
+
+
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
+
+
+def _refuse_other_networks(tensors: EagleTensors, settings: _Settings) -> None:
+    if any("kv_a_proj_with_mqa" in name for name in tensors.checkpoint.names):
+        raise SpeculativeConfigError(
+            f"{settings.folder} is a drafter with multi-head latent attention (kv_a_proj_with_mqa), which is not supported: "
+            "take one with ordinary attention"
+        )
+    odd = {"use_mtp_layernorm": False, "use_input_layernorm_in_first_layer": True, "next_layer_regular": True, "layernorms": False}
+    for key, usual in odd.items():
+        if settings.flag(key, usual) != usual:
+            raise SpeculativeConfigError(f"{settings.folder}/config.json sets {key!r} to {not usual}, which is not supported")
+    if (settings.number("parallel_draft_step") or 1) > 1 and not tensors.has("mask_hidden"):
+        raise SpeculativeConfigError(f"{settings.folder}/config.json has 'parallel_draft_step' above 1, which is not supported")
+
+
+def _layer_config(tensors: EagleTensors, settings: _Settings) -> PreTrainedConfig:
+    """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
+    usual = "llama" if settings.speculators_type is None else "qwen3"
+    model_type = settings.layers.get("model_type", usual)
+    kind = model_type if model_type in _LLAMA_LIKE else "llama"
+    given = {key: settings.layers[key] for key in _LAYER_SETTINGS if settings.layers.get(key) is not None}
+    if kind == "llama" and "layer_types" not in given:
+        given.pop("sliding_window", None)  # a Llama has none by itself
+    num_layers = tensors.num_layers()
+    if len(given.get("layer_types", ())) != num_layers:
+        given.pop("layer_types", None)
+    queries = tensors.shape(f"{_FIRST_LAYER}.self_attn.q_proj.weight")[0]
+    heads = given.get("num_attention_heads")
+    if "head_dim" not in given and type(heads) is int and heads > 0:
+        given["head_dim"] = queries // heads
+    try:
+        return cast(Any, CONFIG_MAPPING[kind])(**given, num_hidden_layers=num_layers)
+    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+        raise SpeculativeConfigError(f"{settings.folder}/config.json is no valid {kind} config: {error}") from error
+
+
+def _check_width(settings: _Settings, hf_config: PreTrainedConfig, target: TargetView, may_differ: bool) -> None:
+    width = settings.number("target_hidden_size")
+    if width is None and not may_differ:
+        width = int(hf_config.hidden_size)
+    if width is not None and width != target.hidden_size:
+        raise SpeculativeConfigError(
+            f"{settings.folder} was trained for a target of hidden size {width}, this one has {target.hidden_size}: "
+            "take the drafter that was trained for this target"
+        )
+
+
+def _check_vocabulary(tensors: EagleTensors, settings: _Settings, target: TargetView) -> None:
+    sizes = {f"its {name}": tensors.shape(name)[0] for name in ("embed_tokens.weight", "t2d") if tensors.has(name)}
+    sizes = sizes or {"the 'vocab_size' of its config.json": settings.layers.get("vocab_size")}
+    for what, size in sizes.items():
+        # Mask tokens may have rows of their own behind the vocabulary.
+        if size is not None and size != target.vocab_size and not (tensors.has("mask_hidden") and size > target.vocab_size):
+            raise SpeculativeConfigError(
+                f"{settings.folder} was trained for a vocabulary of {size} tokens ({what}), the target's has {target.vocab_size}: "
+                "take the drafter that was trained for this target"
+            )
+
+
+def _check_encoder(tensors: EagleTensors, settings: _Settings, taps: tuple[int, ...], target: TargetView) -> None:
+    read = tensors.shape("fc.weight")[-1]
+    if read != len(taps) * target.hidden_size:
+        raise SpeculativeConfigError(
+            f"fc.weight in {settings.folder} reads states of {read} numbers, but the target's layers {', '.join(map(str, taps))} have "
+            f"{len(taps)} x {target.hidden_size}: it was trained for another target, or for other layers (then name them in 'layers')"
+        )
+    one, each = settings.flag("norm_before_fc", False), settings.flag("fc_norm", False)
+    if one and each:
+        raise SpeculativeConfigError(f"{settings.folder}/config.json sets both 'norm_before_fc' and 'fc_norm': only one can be meant")
+    for wanted, name in ((one, "input_norm.weight"), (each, "fc_norm.0.weight")):
+        if wanted:
+            tensors.shape(name)  # raises if it is missing: without it guesses would only be worse
+
+
+def _mask_token(checkpoint: Checkpoint, embedding: Table) -> int:
+    keys = ("mask_token_id", "ptd_token_id", "pard_token")
+    key = next((key for key in keys if checkpoint.config.get(key) is not None), keys[0])
+    token = checkpoint.integer(key)
+    if not 0 <= token < embedding.rows:
+        raise SpeculativeConfigError(f"{checkpoint.folder}/config.json: {key!r} is {token}, but the embedding has {embedding.rows} rows")
+    return token
+
+
+def _mask_state(tensors: EagleTensors, width: int) -> Tensor:
+    return tensors.take("mask_hidden", 1, 1, width).reshape(-1).float()

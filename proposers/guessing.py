@@ -1,0 +1,233 @@
+"""How a network turns what it has read into guesses: token after token, all at once by mask tokens, or as a growing tree.
+
+Shared by all learned drafters with a cache of their own. Knows networks, not what they are; books are kept in drafting.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.layout import Draws, Executor, KVTensors, RaggedBatch
+from ..kernels.noise import Purpose, keys, sample, step_stream, stream
+from .base import DraftRow
+from .drafting import Feed, ragged_batch
+
+FEATURE = "feature"
+"""The input buffer of drafters' programs that takes what `Network.encode` makes of the target's states, or their own."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A drafter's network with its cache."""
+
+    executor: Executor
+    kv: KVTensors
+    encode: Callable[[Tensor], Tensor] | None = None  # [T, width] the target's states -> [T, n] its FEATURE input; None = no input
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How guesses are picked from scores."""
+
+    vocab_size: int  # the target's; other ids are never guessed
+    samples: bool = False  # at the row's temperature, under the target's own noise; else the best
+    return_probs: bool = False  # p/q rules: independent noise, and the distributions that were drawn from
+
+    def of(self, feeds: Sequence[Feed], executor: Executor) -> Draws | None:
+        """For one chain per feed. None where the executor's own argmax will do: nothing to sample, nothing to leave out."""
+        temperatures = [feed.row.draw.temperature if self.samples else 0.0 for feed in feeds]
+        if not any(temperatures) and executor.vocab_size <= self.vocab_size:
+            return None
+        return Draws(
+            temperatures=torch.tensor(temperatures),
+            streams=torch.tensor([self.stream(feed.row) for feed in feeds]),
+            positions=torch.tensor([len(feed.row.token_ids) for feed in feeds]),
+            vocab_size=self.vocab_size if executor.token_ids is not None else min(self.vocab_size, executor.vocab_size),
+            keep_logits=self.return_probs,
+        )
+
+    def stream(self, row: DraftRow) -> int:
+        """The noise that a row's guesses of this step are drawn under, by absolute position."""
+        draw = row.draw
+        if self.return_probs:
+            return step_stream(draw.seed, draw.choice, len(row.token_ids), Purpose.DRAFT)
+        return stream(draw.seed, draw.choice, Purpose.TARGET)
+
+    def probs(self, temperature: float, token_ids: Tensor, logits: Tensor | None, columns: Tensor | None) -> Tensor:
+        """[n, vocab_size] float32, what token_ids [n] were drawn from by logits [n, V]: one-hot for greedy rows."""
+        if not temperature:
+            return torch.zeros(len(token_ids), self.vocab_size).scatter_(1, token_ids[:, None], 1.0)
+        assert logits is not None
+        return torch.softmax(self.by_token(logits, columns) / temperature, -1)
+
+    def by_token(self, logits: Tensor, columns: Tensor | None) -> Tensor:
+        """[n, vocab_size] float32: scores by token id, -inf where the drafter has none. columns: `Executor.token_ids`."""
+        if columns is None and logits.shape[1] == self.vocab_size:
+            return logits.float()
+        scores = torch.full((len(logits), self.vocab_size), -torch.inf)
+        if columns is None:
+            width = min(logits.shape[1], self.vocab_size)
+            scores[:, :width] = logits[:, :width]
+        else:
+            scores[:, columns] = logits.float()
+        return scores
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What a pass brought forth for each of its feeds, in order. Feeds with count 0 have none."""
+
+    token_ids: list[list[int]]
+    parents: list[list[int]] | None = None  # within the feed's own guesses, -1 = the last known token; None = chains
+    confidence: list[list[float]] | None = None
+    probs: Tensor | None = None  # [all guesses, vocab_size]
+    in_place: list[list[int]] = field(default_factory=list)  # `OwnCache.fed`; empty = none for nobody
+
+
+class Guesser(Protocol):
+    """Runs the passes of one step over all feeds, at least one; those with count 0 are read and nothing else."""
+
+    scratch_slots: int  # places it needs behind a row's known tokens beyond `count`
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
+        """states: `OwnCache.states` of the feeds; None for a drafter that reads tokens only."""
+        ...
+
+
+class ChainGuesser:
+    """One token after the other, all rows in one call (Leviathan et al. 2023; EAGLE: Li et al. 2024).
+
+    confidence_threshold: the first guess less likely than this is the last of its chain. Nothing drawn is dropped for its own
+    probability, so the p/q rules stay exact.
+    """
+
+    scratch_slots = 0
+
+    def __init__(self, network: Network, drawing: Drawing, confidence_threshold: float = 0.0) -> None:
+        self._network = network
+        self._drawing = drawing
+        self._threshold = confidence_threshold
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
+        network, drawing = self._network, self._drawing
+        executor = network.executor
+        batch = ragged_batch(feeds, block_size)
+        inputs = feature_input(network, states)
+        guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds], in_place=[[] for _ in feeds])
+        chains = [i for i, feed in enumerate(feeds) if feed.count]
+        if not chains:
+            executor.run(batch, network.kv, inputs=inputs)
+            return guesses
+        counts = torch.tensor([feeds[i].count for i in chains])
+        output = executor.run_chain(batch, network.kv, counts, drawing.of([feeds[i] for i in chains], executor), inputs)
+        probs: list[Tensor] = []
+        assert guesses.confidence is not None
+        for n, (i, tokens, likely) in enumerate(zip(chains, output.token_ids.tolist(), output.confidence.tolist(), strict=True)):
+            count = length_of_chain(likely[: feeds[i].count], self._threshold)
+            guesses.token_ids[i] = tokens[:count]
+            guesses.confidence[i] = [min(p, 1.0) for p in likely[:count]]
+            if network.encode is None:  # an entry made of a guessed state does not hold
+                guesses.in_place[i] = tokens[: feeds[i].count - 1][:count]
+            if drawing.return_probs:
+                logits = None if output.logits is None else output.logits[n, :count]
+                temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
+                probs.append(drawing.probs(temperature, output.token_ids[n, :count], logits, executor.token_ids))
+        return replace(guesses, probs=torch.cat(probs) if probs else None)
+
+
+class ParallelGuesser:
+    """All tokens in one pass: mask tokens stand where guesses will be (PARD: An et al. 2025; P-EAGLE).
+
+    Entries of mask tokens are overwritten: they are read again as what they turned out to be.
+    """
+
+    def __init__(self, network: Network, drawing: Drawing, mask_token: int, mask_state: Tensor | None = None) -> None:
+        """mask_state: [width] the target's state that a mask token is paired with; None = its row's last one."""
+        self.scratch_slots = 0
+        self._network = network
+        self._drawing = drawing
+        self._mask_token = mask_token
+        self._mask_state = mask_state
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
+        network = self._network
+        batch = ragged_batch(feeds, block_size, tail=self._mask_token)
+        every = torch.arange(len(batch.logits_indices))
+        output = network.executor.run(
+            replace(batch, full_logits=every), network.kv, inputs=feature_input(network, self._with_masks(feeds, states))
+        )
+        return pick(feeds, output.logits, self._drawing, network.executor.token_ids)
+
+    def _with_masks(self, feeds: Sequence[Feed], states: Tensor | None) -> Tensor | None:
+        if states is None:
+            return None
+        parts: list[Tensor] = []
+        start = 0
+        for feed in feeds:
+            own = states[start : start + feed.stop - feed.start]
+            parts.append(own)
+            if feed.count > 1:
+                parts.append((own[-1] if self._mask_state is None else self._mask_state).expand(feed.count - 1, -1))
+            start += len(own)
+        return torch.cat(parts)
+
+
+def pick(feeds: Sequence[Feed], logits: Tensor | None, drawing: Drawing, columns: Tensor | None) -> Guesses:
+    """Independent guesses of each feed's places from logits [sum of counts, V]."""
+    guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+    probs: list[Tensor] = []
+    start = 0
+    for i, feed in enumerate(feeds):
+        if not feed.count:
+            continue
+        assert logits is not None and guesses.confidence is not None
+        scores = drawing.by_token(logits[start : start + feed.count], columns)
+        start += feed.count
+        temperature = feed.row.draw.temperature if drawing.samples else 0.0
+        tokens = scores.argmax(-1)
+        if temperature:
+            first = len(feed.row.token_ids)
+            under = keys([drawing.stream(feed.row)] * feed.count, range(first, first + feed.count))
+            tokens = sample(scores / temperature, under)
+        guesses.token_ids[i] = tokens.tolist()
+        guesses.confidence[i] = torch.softmax(scores, -1).gather(1, tokens[:, None])[:, 0].clamp(max=1.0).tolist()
+        if drawing.return_probs:
+            probs.append(drawing.probs(temperature, tokens, scores, None))
+    return replace(guesses, probs=torch.cat(probs) if probs else None)
+
+
+def length_of_chain(confidence: Sequence[float], threshold: float) -> int:
+    """Guesses up to the first one less likely than the threshold, that one included: what was drawn stays."""
+    return next((i + 1 for i, likely in enumerate(confidence) if likely < threshold), len(confidence))
+
+
+def feature_input(network: Network, states: Tensor | None) -> dict[str, Tensor] | None:
+    if network.encode is None:
+        return None
+    assert states is not None
+    return {FEATURE: network.encode(states).float().contiguous()}
+
+
+def single_tokens(token_ids: Sequence[int]) -> RaggedBatch:
+    """R rows of one token each for networks without a cache, scores wanted for all."""
+    count = len(token_ids)
+    every = torch.arange(count)
+    ones, zeros = torch.ones(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int64)
+    return RaggedBatch(
+        token_ids=torch.tensor(list(token_ids), dtype=torch.int64),
+        positions=zeros,
+        slot_mapping=zeros - 1,
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+        seq_lens=ones,
+        block_tables=torch.zeros(count, 1, dtype=torch.int32),
+        num_causal=ones,
+        tree_mask=zeros,
+        logits_indices=every,
+        full_logits=every,
+        block_size=16,
+    )

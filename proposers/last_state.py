@@ -1,0 +1,118 @@
+"""Drafters without a cache: heads that guess from the target's state of one position, the last whose tokens are committed.
+
+Owns that state of each request. Knows no heads: how they guess from states and last tokens is their own business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.layout import FINAL, Executor, ForwardOutput
+from .base import Draft, DraftContext, Feedback, Needs
+from .drafting import Feed
+from .guessing import FEATURE, Guesses, single_tokens
+
+
+class Network:
+    """A network from states, and perhaps token ids, to scores or states: rows know nothing of each other."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._kv = executor.allocate(1, 16)  # it has no layers that would write there
+        self._has_logits = executor.vocab_size > 0
+
+    def run(self, states: Tensor, token_ids: Sequence[int] | None = None, boundaries: tuple[int, ...] = ()) -> ForwardOutput:
+        """states [R, width] and token ids [R] -> logits [R, V], if it has any, and the states that are asked for."""
+        batch = single_tokens([0] * len(states) if token_ids is None else token_ids)
+        if not self._has_logits:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            batch = dataclasses.replace(batch, logits_indices=nothing, full_logits=nothing)
+        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()})
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[R, V] float32."""
+        logits = self.run(states).logits
+        assert logits is not None
+        return logits
+
+
+class Heads(Protocol):
+    """Runs the heads of one step over all rows that want guesses, at least one."""
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
+        """states [R, H]: of each feed's last committed position, after the target's final norm. Every count is at least 1."""
+        ...
+
+
+class LastStateProposer:
+    """Implements `Proposer`. A row guesses if the state that its last known token was chosen from is here.
+
+    So does every row that decodes; one that reads its prompt, or has just come back from preemption, has no such state yet.
+    Heads know no positions, so there is no length that they cannot read.
+    """
+
+    needs = Needs(hidden=(FINAL,))
+
+    def __init__(self, name: str, max_tokens: int, heads: Heads) -> None:
+        self.name = name
+        self.max_tokens = max_tokens
+        self._heads = heads
+        self._states: dict[str, tuple[int, Tensor]] = {}  # request -> position, its state [H]
+
+    def propose(self, context: DraftContext) -> Draft:
+        feeds: list[Feed] = []
+        states: list[Tensor] = []
+        for index, row in enumerate(context.rows):
+            length, count = len(row.token_ids), min(row.ceiling, self.max_tokens)
+            position, state = self._states.get(row.request_id, (-1, None))
+            if count > 0 and state is not None and position == length - 2:
+                feeds.append(Feed(index, row, length, length, count))
+                states.append(state)
+        if not feeds:
+            return Draft.empty(len(context.rows))
+        guesses = self._heads.guess(feeds, torch.stack(states))
+
+        chains: list[list[int]] = [[] for _ in context.rows]
+        for feed, tokens in zip(feeds, guesses.token_ids, strict=True):
+            chains[feed.index] = tokens
+        draft = Draft.chains(chains)
+        return dataclasses.replace(
+            draft,
+            parents=draft.parents if guesses.parents is None else [parent for row in guesses.parents for parent in row],
+            confidence=None if guesses.confidence is None else [p for row in guesses.confidence for p in row],
+            probs=guesses.probs,
+        )
+
+    def observe(self, feedback: Feedback) -> None:
+        """Take the state of each row's last accepted node, or of its last known token if nothing was accepted."""
+        if FINAL not in feedback.hidden:
+            return
+        rows = [i for i, finished in enumerate(feedback.finished) if not finished]
+        if not rows:
+            return
+        nodes = [feedback.accepted[i][-1] if feedback.accepted[i] else -1 for i in rows]  # -1 = the last known token
+        ends = [feedback.query_start_loc[i] + feedback.num_scheduled[i] + node for i, node in zip(rows, nodes, strict=True)]
+        states = feedback.hidden[FINAL][torch.tensor(ends)].float()
+        # A state that is not finite would spoil the whole batch's guesses, not only its own row's.
+        sound = states.isfinite().all(-1).tolist()
+        for i, state, is_sound in zip(rows, states, sound, strict=True):
+            request_id = feedback.request_ids[i]
+            if is_sound:
+                self._states[request_id] = feedback.num_committed[i] - 1, state.clone()  # a view would keep the others' in memory
+            else:
+                self._states.pop(request_id, None)
+
+    def forget(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+
+    def check(self) -> None:
+        for position, state in self._states.values():
+            assert position >= 0 and state.dim() == 1, "a state of no position, or more than one"
+
+    def close(self) -> None:
+        """Nothing outlives the process."""

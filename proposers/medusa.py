@@ -1,0 +1,194 @@
+"""Medusa: further heads on the target's last state, each of which guesses one token more ahead (Cai et al. 2024).
+
+Owns the heads' networks and how their lists of tokens become a chain or a tree. What a folder holds: medusa_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap
+from .checkpoint import unused_line
+from .config import MedusaConfig, StaticTree
+from .config_entry import SpeculativeConfigError
+from .drafting import Feed
+from .guessing import FEATURE, Drawing, Guesses, pick
+from .last_state import LastStateProposer, Network
+from .loading import LoadedProposer, Opening, Resources, TargetView
+from .medusa_checkpoint import MedusaHeads, read_heads
+
+TOKEN_MAP = "token_map"
+
+
+def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
+    """Raises SpeculativeConfigError if the folder holds no such heads, or heads of another target."""
+    target = resources.target
+    found = read_heads(target.folder if config.model is None else resources.find_folder(config.model, config.revision), target)
+    num_heads = _num_heads(config, found)
+
+    blocks = found.blocks(num_heads)
+    networks = [resources.bind(_blocks_program(found, blocks, num_heads), blocks, config.quantization)]
+    for head in range(1 if found.has_one_output else num_heads):
+        output = found.output(head)
+        program = _output_program(found, target)
+        weights = {} if output is None else {"output": output}
+        if found.token_ids is not None:
+            weights[TOKEN_MAP] = found.token_ids
+        networks.append(resources.bind(program, weights, config.quantization))
+    found.ignore_rest(num_heads)
+
+    def open(opening: Opening) -> LastStateProposer:
+        scores = _Scores(Network(networks[0]), [Network(executor) for executor in networks[1:]])
+        if config.tree is None:
+            return LastStateProposer(opening.name, num_heads, _Chain(scores, target.vocab_size))
+        return LastStateProposer(opening.name, len(config.tree.paths), _Tree(scores, target.vocab_size, config.tree))
+
+    unused = found.checkpoint.unused()
+    described = (found.describe(num_heads), *([unused_line(unused)] if unused else []))
+    return LoadedProposer("medusa", open, found=described, is_learned=True)
+
+
+def _num_heads(config: MedusaConfig, found: MedusaHeads) -> int:
+    """How many heads guess: as many as the tree has levels, or a chain tokens."""
+    folder, limit = found.checkpoint.folder, found.num_heads if config.num_heads is None else config.num_heads
+    if limit > found.num_heads:
+        raise SpeculativeConfigError(f"'num_heads' is {limit}, but {folder} has {found.num_heads} Medusa heads: lower it or leave it out")
+    if config.tree is None:
+        wanted = config.num_speculative_tokens or limit
+        if wanted > limit:
+            raise SpeculativeConfigError(
+                f"'num_speculative_tokens' is {wanted}, but there are {limit} Medusa heads in {folder}, each for one token: lower it"
+            )
+        return wanted
+    depth, widest = max(map(len, config.tree.paths)), 1 + max(map(max, config.tree.paths))
+    if depth > limit:
+        raise SpeculativeConfigError(f"the tree is {depth} levels deep, but there are {limit} Medusa heads in {folder}, each for one level")
+    if widest > found.vocab_size:
+        raise SpeculativeConfigError(f"the tree has a rank {widest - 1}, but the Medusa heads in {folder} know {found.vocab_size} tokens")
+    return depth
+
+
+def _blocks_program(found: MedusaHeads, weights: dict[str, Tensor], num_heads: int) -> Program:
+    """What stands before the output layers: y = x + SiLU(W x + b), layer by layer. Boundary id h is the last y of head h."""
+    ops: list[Op] = []
+    last: list[str] = []
+    for head, layers in enumerate(found.layers[:num_heads]):
+        x = FEATURE
+        for i, (weight, bias) in enumerate(layers):
+            linear, activated, y = (f"{head}.{i}.{part}" for part in ("linear", "activated", "y"))
+            ops.append(Linear((x,), (linear,), (weight,), (bias,) if bias else ()))
+            ops.append(Activation((linear,), (activated,), "silu", gated=False))
+            ops.append(Add((x, activated), (y,)))
+            x = y
+        last.append(x)
+    return Program(
+        ops=tuple(ops),
+        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
+        kv_layers=(),
+        ropes={},
+        vocab_size=0,
+        max_model_len=1,
+        boundaries=tuple(last),
+        final="",
+        logits="",
+        best=None,
+        inputs={FEATURE: found.width},
+    )
+
+
+def _output_program(found: MedusaHeads, target: TargetView) -> Program:
+    """An output layer from y to logits. The target's is used as the target uses it: scores then have its scale."""
+    is_own, scores = bool(found.outputs), "scores"
+    name = "output" if is_own else target.head
+    ops: list[Op] = [GatherRows((FEATURE,), ("rows",)), Linear(("rows",), (scores,), (name,))]
+    if not is_own and target.logits_scale != 1.0:
+        ops.append(Scale((scores,), ("scaled",), target.logits_scale))
+        scores = "scaled"
+    if not is_own and target.logits_softcap is not None:
+        ops.append(Softcap((scores,), ("capped",), target.logits_softcap))
+        scores = "capped"
+    best = ArgMax((scores,), ("best", "top"))
+    return Program(
+        ops=(*ops, best),
+        weights={name: (found.vocab_size, found.width)} | ({} if found.token_ids is None else {TOKEN_MAP: (found.vocab_size,)}),
+        kv_layers=(),
+        ropes={},
+        vocab_size=found.vocab_size,
+        max_model_len=1,
+        boundaries=(),
+        final="",
+        logits=scores,
+        best=best,
+        inputs={FEATURE: found.width},
+        token_map="" if found.token_ids is None else TOKEN_MAP,
+        shared=frozenset() if is_own else frozenset({name}),
+    )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What the heads say."""
+
+    blocks: Network
+    outputs: Sequence[Network]  # one for each head, or one for all
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """Token id of each column of the scores; None = the column itself."""
+        return self.outputs[0].executor.token_ids
+
+    def of(self, states: Tensor, num_heads: int) -> Tensor:
+        """[R, num_heads, V] float32 from states [R, H]."""
+        hidden = self.blocks.run(states, boundaries=tuple(range(num_heads))).hidden
+        last = [hidden[head] for head in range(num_heads)]
+        if len(self.outputs) == 1:  # one pass over a large matrix instead of one for each head
+            return self.outputs[0].logits(torch.stack(last, 1).flatten(0, 1)).view(len(states), num_heads, -1)
+        return torch.stack([output.logits(y) for output, y in zip(self.outputs, last, strict=False)], 1)
+
+
+class _Chain:
+    """The best token of each head."""
+
+    def __init__(self, scores: _Scores, vocab_size: int) -> None:
+        self._scores, self._drawing = scores, Drawing(vocab_size)
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
+        counts = torch.tensor([feed.count for feed in feeds])
+        num_heads = int(counts.max())
+        wanted = torch.arange(num_heads) < counts[:, None]  # [R, num_heads]
+        return pick(feeds, self._scores.of(states, num_heads)[wanted], self._drawing, self._scores.token_ids)
+
+
+class _Tree:
+    """Nodes as paths of ranks: entry d of a path is a rank in the list of head d, whatever stands before it.
+
+    So all nodes of one depth come from one list, and a node's probability does not depend on its parent.
+    """
+
+    def __init__(self, scores: _Scores, vocab_size: int, tree: StaticTree) -> None:
+        self._scores, self._vocab_size = scores, vocab_size
+        index = {path: node for node, path in enumerate(tree.paths)}
+        self._depths = [len(path) - 1 for path in tree.paths]
+        self._ranks = [path[-1] for path in tree.paths]
+        self._parents = [index.get(path[:-1], -1) for path in tree.paths]
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
+        most = max(feed.count for feed in feeds)
+        columns = self._scores.token_ids
+        scores = self._scores.of(states, 1 + max(self._depths[:most]))
+        if columns is None:
+            scores = scores[..., : self._vocab_size]
+        best, ids = torch.softmax(scores, -1).topk(1 + max(self._ranks[:most]), -1)  # [R, num_heads, widest]
+        tokens = ids if columns is None else columns[ids]
+        depths, ranks = torch.tensor(self._depths[:most]), torch.tensor(self._ranks[:most])
+        guesses = Guesses([], [], [])
+        assert guesses.parents is not None and guesses.confidence is not None
+        for feed, nodes, likely in zip(feeds, tokens[:, depths, ranks].tolist(), best[:, depths, ranks].tolist(), strict=True):
+            guesses.token_ids.append(nodes[: feed.count])
+            guesses.parents.append(self._parents[: feed.count])
+            guesses.confidence.append(likely[: feed.count])
+        return guesses

@@ -1,0 +1,119 @@
+"""MTP: draft layers that were trained with the target and lie in its own checkpoint (DeepSeek-AI 2024; Xiaomi 2025).
+
+Reads the state that the target has behind its final norm beside each token; embedding and head are the target's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..kernels.fuse import fuse
+from ..kernels.layout import FINAL, Executor
+from .checkpoint import unused_line
+from .config import MtpConfig
+from .config_entry import SpeculativeConfigError
+from .drafting import OwnCache, Pairing
+from .features import Features
+from .guessing import FEATURE, ChainGuesser, Drawing, Network
+from .learned import LearnedProposer
+from .loading import LoadedProposer, Opening, Resources, TargetView
+from .mtp_checkpoint import MtpModule, find_module
+from .mtp_program import draft_program, published
+
+_DENSE = ("qwen2", "qwen3", "llama")
+
+
+def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
+    """Guesses come from the first module in a loop, however many there are. Raises SpeculativeConfigError, UnsupportedModel."""
+    target = resources.target
+    folder = target.folder if config.model is None else resources.find_folder(config.model, config.revision)
+    module = find_module(folder, target)
+    if module.kind in ("MiMo", "speculators"):
+        executor = _dense(module, config, resources)
+    else:
+        executor = _as_in_transformers(module, config, resources)
+    num_tokens = config.num_speculative_tokens or module.num_modules
+
+    def open(opening: Opening) -> LearnedProposer:
+        samples = config.draft_sample_method == "probabilistic"
+        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        guesser = ChainGuesser(Network(executor, opening.caches[0], _unchanged), drawing)
+        features = Features((FINAL,), target.hidden_size, opening.num_blocks, opening.block_size)
+        max_model_len = min(executor.max_model_len, target.max_model_len)
+        cache = OwnCache(max_model_len, num_tokens, target.vocab_size, Pairing(shift=1, first=1), features)
+        return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)
+
+    return LoadedProposer(
+        name="mtp",
+        open=open,
+        executors=(executor,),
+        bytes_per_block=Features.bytes_per_block(target.hidden_size),
+        found=_found(module),
+        is_learned=True,
+    )
+
+
+def _unchanged(states: Tensor) -> Tensor:
+    return states
+
+
+def _dense(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
+    program = fuse(draft_program(_layer_config(module, resources.target), resources.target, module.has))
+    own = {name: shape for name, shape in program.weights.items() if name not in program.shared}
+    weights = {name: module.take(published(name), *shape) for name, shape in own.items()}
+    return resources.bind(program, weights, config.quantization)
+
+
+def _layer_config(module: MtpModule, target: TargetView) -> PretrainedConfig:
+    """Of one layer: the target's, or what a folder of its own says. What it leaves out is as transformers has it."""
+    folder, given = module.checkpoint.folder, dict(target.config)
+    if module.kind == "speculators":
+        layers = module.checkpoint.config.get("transformer_layer_config")
+        given = cast(dict[str, Any], dict(layers)) if isinstance(layers, dict) else given
+    model_type = given.get("model_type")
+    if model_type not in _DENSE:
+        raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(_DENSE)} can be run")
+    kinds = given.pop("layer_types", None) or ["full_attention"]
+    try:
+        hf_config = cast(Any, CONFIG_MAPPING[model_type]).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds[-1:]})
+    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+        raise SpeculativeConfigError(f"{folder}/config.json is no valid {model_type} config: {error}") from error
+    if hf_config.hidden_size != target.hidden_size:
+        raise SpeculativeConfigError(
+            f"{folder} was trained for a target of hidden size {hf_config.hidden_size}, this one has {target.hidden_size}: "
+            "take the MTP layer that was trained for this target"
+        )
+    return hf_config
+
+
+def _as_in_transformers(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
+    from ..kernels.transformers_layer import STATE, DraftLayer
+
+    assert STATE == FEATURE
+    target = resources.target
+    if config.quantization not in (None, "none"):
+        raise SpeculativeConfigError(
+            f"{module.kind}'s MTP layer runs through transformers, which has no {config.quantization} weights: leave 'quantization' out"
+        )
+    if resources.bind_layer is None:
+        raise SpeculativeConfigError(f"{module.kind}'s MTP layer needs a target that runs through transformers: set executor to torch")
+    hf_config = cast(Any, CONFIG_MAPPING[target.config["model_type"]]).from_dict(dict(target.config))
+    layer = DraftLayer(hf_config)
+    return resources.bind_layer(layer, {name: module.take(name, *shape) for name, shape in layer.shapes().items()})
+
+
+def _found(module: MtpModule) -> tuple[str, ...]:
+    """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
+    count = module.num_modules
+    modules = "1 module" if count == 1 else f"{count} modules, of which the first guesses in a loop"
+    order = "[state; embedding]" if module.kind in ("MiMo", "speculators") else "[embedding; state]"
+    lines = [
+        f"{module.kind}, {modules} ({module.prefix}*), reads {order} with the target's last state",
+        "guesses the target's vocabulary; embedding: the target's, head: the target's; fed back: the state behind the norm",
+    ]
+    unused = module.checkpoint.unused()
+    return (*lines, unused_line(unused)) if unused else tuple(lines)

@@ -1,0 +1,101 @@
+"""MTP modules among a target's tensors, or in a folder of their own: which family's they are, and what belongs to each.
+
+Told by tensor names, because configs go on announcing modules that a conversion has left out. Knows no networks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from ..kernels.weights import WeightError, read_tensors
+from .checkpoint import Checkpoint
+from .config_entry import SpeculativeConfigError
+from .detection import tensor_shapes
+from .loading import TargetView
+
+Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE"]
+
+_BEHIND_THE_LAYERS: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE"}
+_ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+_RECURRENT = ("mtp.fc.", "mtp.pre_fc_norm_")
+# Families whose modules are known, and why their guesses cannot be had.
+_NOT_AVAILABLE = {
+    "model.mtp_block.": "ERNIE-4.5",
+    "model.mtp_linear_proj.": "ERNIE-4.5",
+    "model.mtp_emb_norm.": "ERNIE-4.5",
+    "model.mtp.layers.": "MiMo-V2 or LongCat",
+    "model.mtp.": "LongCat, Inkling or another family",
+    "mtp.": "Nemotron-H, EXAONE or another family",
+}
+
+
+@dataclass(frozen=True)
+class MtpModule:
+    """The module that guesses, its tensors by names without the prefix."""
+
+    kind: Kind
+    prefix: str
+    num_modules: int
+    checkpoint: Checkpoint
+
+    def has(self, name: str) -> bool:
+        return self.checkpoint.has(self.prefix + name)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(self.prefix + name, *shape)
+
+
+def find_module(folder: Path, target: TargetView) -> MtpModule:
+    """Raises SpeculativeConfigError if the folder has none, or none that can be run."""
+    names = set(tensor_shapes(folder))
+    kind, stem, first = _family(names, folder, target)
+    numbers = {int(match[1]) for name in names if (match := re.match(re.escape(stem) + r"(\d+)\.", name))}
+    num_modules = sum(number >= first for number in numbers)
+    prefix = f"{stem}{first}."
+    checkpoint = Checkpoint(folder, _tensors(folder, prefix))
+    # Copies of what the target has, trained with it as one: only the target's are kept.
+    checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight")))
+    return MtpModule(kind, prefix, num_modules, checkpoint)
+
+
+def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, str, int]:
+    """Which it is, what stands before the number in its tensors' names, and the number of the first module."""
+    if any(name.startswith("model.mtp_layers.0.") for name in names):
+        return "MiMo", "model.mtp_layers.", 0
+    if any(name.startswith("mtp_layers.0.") for name in names):
+        return "speculators", "mtp_layers.", 0
+    model_type = target.config.get("model_type")
+    if any(name.startswith(f"model.layers.{target.num_layers}.") for name in names):
+        if model_type not in _BEHIND_THE_LAYERS:
+            raise SpeculativeConfigError(f"MTP layers of model type {model_type!r} are not available; leave out method mtp")
+        return _BEHIND_THE_LAYERS[model_type], "model.layers.", target.num_layers
+    if any(name.startswith(_RECURRENT) for name in names):
+        raise SpeculativeConfigError(
+            f"{folder} has the MTP layer of Qwen3-Next or Qwen3.5, which cannot be used: their targets have layers with recurrent "
+            "state, which cannot be taken back when a guess is rejected"
+        )
+    for prefix, family in _NOT_AVAILABLE.items():
+        if any(name.startswith(prefix) for name in names):
+            raise SpeculativeConfigError(f"{folder} has MTP layers as {family} has them ({prefix}*): known, but not available")
+    announced = next((key for key in _ANNOUNCEMENTS if target.config.get(key)), None)
+    if announced is not None:
+        raise SpeculativeConfigError(
+            f"the config of {folder} announces {target.config[announced]} MTP layers ({announced}), but their tensors are not there: "
+            "conversions often leave them out; take the original checkpoint"
+        )
+    raise SpeculativeConfigError(f"{folder} has no MTP layers; take another method")
+
+
+def _tensors(folder: Path, prefix: str) -> Mapping[str, Tensor]:
+    files = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith("consolidated")]
+    try:
+        tensors = read_tensors(files)
+    except WeightError as error:
+        raise SpeculativeConfigError(str(error)) from None
+    return {name: tensors[name] for name in tensors if name.startswith(prefix)}

@@ -1,0 +1,127 @@
+"""What is said of block drafters that cannot be read, or not beside this target, and of those that can."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from block_checkpoints import PUBLISHED, Drafter, Published
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.proposers.config_entry import SpeculativeConfigError
+
+Change = Callable[[dict[str, Tensor]], object]
+
+
+def write(folder: Path, name: str, change: Change | None = None, **config: Any) -> Drafter:
+    """The drafter with other tensors and settings; a setting of None is left out."""
+    published: Published = PUBLISHED[name]
+    settings = {key: value for key, value in {**published.config, **config}.items() if value is not None}
+    drafter = Drafter.write(replace(published, config=settings), folder)
+    if change is not None:
+        tensors = load_file(drafter.folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, drafter.folder / "model.safetensors")
+    return drafter
+
+
+def put(name: str, *shape: int) -> Change:
+    return lambda tensors: tensors.__setitem__(name, torch.zeros(shape))
+
+
+def drop(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    "name, change, config, words",
+    [
+        ("z-lab", put("layers.0.attention_conv.base_kernel", 2, 2, 32), {}, "DFlash2"),
+        ("z-lab", put("candidate_selector.predecessor_codebook", 60, 4), {}, "DFlash2"),
+        ("z-lab", put("lilicorr_head.weight", 4, 4), {}, "LiLiCorr"),
+        ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "projector_type": "domino"}}, "domino"),
+        ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "attention_sink_bias": True}}, "attention sinks"),
+        ("z-lab", put("layers.0.self_attn.sinks", 4), {}, "attention sinks"),
+        ("speculators", None, {"speculators_model_type": "xpress"}, "xpress"),
+        ("z-lab", None, {"model_type": "gpt_oss"}, "layers like 'gpt_oss'"),
+        ("z-lab", drop("layers.1.mlp.up_proj.weight"), {}, "no tensor 'layers.1.mlp.up_proj.weight'"),
+        ("z-lab", drop("fc.weight"), {}, "no tensor 'fc.weight'"),
+        ("z-lab", put("fc.weight", 32, 64), {}, "reads states of 64 numbers"),
+        ("z-lab", put("hidden_norm.weight", 48), {}, "is 48, but 32 is needed"),
+        ("z-lab", None, {"dflash_config": {"target_layer_ids": [1, 3, 6]}}, "'mask_token_id' must be an integer"),
+        ("z-lab", None, {"dflash_config": {"mask_token_id": 60, "target_layer_ids": [1, 3, 6]}}, "but the embedding has 60 rows"),
+        ("z-lab", None, {"block_size": 65}, "2 to 64 tokens"),
+        ("z-lab", None, {"block_size": 1}, "2 to 64 tokens"),
+        ("z-lab", put("embed_tokens.weight", 50, 32), {}, "vocabulary of 50 tokens"),
+        ("z-lab, wide", drop("embed_tokens.weight"), {}, "the target's cannot be used: it is 32 wide, not 48"),
+        ("z-lab, wide", drop("lm_head.weight"), {}, "no lm_head.weight"),
+        ("speculators", drop("d2t"), {}, "40 tokens of its own, but no d2t"),
+        ("speculators", lambda tensors: tensors["d2t"].fill_(40), {}, "does not map"),
+        ("dspark", None, {"block_size": None}, "'block_size' must be an integer"),
+        ("dspark", None, {"markov_head_type": "causal"}, "not 'causal'"),
+        ("dspark", drop("markov_head.markov_w1.weight"), {}, "no tensor 'markov_head.markov_w1.weight'"),
+        ("dspark", put("markov_head.markov_w1.weight", 50, 8), {}, "knows 50 tokens"),
+        ("dspark", put("markov_head.markov_w2.weight", 59, 8), {}, "60 x 8 is needed"),
+        ("dspark, rnn", drop("markov_head.joint_proj.weight"), {}, "no tensor 'markov_head.joint_proj.weight'"),
+        ("dspark", put("confidence_head.proj.weight", 1, 33), {}, "1 x 40 is needed"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, change: Change | None, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpeculativeConfigError, match=words):
+        write(tmp_path, name, change, **config).load()
+
+
+def test_a_mask_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
+    drafter = write(tmp_path, "z-lab")
+    (drafter.folder / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(SpeculativeConfigError, match="mask_embedding.pt keeps the mask token's embedding outside"):
+        drafter.load()
+
+
+def test_more_tokens_than_a_block_has_are_refused(tmp_path: Path) -> None:
+    drafter = write(tmp_path, "z-lab")
+    assert drafter.open(num_speculative_tokens=5).max_tokens == 5
+    with pytest.raises(SpeculativeConfigError, match="num_speculative_tokens 6 is more than .* its blocks have 5"):
+        drafter.load(num_speculative_tokens=6)
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("z-lab", None, ["DFlash in the layout of z-lab, 2 layers, reads the target's states before layers 2, 4, 7"]),
+        ("z-lab", None, ["blocks of 6, bidirectional, first guess in the first mask's place", "head: the target's"]),
+        ("z-lab", put("layers.0.left_over", 1), ["unused tensors: layers.0.left_over"]),
+        ("z-lab, sliding", None, ["causal in layers 0, windows in layers 0"]),
+        ("speculators", None, ["layout of speculators", "guesses 40 tokens of its own; embedding: its own, head: its own"]),
+        ("dspark", None, ["DSpark in the layout of DeepSeek", "Markov head: vanilla, confidence head: yes", "last known token's place"]),
+        ("dspark, no heads", None, ["Markov head: none, confidence head: none"]),
+    ],
+)
+def test_what_was_found_is_told(tmp_path: Path, name: str, change: Change | None, words: list[str]) -> None:
+    found = "\n".join(write(tmp_path, name, change).load().found)
+    for part in words:
+        assert part in found
+    assert change is not None or "unused" not in found
+
+
+def test_copies_of_the_targets_tables_are_kept_once(tmp_path: Path) -> None:
+    """DSpark files bring the embedding and the head of their target."""
+    drafter = write(tmp_path, "dspark")
+    copies = load_file(drafter.target_folder / "model.safetensors")
+    tensors = load_file(drafter.folder / "model.safetensors")
+    tensors |= {"embed_tokens.weight": copies["model.embed_tokens.weight"], "lm_head.weight": copies["lm_head.weight"]}
+    save_file(tensors, drafter.folder / "model.safetensors")
+    assert "embedding: the target's, head: the target's" in "\n".join(drafter.load().found)
+
+
+def test_settings_that_are_no_json_object_do_not_pass(tmp_path: Path) -> None:
+    drafter = write(tmp_path, "z-lab")
+    (drafter.folder / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(SpeculativeConfigError, match="must hold an object"):
+        drafter.load()

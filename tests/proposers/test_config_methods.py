@@ -1,0 +1,130 @@
+"""Every method with its keys and defaults, as a speculative config says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretoken.proposers.config import (
+    BlockConfig,
+    CustomConfig,
+    DraftModelConfig,
+    DynamicTree,
+    EagleConfig,
+    HiddenStatesConfig,
+    MedusaConfig,
+    MlpSpeculatorConfig,
+    MtpConfig,
+    NgramConfig,
+    PardConfig,
+    PredictionConfig,
+    ProposerConfig,
+    StaticTree,
+    SuffixConfig,
+    SyntheticConfig,
+)
+from foretoken.proposers.config_reading import METHODS, parse_speculative_config
+
+
+def only(value: dict[str, Any], target: str | None = None) -> ProposerConfig:
+    config = parse_speculative_config(value, target)
+    assert not config.warnings
+    (proposer,) = config.proposers
+    return proposer
+
+
+NO_NETWORK = [
+    ({"method": "ngram"}, NgramConfig(5, 5, 5)),
+    ({"model": "[ngram]", "num_speculative_tokens": 3}, NgramConfig(3, 5, 5)),
+    ({"model": "ngram"}, NgramConfig()),
+    ({"method": "[ngram]"}, NgramConfig()),
+    ({"method": "ngram_gpu"}, NgramConfig()),
+    ({"method": "ngram", "prompt_lookup_max": 4}, NgramConfig(5, 4, 4)),
+    ({"method": "ngram", "prompt_lookup_min": 2}, NgramConfig(5, 2, 2)),
+    ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 7}, NgramConfig(5, 7, 2)),
+    ({"method": "ngram", "match": "latest", "prompt_lookup_min": None}, NgramConfig(match="latest")),
+    ({"method": "ngram", "num_branches": 12, "shared_pool": True}, NgramConfig(num_branches=12, shared_pool=True)),
+    ({"method": "suffix", "suffix_decoding_max_cached_requests": 0}, SuffixConfig(max_cached_requests=0)),
+    ({"method": "suffix", "suffix_decoding_min_token_prob": 0, "num_speculative_tokens": 9}, SuffixConfig(9, min_token_prob=0)),
+    (
+        {"method": "suffix", "suffix_decoding_max_tree_depth": 8, "suffix_decoding_max_spec_factor": 2.5, "use_tree": True},
+        SuffixConfig(None, 8, max_spec_factor=2.5, use_tree=True),
+    ),
+    ({"method": "prediction", "num_speculative_tokens": 32}, PredictionConfig(32)),
+    ({"method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_rates": [1]}, SyntheticConfig(3)),
+    ({"method": "custom_class", "custom_class": "my.module:Guess", "options": {"a": 1}}, CustomConfig("my.module:Guess", 5, {"a": 1})),
+    ({"custom_class": "./mine/guess.py:Guess", "num_speculative_tokens": 2}, CustomConfig("./mine/guess.py:Guess", 2)),
+    ({"method": "custom_class", "model": "my.module.Guess"}, CustomConfig("my.module:Guess")),
+    (
+        {"method": "extract_hidden_states", "directory": "D", "layers": [2, 5, -1], "max_shard_tokens": 9},
+        HiddenStatesConfig("D", (2, 5, -1), 9),
+    ),
+    (
+        {"method": "extract_hidden_states", "num_speculative_tokens": 1, "shared_storage_path": "D",
+         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}},
+        HiddenStatesConfig("D", (1, 2)),
+    ),
+]  # fmt: skip
+
+NETWORKS = [
+    ({"model": "org/a-draft"}, DraftModelConfig("org/a-draft")),
+    (
+        {"method": "draft_model", "draft_model": "D", "num_speculative_tokens": 3, "max_model_len": 99},
+        DraftModelConfig("D", 3, max_model_len=99),
+    ),
+    ({"method": "draft_model", "model": "D", "draft_tensor_parallel_size": 2}, DraftModelConfig("D", draft_tensor_parallel_size=2)),
+    (
+        {"model": "D", "draft_sample_method": "probabilistic", "quantization": "int8", "revision": "main"},
+        DraftModelConfig("D", draft_sample_method="probabilistic", quantization="int8", revision="main"),
+    ),
+    ({"model": "D", "assistant_confidence_threshold": 0.4}, DraftModelConfig("D", confidence_threshold=0.4)),
+    ({"model": "D", "use_heterogeneous_vocab": True}, DraftModelConfig("D", vocabulary="intersection")),
+    ({"model": "D", "use_heterogeneous_vocab": False}, DraftModelConfig("D")),
+    ({"model": "D", "heterogeneous_vocab": "retokenize"}, DraftModelConfig("D", vocabulary="retokenize")),
+    (
+        {"model": "D", "use_heterogeneous_vocab": True, "heterogeneous_vocab": "retokenize"},
+        DraftModelConfig("D", vocabulary="retokenize"),
+    ),
+    ({"model": "eagle3-shaped-name", "draft_layers": 4}, DraftModelConfig("eagle3-shaped-name", draft_layers=4)),
+    ({"model": "D", "parallel_drafting": True}, PardConfig("D")),
+    ({"method": "draft_model", "model": "D", "parallel_drafting": True, "num_speculative_tokens": 4}, PardConfig("D", 4)),
+    ({"model": "amd/PARD-Qwen3-0.6B", "parallel_drafting": False}, DraftModelConfig("amd/PARD-Qwen3-0.6B")),
+    ({"method": "pard", "model": "D", "max_model_len": 7, "quantization": "none"}, PardConfig("D", 8, 7, quantization="none")),
+    ({"method": "medusa", "num_heads": 4}, MedusaConfig(None, 4, 4)),
+    ({"method": "medusa", "num_heads": 4, "num_speculative_tokens": 2}, MedusaConfig(None, 2, 4)),
+    (
+        {"method": "medusa", "model": "M", "num_heads": 2, "medusa_choices": [[1], [0], [0, 0]]},
+        MedusaConfig("M", 3, 2, StaticTree(((0,), (1,), (0, 0)))),
+    ),
+    ({"model": "E", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 5, "method": "eagle"}, EagleConfig("E", "eagle", 5)),
+    ({"model": "E", "method": "eagle"}, EagleConfig("E", num_speculative_tokens=None)),
+    ({"model": "E", "method": "eagle3", "num_speculative_tokens": 2}, EagleConfig("E", "eagle3", 2)),
+    ({"model": "E", "method": "peagle", "parallel_drafting": True}, EagleConfig("E", "eagle3")),
+    ({"model": "E", "method": "eagle3", "eagle_aux_hidden_state_layer_ids": [2, 9]}, EagleConfig("E", "eagle3", aux_layers=(2, 9))),
+    (
+        {"model": "E", "method": "eagle", "eagle_topk": 4, "num_steps": 5, "num_draft_tokens": 8},
+        EagleConfig("E", "eagle", 7, tree=DynamicTree(4, 5, 7)),
+    ),
+    ({"method": "mtp", "draft_sample_method": "probabilistic"}, MtpConfig(draft_sample_method="probabilistic")),
+    ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, MtpConfig(1)),
+    ({"method": "mtp", "model": "a/speculator.mtp"}, MtpConfig(None, "a/speculator.mtp")),
+    ({"method": "mlp_speculator", "model": "M", "quantization": "int4"}, MlpSpeculatorConfig("M", quantization="int4")),
+    ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
+    ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), [*NO_NETWORK, *NETWORKS])
+def test_methods_and_defaults(value: dict[str, Any], expected: ProposerConfig) -> None:
+    assert only(value) == expected
+
+
+def test_every_method_is_read_above() -> None:
+    types = {type(expected) for _, expected in (*NO_NETWORK, *NETWORKS)}
+    assert types == set(ProposerConfig.__args__)
+    assert {"off", *(value["method"] for value, _ in (*NO_NETWORK, *NETWORKS) if "method" in value)} >= set(METHODS)
+
+
+def test_mtp_of_the_target_itself_needs_no_model() -> None:
+    assert only({"method": "mtp", "model": "org/target"}, target="org/target") == MtpConfig()

@@ -1,0 +1,101 @@
+"""Block drafters of random weights in the real engine: they change how fast texts come, never the texts.
+
+Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from block_checkpoints import Drafter, deepseek, speculators
+from block_reference import Spec
+
+from foretoken import LLM, SamplingParams
+from foretoken.kernels import native
+
+TOKEN_IDS = (300, 301, 350, 411, 478, 502, 555, 613, 777, 901)
+DEMO = Spec(
+    hidden=256,
+    target_hidden=256,
+    head_dim=64,
+    intermediate=64,
+    vocab=8192,
+    draft_vocab=10,
+    token_ids=TOKEN_IDS,
+    mask_token=7,
+    taps=(2, 3, 5),
+    own_head=True,
+)
+NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
+if native.availability().isa is not None:
+    NETWORKS["native"] = {"executor": "native", "dtype": "bfloat16"}
+# What they are called in the order of the config.
+METHODS = {"dflash": "bidirectional", "dflash_2": "windows, some layers causal", "dspark": "rnn", "dspark_2": "cut by confidence"}
+
+
+def configured(folder: Path) -> list[dict[str, Any]]:
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9, "use_sliding_window": True}
+    dspark = replace(DEMO, draft_vocab=DEMO.vocab, own_head=False, from_anchor=True, markov="vanilla", confidence="h, markov")
+    published = [
+        speculators(DEMO, "dflash"),
+        speculators(replace(DEMO, windows=(9, None), causal=(True, False)), "dflash", sliding),
+        speculators(replace(DEMO, markov="rnn"), "dspark", markov_rank=8, markov_head_type="rnn", sample_from_anchor=False),
+        deepseek(dspark),
+    ]
+    models: list[str] = []
+    for i, one in enumerate(published):
+        (folder / str(i)).mkdir()
+        models.append(str(Drafter.write(one, folder / str(i)).folder))
+    return [
+        {"model": models[0]},
+        {"model": models[1], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
+        {"model": models[2], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": models[3], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
+    ]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("blocks")
+    with LLM(speculative_config=configured(folder), kv_cache_gb=0.2, **NETWORKS[request.param]) as made:
+        yield made
+
+
+def generate(llm: LLM, method: str, **settings: Any) -> list[Any]:
+    """Six requests at once, three of them with a common beginning of several blocks."""
+    beginning = llm.get_tokenizer().encode("Once upon a time there was a princess who lived in a castle. " * 4)
+    prompts = [{"prompt_token_ids": ids} for ids in ([*beginning, 300], [5], [*beginning, 301, 777], [9, 8, 7], [300] * 18, beginning)]
+    each = [
+        SamplingParams(
+            max_tokens=20 + i, seed=i, ignore_eos=True, allowed_token_ids=list(TOKEN_IDS), speculation={"method": method}, **settings
+        )
+        for i in range(len(prompts))
+    ]
+    return llm.generate(prompts, each, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0, "frequency_penalty": 0.5}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}],
+    ids=["greedy", "seeded", "filtered"],
+)
+def test_texts_are_those_without_speculation(llm: LLM, settings: dict[str, Any]) -> None:
+    plain = [list(output.outputs[0].token_ids) for output in generate(llm, "off", **settings)]
+    for method, what in METHODS.items():
+        outputs = generate(llm, method, **settings)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == plain, what
+        metrics = [output.metrics.speculative_decoding for output in outputs]
+        accepted, drafted = (sum(getattr(m, f"num_{kind}_tokens") for m in metrics) for kind in ("accepted_draft", "draft"))
+        assert drafted > 30, what
+        assert accepted > 0 or method == "dspark_2", what  # whose vocabulary is the target's
+    assert [health.num_failures for health in llm._running().core.proposers.stats()] == [0] * (1 + len(METHODS))
+
+
+def test_what_was_loaded_is_told(llm: LLM) -> None:
+    told = "\n".join(llm._running().banner)
+    for words in ("DFlash in the layout of speculators", "10 tokens of its own", "DSpark in the layout of DeepSeek", "Markov head: rnn"):
+        assert words in told

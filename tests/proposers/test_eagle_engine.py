@@ -1,0 +1,126 @@
+"""EAGLE drafters of random weights in the real engine: they change how fast texts come, never the texts.
+
+Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right, in trees most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eagle_checkpoints import EAGLE1, Drafter, Published, sizes
+from eagle_reference import Spec
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.boot import boot
+from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
+from foretoken.kernels import native
+from foretoken.proposers.config_reading import parse_speculative_config
+
+TOKEN_IDS = (300, 301, 350, 411, 478, 502, 555, 613, 777, 901)
+DEMO = Spec(
+    hidden=256,
+    target_hidden=256,
+    head_dim=64,
+    intermediate=64,
+    vocab=8192,
+    draft_vocab=10,
+    token_ids=TOKEN_IDS,
+    mask_token=7,
+)
+NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
+if native.availability().isa is not None:
+    NETWORKS["native"] = {"executor": "native", "dtype": "bfloat16"}
+# What they are called in the order of the config.
+METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE-3", "eagle3_2": "EAGLE-3 as a tree", "eagle3_3": "EAGLE-2's tree", "eagle3_4": "P-EAGLE"}
+
+
+def configured(folder: Path) -> list[dict[str, Any]]:
+    eagle1 = replace(DEMO, kind=EAGLE1.kind, taps=EAGLE1.taps, own_head=False, draft_vocab=DEMO.vocab)
+    parallel = replace(DEMO, parallel=True)
+    published = {
+        "eagle": Published(eagle1, {"model_type": "llama", **sizes(eagle1), "tie_word_embeddings": True}),
+        "eagle3": Published(DEMO, {"model_type": "llama", **sizes(DEMO), "draft_vocab_size": 10}),
+        "p-eagle": Published(parallel, {"model_type": "llama", **sizes(parallel), "draft_vocab_size": 10, "mask_token_id": 7}),
+    }
+    at: dict[str, str] = {}
+    for name, one in published.items():
+        (folder / name).mkdir()
+        at[name] = str(Drafter.write(one, folder / name).folder)
+    return [
+        {"model": at["eagle"], "num_speculative_tokens": 3},
+        {"model": at["eagle3"], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": at["eagle3"], "speculative_token_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]},
+        {"model": at["eagle3"], "eagle_topk": 4, "num_steps": 3, "num_draft_tokens": 14},
+        {"model": at["p-eagle"], "num_speculative_tokens": 4},
+    ]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("eagle")
+    with LLM(speculative_config=configured(folder), kv_cache_gb=0.2, **NETWORKS[request.param]) as made:
+        yield made
+
+
+def generate(llm: LLM, method: str, **settings: Any) -> list[Any]:
+    """Six requests at once, three of them with a common beginning of several blocks."""
+    beginning = llm.get_tokenizer().encode("Once upon a time there was a princess who lived in a castle. " * 4)
+    prompts = [{"prompt_token_ids": ids} for ids in ([*beginning, 300], [5], [*beginning, 301, 777], [9, 8, 7], [300] * 18, beginning)]
+    each = [
+        SamplingParams(
+            max_tokens=20 + i, seed=i, ignore_eos=True, allowed_token_ids=list(TOKEN_IDS), speculation={"method": method}, **settings
+        )
+        for i in range(len(prompts))
+    ]
+    return llm.generate(prompts, each, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0, "frequency_penalty": 0.5}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}],
+    ids=["greedy", "seeded", "filtered"],
+)
+def test_texts_are_those_without_speculation(llm: LLM, settings: dict[str, Any]) -> None:
+    plain = [list(output.outputs[0].token_ids) for output in generate(llm, "off", **settings)]
+    for method, what in METHODS.items():
+        outputs = generate(llm, method, **settings)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == plain, what
+        metrics = [output.metrics.speculative_decoding for output in outputs]
+        accepted, drafted = (sum(getattr(m, f"num_{kind}_tokens") for m in metrics) for kind in ("accepted_draft", "draft"))
+        assert drafted > 60, what
+        assert accepted > 0 or method == "eagle", what  # whose vocabulary is the target's
+    assert [health.num_failures for health in llm._running().core.proposers.stats()] == [0] * (1 + len(METHODS))
+
+
+def test_a_cache_that_is_too_small_for_all_changes_no_text(tmp_path: Path) -> None:
+    """Rows are preempted, lose their entries and states, and start anew."""
+    speculative = replace(parse_speculative_config(configured(tmp_path)), disable_by_batch_size=64)
+    engine = boot(EngineConfig(model=ModelConfig(threads=1), cache=CacheConfig(num_blocks=16), speculative=speculative))
+
+    def run(method: str) -> dict[str, list[int]]:
+        said = dict[str, list[int]]()
+        for i in range(5):
+            settings = {"max_tokens": 50, "seed": i, "ignore_eos": True, "allowed_token_ids": list(TOKEN_IDS)}
+            asked = SamplingParams(**settings, speculation={"method": method})
+            engine.core.add_request(engine.intake.requests(f"{method} {i}", [*range(5, 25), 300 + i], asked, 0.0)[0])
+        while engine.core.has_work:
+            for delta in engine.core.step(0.0):
+                said.setdefault(delta.request_id.split()[1], []).extend(delta.token_ids)
+            engine.core.check()
+        return said
+
+    plain = run("off")
+    for method, what in METHODS.items():
+        before = engine.core.stats().num_preemptions
+        assert run(method) == plain, what
+        assert engine.core.stats().num_preemptions > before, what
+
+
+def test_what_was_loaded_is_told(llm: LLM) -> None:
+    told = "\n".join(llm._running().banner)
+    for words in ("P-EAGLE in the layout of EAGLE", "10 tokens of its own", "reads the target's states before layers 2, 4, 5"):
+        assert words in told

@@ -1,0 +1,120 @@
+"""The target's states on their way to a drafter: which are kept, for how long, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.proposers.base import Feedback
+from foretoken.proposers.features import Features
+
+BOUNDARIES = (5, 2)  # columns come in this order
+BLOCK = 4
+
+
+def made(max_buffered: int = 256) -> Features:
+    return Features(BOUNDARIES, 4, num_blocks=9, block_size=BLOCK, max_buffered=max_buffered)
+
+
+def state(boundary: int, position: int) -> list[float]:
+    return [boundary + position / 100, boundary]
+
+
+def states(start: int, stop: int) -> Tensor:
+    """What the columns of positions start:stop should be."""
+    return torch.tensor([state(5, p) + state(2, p) for p in range(start, stop)]).view(-1, 4)
+
+
+def step(features: Features, *rows: tuple[str, int, int, int, Sequence[int]], finished: Sequence[str] = ()) -> None:
+    """rows: (name, first position, known tokens, draft tokens, accepted nodes). A node's state is that of the position where it ends
+    up if it is accepted; others have states that nobody should ever see."""
+    hidden: dict[int, list[list[float]]] = {boundary: [] for boundary in BOUNDARIES}
+    starts = [0]
+    for _, first, known, drafted, accepted in rows:
+        positions = [*range(first, first + known), *([-1] * drafted)]
+        for depth, node in enumerate(accepted):
+            positions[known + node] = first + known + depth
+        for boundary, column in hidden.items():
+            column.extend(state(boundary, p) if p >= 0 else [torch.nan] * 2 for p in positions)
+        starts.append(starts[-1] + known + drafted)
+    features.observe(
+        Feedback(
+            [row[0] for row in rows],
+            [first + known + len(accepted) for _, first, known, _, accepted in rows],
+            [row[3] for row in rows],
+            [row[4] for row in rows],
+            [[1] for _ in rows],
+            [row[0] in finished for row in rows],
+            {boundary: torch.tensor(column) for boundary, column in hidden.items()},
+            starts,
+            [row[2] for row in rows],
+        )
+    )
+    features.check()
+
+
+def test_states_of_committed_positions_only_side_by_side() -> None:
+    features = made()
+    step(features, ("chain", 0, 3, 0, []), ("tree", 0, 2, 0, []))
+    step(features, ("chain", 3, 1, 4, [0, 1]), ("tree", 2, 1, 5, [1, 4]))
+    step(features, ("chain", 6, 1, 2, []), ("tree", 5, 1, 2, [1]))
+    for name, length in (("chain", 7), ("tree", 7)):
+        assert features.span(name) == (0, length)
+        assert torch.equal(features.rows(name, 0, length), states(0, length))
+        assert torch.equal(features.rows(name, 2, 5), states(2, 5))
+    assert features.rows("chain", 4, 4).shape == (0, 4)
+
+
+def test_before_the_text_there_are_zeros() -> None:
+    features = made()
+    step(features, ("r", 0, 3, 0, []))
+    assert torch.equal(features.rows("r", -1, 2), torch.cat([torch.zeros(1, 4), states(0, 2)]))
+    assert torch.equal(features.rows("fresh", -1, 0), torch.zeros(1, 4))
+
+
+def test_what_was_read_is_dropped_and_what_was_not_is_bounded() -> None:
+    features = made(max_buffered=6)
+    step(features, ("r", 0, 4, 0, []))
+    features.drop_before("r", 3)
+    assert features.span("r") == (3, 4) and torch.equal(features.rows("r", 3, 4), states(3, 4))
+    for position in range(4, 14):
+        step(features, ("r", position, 1, 0, []))
+    assert features.span("r") == (8, 14) and torch.equal(features.rows("r", 8, 14), states(8, 14))
+    with pytest.raises(AssertionError, match="not here"):
+        features.rows("r", 7, 9)
+    step(features, ("r", 14, 20, 0, []))  # a step's own states are never cut
+    start, stop = features.span("r") or (0, 0)
+    assert stop == 34 and start <= 14 and torch.equal(features.rows("r", start, stop), states(start, stop))
+    features.drop_before("r", 99)
+    assert features.span("r") == (34, 34)
+    step(features, ("r", 34, 2, 0, []))
+    assert features.span("r") == (34, 36)
+
+
+def test_a_gap_begins_anew_and_finished_rows_are_left_alone() -> None:
+    features = made()
+    step(features, ("r", 0, 3, 0, []), ("gone", 0, 3, 0, []), finished=["gone"])
+    step(features, ("r", 8, 2, 0, []))  # taken back, and found in the prefix cache up to 8
+    assert features.span("r") == (8, 10) and features.span("gone") is None
+    features.forget("r")
+    features.forget("r")
+    assert features.span("r") is None
+    features.observe(Feedback(["r"], [1], [0], [[]], [[1]], [False]))  # a step for which nobody wanted states
+    assert features.span("r") is None
+
+
+def test_each_blocks_last_state_outlives_its_request() -> None:
+    features = made()
+    step(features, ("r", 0, 10, 0, []))
+    features.keep_edges("r", [7, 3, 5])
+    features.forget("r")
+    for block, position in ((7, 3), (3, 7)):
+        step(features, ("other", position + 1, 3, 0, []))
+        features.prepend_edge("other", block)
+        assert features.span("other") == (position, position + 4)
+        assert torch.equal(features.rows("other", position, position + 4), states(position, position + 4))
+        features.forget("other")
+    assert Features.bytes_per_block(4) == 16

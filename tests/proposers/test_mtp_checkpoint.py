@@ -1,0 +1,126 @@
+"""MTP layers are recognised by their tensors, and what cannot be run is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mtp_checkpoints import MtpTarget, edit, write
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.proposers.config_entry import SpeculativeConfigError
+from foretoken.proposers.detection import detect_method
+from foretoken.proposers.mtp_checkpoint import find_module
+
+RECURRENT = "Qwen3-Next or Qwen3.5.*recurrent state, which cannot be taken back"
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def renamed(before: str, after: str) -> Change:
+    return lambda tensors: {name.replace(before, after): tensor for name, tensor in tensors.items()}
+
+
+def without(part: str) -> Change:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
+
+
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm"])
+def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
+    target = write(name, tmp_path / name)
+    first, second = target.load().found
+    family, order = {
+        "mimo": ("MiMo, 1 module (model.mtp_layers.0.*)", "[state; embedding]"),
+        "deepseek": ("DeepSeek-V3, 1 module (model.layers.2.*)", "[embedding; state]"),
+        "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
+    }[name]
+    assert family in first and order in first and "head: the target's" in second
+    assert detect_method(str(target.folder), str(target.folder)) == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (without("mtp_layers"), "announces 1 MTP layers \\(num_nextn_predict_layers\\), but their tensors are not there"),
+        (without("input_proj"), "has no tensor 'model.mtp_layers.0.input_proj.weight'"),
+        (without("mtp_layers.0.self_attn.k_proj.weight"), "no tensor 'model.mtp_layers.0.self_attn.k_proj.weight'"),
+        (lambda tensors: renamed("model.mtp_layers", "mtp.layers")(renamed("model.mtp_layers.0.input_proj", "mtp.fc")(tensors)), RECURRENT),
+        (renamed("model.mtp_layers.0", "model.mtp_block.0"), "as ERNIE-4.5 has them .*known, but not available"),
+        (renamed("model.mtp_layers.0", "model.mtp.layers.0"), "as MiMo-V2 or LongCat has them"),
+        (renamed("model.mtp_layers.0", "mtp.layers.0"), "known, but not available"),
+        (renamed("model.mtp_layers.0", "model.layers.2"), "MTP layers of model type 'qwen2' are not available"),
+        (lambda tensors: {n: t[:5] if n.endswith("token_layernorm.weight") else t for n, t in tensors.items()}, "is 5, but 32 is needed"),
+        (lambda tensors: {n: t * torch.nan if "mtp" in n else t for n, t in tensors.items()}, "contains NaN"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tmp_path: Path, change: Change, phrase: str) -> None:
+    target = write("mimo", tmp_path / "mimo")
+    edit(target.folder, change)
+    with pytest.raises(SpeculativeConfigError, match=phrase):
+        find_and_load(target)
+
+
+def find_and_load(target: MtpTarget) -> None:
+    """The target itself is not loaded: what its own loader says of such tensors is tested elsewhere."""
+    from foretoken.proposers import mtp
+    from foretoken.proposers.config import MtpConfig
+    from foretoken.proposers.loading import Resources
+
+    def unreachable(*args: object) -> object:
+        raise AssertionError("nothing is to be bound")
+
+    mtp.load(MtpConfig(), Resources(target.view(), unreachable, unreachable, unreachable))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_target_without_mtp(tmp_path: Path) -> None:
+    target = write("mimo", tmp_path / "mimo")
+    edit(target.folder, without("mtp_layers"))
+    view = replace(target.view(), config={"model_type": "qwen2"})
+    with pytest.raises(SpeculativeConfigError, match="has no MTP layers; take another method"):
+        find_module(target.folder, view)
+
+
+def test_missing_experts_are_named(tmp_path: Path) -> None:
+    target = write("deepseek", tmp_path / "deepseek")
+    edit(target.folder, without("model.layers.2.mlp.experts.3.up_proj"))
+    with pytest.raises(SpeculativeConfigError, match="no tensor 'model.layers.2.mlp.experts.3.up_proj.weight'"):
+        target.load()
+
+
+def test_unused_tensors_are_told_and_copies_are_not(tmp_path: Path) -> None:
+    target = write("glm", tmp_path / "glm")
+    edit(target.folder, lambda tensors: {**tensors, "model.layers.2.extra.weight": torch.zeros(2)})
+    assert target.load().found[2:] == ("unused tensors: model.layers.2.extra.weight",)
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_folder_of_its_own(tmp_path: Path, has_config: bool) -> None:
+    """The layout of `speculators`: the layer alone, its config nested; without one it is as the target's."""
+    target = write("mimo", tmp_path / "mimo")
+    tensors = load_file(target.folder / "model.safetensors")
+    own = tmp_path / "speculator"
+    own.mkdir()
+    layer = {name.removeprefix("model."): tensor.clone() for name, tensor in tensors.items() if "mtp_layers" in name}
+    save_file(layer, own / "model.safetensors")
+    config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    if has_config:
+        config["transformer_layer_config"] = target.hf_config.to_dict()
+    (own / "config.json").write_text(json.dumps(config))
+    edit(target.folder, without("mtp_layers"))
+
+    assert "speculators, 1 module (mtp_layers.0.*)" in target.load(model=str(own)).found[0]
+    engine = target.run(model=str(own), num_speculative_tokens=2)
+    engine.add("a", [5, 7, 9])
+    engine.step(lambda request, guess: ((), 3))
+    guess = engine.step(lambda request, guess: ((), 3))["a"]
+    assert guess.tokens[0] == int(target.probs(guess.text, []).argmax())
+    assert guess.tokens[1] == int(target.probs(guess.text, guess.tokens[:1]).argmax())
+
+    config["transformer_layer_config"] = {**target.hf_config.to_dict(), "hidden_size": 64}
+    (own / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpeculativeConfigError, match="trained for a target of hidden size 64, this one has 32"):
+        target.load(model=str(own))

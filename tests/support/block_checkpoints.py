@@ -1,0 +1,234 @@
+"""DFlash and DSpark drafters as folders, in every published layout, beside a pretended target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import eagle_reference
+import torch
+from block_reference import Reference, Shared, Spec, random_weights
+from eagle_checkpoints import PretendedEngine, block_size
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import Executor
+from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
+from foretoken.kernels.weights import bind_program
+from foretoken.proposers import dflash
+from foretoken.proposers.config import BlockConfig
+from foretoken.proposers.learned import LearnedProposer
+from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+
+NUM_LAYERS = 8
+NUM_BLOCKS = 400
+MAX_MODEL_LEN = 1000
+TORCH = Execution(torch.float32, prefer_native=False)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One way in which drafters are published."""
+
+    spec: Spec
+    config: Mapping[str, Any]
+    method: Literal["dflash", "dspark"] = "dflash"
+    rename: Callable[[str], str] = lambda name: name
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # tensors that are there and mean nothing
+
+
+def _sizes(spec: Spec, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "rms_norm_eps": spec.eps,
+        "rope_theta": spec.theta,
+        "vocab_size": spec.vocab,
+        "num_hidden_layers": len(spec.causal),
+        "max_position_embeddings": 64,  # short, as they are
+        **more,
+    }
+
+
+def z_lab(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:  # noqa: B006 - read only
+    inner = {"mask_token_id": spec.mask_token, "target_layer_ids": [tap - 1 for tap in spec.taps], **more}
+    config = {"architectures": ["DFlashDraftModel"], **_sizes(spec, **sizes), "block_size": spec.block_size, "dflash_config": inner}
+    return Published(spec, config)
+
+
+def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:  # noqa: B006 - read only
+    config = {
+        "speculators_model_type": kind,
+        "architectures": ["DFlashDraftModel"],
+        "speculators_config": {"algorithm": kind, "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]},
+        "transformer_layer_config": _sizes(spec, **sizes),
+        "block_size": spec.block_size,
+        "aux_hidden_state_layer_ids": list(spec.taps),
+        "mask_token_id": spec.mask_token,
+        "draft_vocab_size": spec.draft_vocab,
+        **more,
+    }
+    left_over = {"verifier_norm.weight": torch.ones(32), "verifier_lm_head.weight": torch.ones(4, 32)}
+    return Published(spec, config, cast(Any, kind), more=left_over)
+
+
+def deepseek(spec: Spec) -> Published:
+    config = {
+        "architectures": ["Qwen3DSparkModel"],
+        **_sizes(spec),
+        "block_size": spec.block_size,
+        "target_layer_ids": [tap - 1 for tap in spec.taps],
+        "mask_token_id": spec.mask_token,
+        "num_anchors": 512,
+        "markov_rank": spec.rank if spec.markov else 0,
+        "markov_head_type": spec.markov or None,
+        "enable_confidence_head": bool(spec.confidence),
+        "confidence_head_with_markov": "markov" in spec.confidence,
+        "tie_word_embeddings": False,
+    }
+    return Published(spec, config, "dspark")
+
+
+def _published() -> dict[str, Published]:
+    base = Spec()
+    sliding: dict[str, Any] = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "use_sliding_window": True,
+    }
+    slides = replace(base, windows=(7, None))
+    all_sliding = {**sliding, "layer_types": ["sliding_attention"] * 2}
+    dspark = replace(base, from_anchor=True, own_embedding=True, own_head=True)
+    aliases = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    reduced = replace(base, draft_vocab=40, own_head=True, own_embedding=True, bias=True)
+    return {
+        "z-lab": z_lab(base),
+        "z-lab, aliases": replace(z_lab(replace(base, theta=500000.0)), rename=lambda name: aliases.get(name, name)),
+        "z-lab, wide": z_lab(replace(base, hidden=48, own_embedding=True, own_head=True, taps=(1, 8, 3, 5))),
+        "z-lab, causal": z_lab(replace(base, causal=(True, True)), causal=True),
+        "z-lab, sliding": z_lab(replace(slides, causal=(True, False)), sliding),
+        "z-lab, all sliding": z_lab(replace(base, windows=(7, 7), causal=(True, True)), all_sliding),
+        "z-lab, sliding, bidirectional": z_lab(slides, sliding, causal=False),
+        "z-lab, narrow windows": z_lab(replace(slides, windows=(3, None)), {**sliding, "sliding_window": 3}, causal=False),
+        "z-lab, default layers": replace(
+            z_lab(replace(base, taps=(2, 6))),
+            config={k: v for k, v in z_lab(base).config.items() if k != "dflash_config"} | {"dflash_config": {"mask_token_id": 59}},
+        ),
+        "speculators": speculators(reduced, "dflash"),
+        "speculators, sliding": speculators(replace(slides, causal=(True, False)), "dflash", sliding),
+        "speculators, open windows": speculators(slides, "dflash", sliding, sliding_window_non_causal=True),
+        "speculators, from anchor": speculators(replace(base, from_anchor=True), "dflash", sample_from_anchor=True),
+        "dspark": deepseek(replace(dspark, markov="vanilla", confidence="h, markov")),
+        "dspark, gated": deepseek(replace(dspark, markov="gated", confidence="h")),
+        "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),
+        "dspark, no heads": deepseek(dspark),  # published as "dflash"
+        "dspark, confidence only": deepseek(replace(dspark, confidence="h")),
+        "dspark, speculators": speculators(
+            replace(reduced, markov="vanilla", confidence="h, markov"),
+            "dspark",
+            markov_rank=8,
+            markov_head_type="vanilla",
+            sample_from_anchor=False,
+        ),
+    }
+
+
+PUBLISHED = _published()
+
+
+@dataclass
+class Drafter:
+    """A published drafter on disk beside its pretended target, and the reference for it."""
+
+    folder: Path
+    target_folder: Path
+    spec: Spec
+    method: Literal["dflash", "dspark"]
+    target: eagle_reference.Target
+    reference: Reference
+
+    @classmethod
+    def write(cls, published: Published, folder: Path, **target: Any) -> Drafter:
+        spec = published.spec
+        pretended = eagle_reference.Target(eagle_reference.Spec(vocab=spec.vocab, target_hidden=spec.target_hidden), **target)
+        drafter, of_target = folder / "drafter", folder / "target"
+        drafter.mkdir(exist_ok=True)
+        of_target.mkdir(exist_ok=True)
+        weights = random_weights(spec)
+        named = {published.rename(name): tensor for name, tensor in weights.items()}
+        save_file({k: v.contiguous() for k, v in {**named, **published.more}.items()}, drafter / "model.safetensors")
+        (drafter / "config.json").write_text(json.dumps(published.config))
+        tables = {"model.embed_tokens.weight": pretended.embedding, "lm_head.weight": pretended.head}
+        save_file(tables, of_target / "model.safetensors")
+        shared = Shared(
+            pretended.embedding, pretended.head, pretended.state, pretended.embed_scale, pretended.logits_scale, pretended.softcap
+        )
+        return cls(drafter, of_target, spec, published.method, pretended, Reference(spec, weights, shared))
+
+    def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
+        network = _target_network(self.target, execution)
+
+        def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+            return bind_program(program, weights, execution, network.bank)
+
+        resources = Resources(self.view(), lambda name, _: Path(name), bind, cast(Any, None))
+        return dflash.load(BlockConfig(str(self.folder), self.method, **settings), resources)
+
+    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
+        loaded = self.load(execution, **settings)
+        size = block_size(execution)
+        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
+        return cast(LearnedProposer, loaded.open(Opening(self.method, caches, NUM_BLOCKS, size, return_probs)))
+
+    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
+        return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))
+
+    def view(self) -> TargetView:
+        target = self.target
+        return TargetView(
+            folder=self.target_folder,
+            config={},
+            tokenizer=cast(Any, SimpleNamespace()),
+            num_layers=NUM_LAYERS,
+            hidden_size=target.spec.target_hidden,
+            vocab_size=target.spec.vocab,
+            max_model_len=MAX_MODEL_LEN,
+            embedding="model.embed_tokens.weight",
+            head="lm_head.weight",
+            embed_scale=target.embed_scale,
+            logits_scale=target.logits_scale,
+            logits_softcap=target.softcap,
+        )
+
+
+def _target_network(target: eagle_reference.Target, execution: Execution) -> Executor:
+    """Nothing but the target's embedding and head, so that there is a bank to share them from."""
+    weights = {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
+    best = ArgMax(("logits",), ("argmax", "top"))
+    program = Program(
+        ops=(
+            Embed((), ("x",), "model.embed_tokens.weight"),
+            GatherRows(("x",), ("rows",)),
+            Linear(("rows",), ("logits",), ("lm_head.weight",)),
+            best,
+        ),
+        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
+        kv_layers=(),
+        ropes={},
+        vocab_size=target.spec.vocab,
+        max_model_len=MAX_MODEL_LEN,
+        boundaries=("x",),
+        final="x",
+        logits="logits",
+        best=best,
+    )
+    return bind_program(program, weights, execution)

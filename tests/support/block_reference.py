@@ -1,0 +1,207 @@
+"""DFlash and DSpark drafters written out plainly: random weights, and guesses by recomputing everything from the text. No cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a checkpoint is to hold."""
+
+    hidden: int = 32
+    target_hidden: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16  # not hidden / heads
+    intermediate: int = 48
+    vocab: int = 60
+    draft_vocab: int = 60
+    token_ids: tuple[int, ...] = ()  # of the draft vocabulary; () = random ones
+    block_size: int = 6
+    taps: tuple[int, ...] = (2, 4, 7)  # boundary ids; the target has 8 layers
+    causal: tuple[bool, ...] = (False, False)  # one for each layer
+    windows: tuple[int | None, ...] = (None, None)
+    theta: float = 10000.0
+    eps: float = 1e-3  # large enough to show
+    mask_token: int = 59
+    from_anchor: bool = False
+    bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    markov: str = ""
+    rank: int = 8
+    confidence: str = ""  # "h" or "h, markov"
+
+    @property
+    def max_tokens(self) -> int:
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+
+def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
+    """Everything is random, norms too, so that nothing can be forgotten unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+
+    def matrix(name: str, *shape: int, size: float = 1.0) -> None:
+        noise = torch.randn(shape, generator=generator) * size
+        weights[name] = 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+
+    matrix("fc.weight", spec.hidden, len(spec.taps) * spec.target_hidden)
+    matrix("hidden_norm.weight", spec.hidden)
+    matrix("norm.weight", spec.hidden)
+    for i in range(len(spec.causal)):
+        layer = f"layers.{i}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            matrix(f"{layer}.{name}.weight", spec.hidden)
+        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)):
+            matrix(f"{layer}.self_attn.{part}_proj.weight", heads * spec.head_dim, spec.hidden)
+            if spec.bias:
+                matrix(f"{layer}.self_attn.{part}_proj.bias", heads * spec.head_dim)
+        matrix(f"{layer}.self_attn.o_proj.weight", spec.hidden, spec.heads * spec.head_dim)
+        for part in "qk":
+            matrix(f"{layer}.self_attn.{part}_norm.weight", spec.head_dim)
+        matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
+        matrix(f"{layer}.mlp.up_proj.weight", spec.intermediate, spec.hidden)
+        matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
+    if spec.own_embedding:
+        matrix("embed_tokens.weight", spec.vocab, spec.hidden, size=spec.hidden**0.5)
+    if spec.own_head:
+        matrix("lm_head.weight", spec.draft_vocab, spec.hidden, size=2.0)
+    if spec.draft_vocab != spec.vocab:
+        some = torch.randperm(spec.vocab, generator=generator)[: spec.draft_vocab].sort().values
+        token_ids = torch.tensor(spec.token_ids) if spec.token_ids else some
+        weights["d2t"] = token_ids - torch.arange(spec.draft_vocab)
+        weights["t2d"] = torch.zeros(spec.vocab, dtype=torch.bool).index_fill_(0, token_ids, True)
+    if spec.markov:
+        matrix("markov_head.markov_w1.weight", spec.vocab, spec.rank, size=spec.rank**0.5)
+        matrix("markov_head.markov_w2.weight", spec.draft_vocab, spec.rank, size=2.0)
+        name, rows, width = {"gated": ("gate", 1, 1), "rnn": ("joint", 3, 2), "vanilla": ("", 0, 0)}[spec.markov]
+        if name:
+            matrix(f"markov_head.{name}_proj.weight", rows * spec.rank, width * spec.rank + spec.hidden)
+            matrix(f"markov_head.{name}_proj.bias", rows * spec.rank)
+    if spec.confidence:
+        matrix("confidence_head.proj.weight", 1, spec.hidden + (spec.rank if "markov" in spec.confidence else 0))
+        matrix("confidence_head.proj.bias", 1)
+    return weights
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a drafter reads of its target."""
+
+    embedding: Tensor
+    head: Tensor
+    state: Callable[[Sequence[int], int], Tensor]  # (text, boundary) -> [target_hidden] of its last token
+    embed_scale: float = 1.0
+    logits_scale: float = 1.0
+    softcap: float | None = None
+
+
+class Reference:
+    """One block filled in, from the text alone."""
+
+    def __init__(self, spec: Spec, weights: dict[str, Tensor], shared: Shared) -> None:
+        self.spec, self._w, self._shared = spec, weights, shared
+
+    def probs(self, text: Sequence[int], count: int, guesses: Sequence[int] = (), first: int = 0) -> Tensor:
+        """[n, vocab] distributions of the guesses behind text, n = count or, with a Markov head, one more than the guesses given.
+
+        guesses: what is guessed before each; first: context entries before it are missing.
+        """
+        hidden = self.hidden(text, count, first)
+        logits = self._logits(hidden)
+        if self.spec.markov:
+            logits = logits[: len(guesses) + 1] + self._biases([text[-1], *guesses][: len(logits)], hidden)
+        probs = logits.softmax(-1)
+        if "d2t" not in self._w:
+            return probs
+        spread = torch.zeros(len(probs), self.spec.vocab)
+        spread[:, torch.arange(self.spec.draft_vocab) + self._w["d2t"]] = probs
+        return spread
+
+    def confidences(self, text: Sequence[int], count: int, guesses: Sequence[int]) -> Tensor:
+        """[len(guesses) + 1], at most count: what the confidence head says of each place."""
+        before = torch.tensor([text[-1], *guesses][:count])
+        read = self.hidden(text, count)[: len(before)]
+        if "markov" in self.spec.confidence:
+            read = torch.cat([read, self._w["markov_head.markov_w1.weight"][before]], -1)
+        return self._linear("confidence_head.proj", read)[:, 0].sigmoid()
+
+    def hidden(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
+        """[count, hidden] behind the last norm, of the places that guess."""
+        last = len(text) - 1
+        states = [torch.cat([self._shared.state(text[: i + 1], tap) for tap in self.spec.taps]) for i in range(first, last)]
+        width = len(self.spec.taps) * self.spec.target_hidden
+        context = self._norm("hidden_norm", self._linear("fc", torch.stack(states) if states else torch.zeros(0, width)))
+        tokens = torch.tensor([text[-1]] + [self.spec.mask_token] * (count - 1 if self.spec.from_anchor else count))
+        x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
+        for i in range(len(self.spec.causal)):
+            layer = f"layers.{i}"
+            x = x + self._attention(i, self._norm(f"{layer}.input_layernorm", x), context, first)
+            y = self._norm(f"{layer}.post_attention_layernorm", x)
+            gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
+            x = x + self._linear(f"{layer}.mlp.down_proj", gated)
+        return self._norm("norm", x)[-count:]
+
+    def _attention(self, i: int, x: Tensor, context: Tensor, first: int) -> Tensor:
+        spec, name = self.spec, f"layers.{i}.self_attn"
+        both, known = torch.cat([context, x]), len(context)
+        at = torch.arange(first, first + len(both))
+        q = self._norm(f"{name}.q_norm", self._linear(f"{name}.q_proj", x).view(len(x), -1, spec.head_dim))
+        k = self._norm(f"{name}.k_norm", self._linear(f"{name}.k_proj", both).view(len(both), -1, spec.head_dim))
+        v = self._linear(f"{name}.v_proj", both).view(len(both), -1, spec.head_dim)
+        q, k = self._rotate(q, at[known:]), self._rotate(k, at)
+        k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(spec.head_dim)
+        distance = at[known:, None] - at
+        unseen = torch.zeros_like(distance, dtype=torch.bool)
+        if spec.causal[i]:
+            unseen |= distance < 0
+        if (window := spec.windows[i]) is not None:
+            unseen |= distance.abs() >= window
+        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
+        return self._linear(f"{name}.o_proj", attended.reshape(len(x), -1))
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        half = self.spec.head_dim // 2
+        angles = positions[:, None] * self.spec.theta ** -(torch.arange(half) / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.spec.own_head:
+            return hidden @ self._w["lm_head.weight"].T
+        logits = hidden @ self._shared.head.T * self._shared.logits_scale
+        cap = self._shared.softcap
+        return logits if cap is None else cap * (logits / cap).tanh()
+
+    def _biases(self, before: Sequence[int], hidden: Tensor) -> Tensor:
+        """[len(before), draft_vocab] of the Markov head, place by place."""
+        w1, w2 = self._w["markov_head.markov_w1.weight"], self._w["markov_head.markov_w2.weight"]
+        state = torch.zeros(self.spec.rank)
+        rows: list[Tensor] = []
+        for token, h in zip(before, hidden, strict=False):
+            e = w1[token]
+            if self.spec.markov == "gated":
+                e = self._linear("markov_head.gate_proj", torch.cat([h, e])).sigmoid() * e
+            elif self.spec.markov == "rnn":
+                gate, candidate, output = self._linear("markov_head.joint_proj", torch.cat([state, e, h])).split(self.spec.rank)
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+                e = output.tanh()
+            rows.append(w2 @ e)
+        return torch.stack(rows)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.eps).sqrt() * self._w[f"{name}.weight"]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y = x @ self._w[f"{name}.weight"].T
+        return y + self._w[f"{name}.bias"] if f"{name}.bias" in self._w else y

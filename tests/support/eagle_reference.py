@@ -1,0 +1,282 @@
+"""EAGLE drafters written out plainly: random weights, and guesses by recomputing everything from the text. No cache, no program.
+
+Slots are numbered as the papers do: slot i holds token i + 1 and the state of token i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FINAL = -1
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a checkpoint is to hold."""
+
+    kind: str = "eagle3"  # or "eagle"
+    hidden: int = 32
+    target_hidden: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    intermediate: int = 48
+    vocab: int = 60
+    draft_vocab: int = 60
+    layers: int = 1
+    taps: tuple[int, ...] = (2, 4, 5)  # boundary ids; the target has 8 layers
+    theta: float = 10000.0
+    eps: float = 1e-3  # large enough to show
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False
+    own_embedding: bool = False
+    own_head: bool = True
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    parallel: bool = False
+    mask_token: int = 59
+    token_ids: tuple[int, ...] = ()  # the draft vocabulary; () = drawn
+
+    @property
+    def state_width(self) -> int:
+        return self.target_hidden * len(self.taps)
+
+    @property
+    def reads_taps(self) -> bool:
+        return self.taps != (FINAL,)
+
+
+def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
+    """Under the names of the `speculators` layout. Everything is random, norms too, so that nothing can be forgotten unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+
+    def matrix(name: str, *shape: int) -> None:
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+
+    first_width = 2 * spec.hidden if spec.kind == "eagle3" else spec.hidden
+    if spec.kind == "eagle":
+        matrix("fc.weight", spec.hidden, 2 * spec.hidden)
+    elif spec.reads_taps:
+        matrix("fc.weight", spec.hidden, spec.state_width)
+    if spec.fc_bias:
+        matrix("fc.bias", spec.hidden)
+    if spec.norm_before_fc:
+        matrix("input_norm.weight", spec.state_width)
+    for i in range(len(spec.taps) if spec.fc_norm else 0):
+        matrix(f"fc_norm.{i}.weight", spec.target_hidden)
+    for i in range(spec.layers):
+        layer, width = f"layers.{i}", first_width if i == 0 else spec.hidden
+        if i or spec.kind == "eagle3":
+            matrix(f"{layer}.input_layernorm.weight", spec.hidden)
+        if i == 0 and spec.kind == "eagle3":
+            matrix(f"{layer}.hidden_norm.weight", spec.hidden)
+        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)):
+            matrix(f"{layer}.self_attn.{part}_proj.weight", heads * spec.head_dim, width)
+            if spec.qkv_bias:
+                matrix(f"{layer}.self_attn.{part}_proj.bias", heads * spec.head_dim)
+        matrix(f"{layer}.self_attn.o_proj.weight", spec.hidden, spec.heads * spec.head_dim)
+        if spec.out_bias:
+            matrix(f"{layer}.self_attn.o_proj.bias", spec.hidden)
+        for part in ("q", "k") if spec.head_norms else ():
+            matrix(f"{layer}.self_attn.{part}_norm.weight", spec.head_dim)
+        matrix(f"{layer}.post_attention_layernorm.weight", spec.hidden)
+        matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
+        matrix(f"{layer}.mlp.up_proj.weight", spec.intermediate, spec.hidden)
+        matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
+    if spec.kind == "eagle3":
+        matrix("norm.weight", spec.hidden)
+    if spec.own_embedding:
+        matrix("embed_tokens.weight", spec.vocab, spec.hidden)
+    if spec.own_head:
+        matrix("lm_head.weight", spec.draft_vocab, spec.hidden)
+    if spec.draft_vocab != spec.vocab:
+        drawn = torch.randperm(spec.vocab, generator=generator)[: spec.draft_vocab].sort().values
+        token_ids = torch.tensor(spec.token_ids) if spec.token_ids else drawn
+        weights["d2t"] = token_ids - torch.arange(spec.draft_vocab)
+        weights["t2d"] = torch.zeros(spec.vocab, dtype=torch.bool).index_fill_(0, token_ids, True)
+    if spec.parallel:
+        weights["mask_hidden"] = torch.randn(1, 1, spec.state_width, generator=generator)
+    return weights
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter shares with its target, and states that depend on the whole text up to a token."""
+
+    spec: Spec
+    embed_scale: float = 1.0
+    logits_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def embedding(self) -> Tensor:
+        return _table(self.spec.vocab, self.spec.target_hidden, 11)
+
+    @property
+    def head(self) -> Tensor:
+        return 0.4 * _table(self.spec.vocab, self.spec.target_hidden, 12)
+
+    def state(self, text: Sequence[int], boundary: int) -> Tensor:
+        """[target_hidden] of the text's last token."""
+        return _state(tuple(text), boundary, self.spec.target_hidden)
+
+
+@cache
+def _table(rows: int, width: int, seed: int) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def _state(text: tuple[int, ...], boundary: int, width: int) -> Tensor:
+    return torch.randn(width, generator=torch.Generator().manual_seed(hash((text, boundary)) % 2**40))
+
+
+class Reference:
+    """Guesses of a drafter, recomputed from the text for every single one."""
+
+    def __init__(self, spec: Spec, weights: dict[str, Tensor], target: Target) -> None:
+        self.spec, self.target = spec, target
+        self.weights = weights
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...], int], Tensor] = {}
+
+    def probs(self, text: Sequence[int], path: Sequence[int] = (), first: int = 0) -> Tensor:
+        """[vocab] of the token behind text + path; path: own guesses. first: slots before it are missing."""
+        key = tuple(text), tuple(path), first
+        if key not in self._known:
+            self._known[key] = self._compute(*key)
+        return self._known[key]
+
+    def chain(self, text: Sequence[int], count: int, first: int = 0) -> list[int]:
+        """Greedy guesses."""
+        if self.spec.parallel:
+            return [int(self.parallel_probs(text, count, first)[i].argmax()) for i in range(count)]
+        path: list[int] = []
+        for _ in range(count):
+            path.append(int(self.probs(text, path, first).argmax()))
+        return path
+
+    def parallel_probs(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
+        """[count, vocab], P-EAGLE: masks stand behind the text."""
+        features = [self._encode(self._states(text[: i + 1])) for i in range(first, len(text) - 1)]
+        features += [self._encode(self.weights["mask_hidden"].flatten())] * (count - 1)
+        tokens = [*text[first + 1 :], *[self.spec.mask_token] * (count - 1)]
+        return self._scores(self._layers(tokens, torch.stack(features), first)[-count:])
+
+    def _compute(self, text: tuple[int, ...], path: tuple[int, ...], first: int) -> Tensor:
+        tokens = [*text[first + 1 :]]
+        features = [self._encode(self._states(text[: i + 1])) for i in range(first, len(text) - 1)]
+        outputs = self._layers(tokens, torch.stack(features), first)
+        for token in path:
+            own = self._norm("norm", outputs[-1]) if self.spec.norm_output else outputs[-1]
+            tokens, features = [*tokens, token], [*features, own]
+            outputs = self._layers(tokens, torch.stack(features), first)
+        return self._scores(outputs[-1:])[0]
+
+    def _states(self, text: Sequence[int]) -> Tensor:
+        return torch.cat([self.target.state(text, boundary) for boundary in self.spec.taps])
+
+    def _encode(self, states: Tensor) -> Tensor:
+        if self.spec.kind == "eagle" or not self.spec.reads_taps:
+            return states
+        if self.spec.fc_norm:
+            states = torch.cat([self._norm(f"fc_norm.{i}", part) for i, part in enumerate(states.chunk(len(self.spec.taps)))])
+        if self.spec.norm_before_fc:
+            states = self._norm("input_norm", states)
+        return self._linear("fc", states)
+
+    def _layers(self, tokens: Sequence[int], features: Tensor, first: int) -> Tensor:
+        embedded = self._embed(tokens)
+        if self.spec.kind == "eagle":
+            x = read = self._linear("fc", torch.cat([embedded, features], -1))
+        else:
+            normed = self._norm("layers.0.hidden_norm", features)
+            x = normed if self.spec.norm_before_residual else features
+            read = torch.cat([self._norm("layers.0.input_layernorm", embedded), normed], -1)
+        for i in range(self.spec.layers):
+            layer = f"layers.{i}"
+            if i:
+                read = self._norm(f"{layer}.input_layernorm", x)
+            x = x + self._attention(f"{layer}.self_attn", read, first)
+            y = self._norm(f"{layer}.post_attention_layernorm", x)
+            gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
+            x = x + self._linear(f"{layer}.mlp.down_proj", gated)
+        return x
+
+    def _attention(self, name: str, x: Tensor, first: int) -> Tensor:
+        spec, count = self.spec, len(x)
+        q, k, v = (self._linear(f"{name}.{part}_proj", x).view(count, -1, spec.head_dim) for part in "qkv")
+        if spec.head_norms:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        q, k = self._rotate(q, first), self._rotate(k, first)
+        k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(spec.head_dim)
+        scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), -torch.inf)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+        return self._linear(f"{name}.o_proj", attended.reshape(count, -1))
+
+    def _rotate(self, x: Tensor, first: int) -> Tensor:
+        half = self.spec.head_dim // 2
+        angles = torch.arange(first, first + len(x))[:, None] * self.spec.theta ** -(torch.arange(half) / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def _embed(self, tokens: Sequence[int]) -> Tensor:
+        ids = torch.tensor(list(tokens))
+        return self.weights["embed_tokens.weight"][ids] if self.spec.own_embedding else self.target.embedding[ids] * self.target.embed_scale
+
+    def _scores(self, outputs: Tensor) -> Tensor:
+        """[n, vocab] probabilities by token id."""
+        normed = self._norm("norm", outputs) if self.spec.kind == "eagle3" else outputs
+        if self.spec.own_head:
+            logits = normed @ self.weights["lm_head.weight"].T
+        else:
+            logits = normed @ self.target.head.T * self.target.logits_scale
+            if self.target.softcap is not None:
+                logits = self.target.softcap * (logits / self.target.softcap).tanh()
+        probs = logits.softmax(-1)
+        if "d2t" not in self.weights:
+            return probs
+        spread = torch.zeros(len(probs), self.spec.vocab)
+        spread[:, torch.arange(self.spec.draft_vocab) + self.weights["d2t"]] = probs
+        return spread
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.eps).sqrt() * self.weights[f"{name}.weight"]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+
+def eagle2_tree(
+    log_probs: Callable[[tuple[int, ...]], Tensor], top_k: int, depth: int, num_nodes: int
+) -> tuple[list[int], list[int]]:
+    """(tokens, parents) of EAGLE-2's tree (Li et al. 2024), paths at most `depth` long. log_probs(path) [vocab]."""
+
+    def children(path: tuple[int, ...], score: float) -> list[tuple[float, tuple[int, ...]]]:
+        best = log_probs(path).topk(top_k)
+        return [(score + float(p), (*path, int(t))) for p, t in zip(best.values, best.indices, strict=True)]
+
+    frontier = children((), 0.0)
+    pool = list(frontier)
+    for _ in range(depth - 1):
+        grown = [child for score, path in frontier for child in children(path, score)]
+        pool += grown
+        frontier = sorted(grown, key=lambda node: -node[0])[:top_k]
+    kept = sorted(pool, key=lambda node: -node[0])[:num_nodes]
+    paths = sorted((path for _, path in kept), key=lambda path: (len(path), path))
+    return [path[-1] for path in paths], [paths.index(path[:-1]) if path[:-1] else -1 for path in paths]

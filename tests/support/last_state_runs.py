@@ -1,0 +1,189 @@
+"""Pretended targets for drafters without a cache: texts grow by random acceptance, states are random but belong to the text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import FINAL, Executor
+from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program, Scale
+from foretoken.kernels.weights import bind_program
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer
+from foretoken.proposers.loading import Opening, Resources, TargetView
+
+WIDTH, VOCAB = 24, 50
+TORCH = Execution(torch.float32, prefer_native=False)
+NATIVE = Execution(torch.float32)
+GREEDY = Draw(0.0, 0, 0)
+
+
+def resources(folder: Path, execution: Execution = TORCH, hidden_size: int = WIDTH, vocab_size: int = VOCAB, **view: Any) -> Resources:
+    """A target in `folder` with random embedding and head, of which drafters may have the head."""
+    torch.manual_seed(99)
+    weights = {"embed": torch.randn(vocab_size, hidden_size), "lm_head.weight": torch.randn(vocab_size, hidden_size) / 4}
+    best = ArgMax(("scaled",), ("argmax", "top"))
+    program = Program(
+        ops=(
+            Embed((), ("x",), "embed"),
+            GatherRows(("x",), ("rows",)),
+            Linear(("rows",), ("logits",), ("lm_head.weight",)),
+            Scale(("logits",), ("scaled",), 1.0),
+            best,
+        ),
+        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
+        kv_layers=(),
+        ropes={},
+        vocab_size=vocab_size,
+        max_model_len=1000,
+        boundaries=("x",),
+        final="x",
+        logits="scaled",
+        best=best,
+    )
+    network = bind_program(program, weights, execution)
+
+    def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+        return bind_program(program, weights, execution, network.bank)
+
+    settings: dict[str, Any] = {"embed_scale": 1.0, "logits_scale": 1.0, "logits_softcap": None, "num_layers": 8, **view}
+    target = TargetView(
+        folder=folder,
+        config={},
+        tokenizer=cast(Any, None),
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        max_model_len=1000,
+        embedding="embed",
+        head="lm_head.weight",
+        **settings,
+    )
+    return Resources(target, lambda name, _: Path(name), bind, cast(Any, None))
+
+
+def target_head(hidden_size: int = WIDTH, vocab_size: int = VOCAB) -> Tensor:
+    """The head of `resources`."""
+    torch.manual_seed(99)
+    torch.randn(vocab_size, hidden_size)
+    return torch.randn(vocab_size, hidden_size) / 4
+
+
+def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], file: str = "model.safetensors") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file)
+    return folder
+
+
+def opened(name: str = "drafter", return_probs: bool = False) -> Opening:
+    return Opening(name, [], 16, 4, return_probs)
+
+
+def state_of(text: Sequence[int], boundary: int = FINAL, width: int = WIDTH) -> Tensor:
+    """[width] the target's state at the last token of a text."""
+    generator = torch.Generator().manual_seed(hash((boundary, *text)) % 2**31)
+    return torch.randn(width, generator=generator)
+
+
+@dataclass
+class Text:
+    tokens: list[int]
+    computed: int = 0
+    draw: Draw = GREEDY
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What was drafted for a row that had this text."""
+
+    text: list[int]
+    tokens: list[int]
+    parents: list[int]
+    confidence: list[float]
+    probs: Tensor | None
+
+    def path(self, node: int) -> list[int]:
+        return [*self.path(self.parents[node]), node] if node >= 0 else []
+
+
+class Run:
+    """Steps over texts; which guesses are accepted is up to chance, and the prompt comes in chunks."""
+
+    def __init__(self, proposer: Proposer, seed: int = 0, vocab_size: int = VOCAB, chunk: int = 5) -> None:
+        self.proposer, self.vocab_size, self.chunk = proposer, vocab_size, chunk
+        self.texts: dict[str, Text] = {}
+        self._random = random.Random(seed)
+        self.spoiled: set[str] = set()  # requests whose states are NaN
+
+    def add(self, request_id: str, length: int, draw: Draw = GREEDY, cached: int = 0) -> None:
+        self.texts[request_id] = Text([self._random.randrange(self.vocab_size) for _ in range(length)], cached, draw)
+
+    def step(self, ceilings: Mapping[str, int], order: Sequence[str] | None = None, end: Sequence[str] = ()) -> dict[str, Guess]:
+        """One step over the rows of `order`, or all. ceilings: of the rows that are asked for. end: rows that stop with this step."""
+        names = list(self.texts) if order is None else list(order)
+        asked = [name for name in names if ceilings.get(name)]
+        after = {name: min(len(self.texts[name].tokens), self.texts[name].computed + self.chunk) for name in names}
+        rows = [self.row(name, after[name], ceilings[name]) for name in asked]
+        draft = self.proposer.propose(DraftContext(rows, 0, 4)) if rows else Draft.empty(0)
+        guesses = {name: _guess(draft, i, self.texts[name].tokens) for i, name in enumerate(asked)}
+        self._finish(names, after, guesses, end)
+        self.proposer.check()
+        return guesses
+
+    def row(self, name: str, after: int, ceiling: int) -> DraftRow:
+        text = self.texts[name]
+        return DraftRow(name, text.tokens, len(text.tokens), after, ceiling, 0, [], (), text.draw)
+
+    def _finish(self, names: Sequence[str], after: Mapping[str, int], guesses: Mapping[str, Guess], end: Sequence[str]) -> None:
+        states: dict[int, list[Tensor]] = {boundary: [] for boundary in self.proposer.needs.hidden}
+        accepted: list[list[int]] = []
+        emitted: list[list[int]] = []
+        scheduled: list[int] = []
+        starts = [0]
+        for name in names:
+            text, guess = self.texts[name], guesses.get(name)
+            samples = after[name] == len(text.tokens)
+            read = [text.tokens[: i + 1] for i in range(text.computed, after[name])]
+            nodes = [text.tokens + [guess.tokens[n] for n in guess.path(node)] for node in range(len(guess.tokens))] if guess else []
+            for boundary, parts in states.items():
+                parts += [state_of(t, boundary) * (torch.nan if name in self.spoiled else 1.0) for t in read + nodes]
+            starts.append(starts[-1] + len(read) + len(nodes))
+            scheduled.append(len(read))
+            path = guess.path(self._random.randrange(-1, len(guess.tokens))) if guess and guess.tokens and samples else []
+            accepted.append(path)
+            new = [guess.tokens[node] for node in path] if guess else []
+            emitted.append([*new, self._random.randrange(self.vocab_size)] if samples else [])
+            text.tokens += emitted[-1]
+            text.computed = after[name] + len(path)
+        self.proposer.observe(
+            Feedback(
+                request_ids=names,
+                num_committed=[self.texts[name].computed for name in names],
+                num_drafted=[len(guesses[name].tokens) if name in guesses else 0 for name in names],
+                accepted=accepted,
+                emitted=emitted,
+                finished=[name in end for name in names],
+                hidden={boundary: torch.stack(parts) for boundary, parts in states.items()},
+                query_start_loc=starts,
+                num_scheduled=scheduled,
+                token_ids=[self.texts[name].tokens for name in names],
+                ended=[Ended(name, "", []) for name in names if name in end],
+            )
+        )
+        for name in end:
+            self.proposer.forget(name)
+
+
+def _guess(draft: Draft, i: int, text: Sequence[int]) -> Guess:
+    start, end = draft.start_loc[i], draft.start_loc[i + 1]
+    confidence = draft.confidence or [1.0] * len(draft.token_ids)
+    probs = None if draft.probs is None else draft.probs[start:end]
+    return Guess(list(text), draft.token_ids[start:end], draft.parents[start:end], confidence[start:end], probs)

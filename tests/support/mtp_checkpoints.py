@@ -1,0 +1,239 @@
+"""Tiny targets with MTP layers in every published layout, and what those layers guess, recomputed from the text by other code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+import transformers
+from eagle_checkpoints import NUM_BLOCKS, TORCH, PretendedEngine, block_size
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tokenizer
+from torch import Tensor
+from transformers.modeling_layers import MtpModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
+
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import Executor
+from foretoken.kernels.program import Program
+from foretoken.kernels.transformers_layer import TransformersLayerExecutor
+from foretoken.kernels.transformers_model import TransformersExecutor
+from foretoken.kernels.weights import bind_program, load_program_executor
+from foretoken.proposers import mtp
+from foretoken.proposers.config import MtpConfig
+from foretoken.proposers.learned import LearnedProposer
+from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+
+HIDDEN = 32
+MAX_MODEL_LEN = 512
+Scores = Callable[[Sequence[int], Tensor], Tensor]
+"""(tokens of positions 1, 2, ..., the state beside each [n, HIDDEN]) -> states [n, HIDDEN] behind the norm."""
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "rms_norm_eps": 1e-3,  # large enough to show
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+}
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def _mimo() -> Any:
+    announced: dict[str, Any] = {"num_key_value_heads": 2, "num_nextn_predict_layers": 1}
+    return transformers.Qwen2Config(**_SIZES, **announced)
+
+
+def _deepseek() -> Any:
+    heads: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+    return transformers.DeepseekV3Config(**_SIZES, **_EXPERTS, **heads, num_key_value_heads=4, n_group=2, topk_group=1)
+
+
+def _glm() -> Any:
+    heads: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}
+    return transformers.Glm4MoeConfig(**_SIZES, **_EXPERTS, **heads)
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm}
+
+
+@dataclass
+class MtpTarget:
+    """A target on disk with its MTP layer. As PretendedEngine's target it has states that depend on the whole text."""
+
+    name: str
+    folder: Path
+    hf_config: Any
+    after: Scores
+    head: Tensor
+
+    def state(self, text: Sequence[int], boundary: int) -> Tensor:
+        return _state(tuple(text), boundary)
+
+    def probs(self, text: Sequence[int], path: Sequence[int]) -> Tensor:
+        """[vocab] of the token behind text and then path, which are own guesses."""
+        tokens = list(text[1:])
+        states = torch.stack([self.state(text[: i + 1], -1) for i in range(len(text) - 1)])
+        with torch.no_grad():
+            output = self.after(tokens, states)
+            for token in path:
+                tokens, states = [*tokens, token], torch.cat([states, output[-1:]])
+                output = self.after(tokens, states)
+            return (output[-1] @ self.head.T).softmax(-1)
+
+    def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
+        is_program = self.name == "mimo"
+        files = [self.folder / "model.safetensors"]
+        network: Any = (
+            load_program_executor(files, self.hf_config, execution)
+            if is_program
+            else TransformersExecutor.load(self.folder, self.hf_config, torch.float32)
+        )
+
+        def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+            return bind_program(program, weights, execution, network.bank)
+
+        def bind_layer(layer: Any, weights: Mapping[str, Tensor]) -> Executor:
+            return TransformersLayerExecutor(layer, weights, torch.float32, network.bank, MAX_MODEL_LEN)
+
+        find: Any = lambda name, _: Path(name)  # noqa: E731
+        resources = Resources(self.view(), find, bind, cast(Any, None), bind_layer=None if is_program else bind_layer)
+        return mtp.load(MtpConfig(**settings), resources)
+
+    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
+        loaded = self.load(execution, **settings)
+        size = block_size(execution)
+        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
+        return cast(LearnedProposer, loaded.open(Opening("mtp", caches, NUM_BLOCKS, size, return_probs)))
+
+    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
+        return PretendedEngine(self.open(execution, return_probs, **settings), cast(Any, self), block_size(execution))
+
+    def view(self) -> TargetView:
+        return TargetView(
+            folder=self.folder,
+            config=self.hf_config.to_dict(),
+            tokenizer=cast(Any, SimpleNamespace()),
+            num_layers=int(self.hf_config.num_hidden_layers),
+            hidden_size=HIDDEN,
+            vocab_size=int(self.hf_config.vocab_size),
+            max_model_len=MAX_MODEL_LEN,
+            embedding="model.embed_tokens.weight",
+            head="lm_head.weight",
+            embed_scale=1.0,
+            logits_scale=1.0,
+            logits_softcap=None,
+        )
+
+
+def write(name: str, folder: Path) -> MtpTarget:
+    """A random target of this family and its MTP layer, in one file, with a tokenizer."""
+    hf_config = CONFIGS[name]()
+    folder.mkdir(exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
+        model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    layers = _mimo_layer(hf_config) if name == "mimo" else _layer_behind(hf_config, tensors)
+    save_file({**{k: v.clone() for k, v in tensors.items()}, **layers}, folder / "model.safetensors", {"format": "pt"})
+    save_tokenizer(folder)
+    after = _mimo_reference(hf_config, layers, model) if name == "mimo" else _transformers_reference(model, folder)
+    return MtpTarget(name, folder, hf_config, after, tensors["lm_head.weight"])
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **settings: Any) -> None:
+    """Rewrite the tensors and the settings of a folder."""
+    file, config = folder / "model.safetensors", folder / "config.json"
+    save_file(change({name: tensor.clone() for name, tensor in load_file(file).items()}), file, {"format": "pt"})
+    config.write_text(json.dumps({**json.loads(config.read_text()), **settings}))
+
+
+@cache
+def _state(text: tuple[int, ...], boundary: int) -> Tensor:
+    return torch.randn(HIDDEN, generator=torch.Generator().manual_seed(hash((text, boundary)) % 2**40))
+
+
+def _random(shape: tuple[int, ...], name: str) -> Tensor:
+    """Norms are random too, so that nothing can be forgotten unnoticed."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
+    return 1 + 0.3 * noise if "norm" in name else noise * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
+
+
+def _mimo_layer(hf_config: Any) -> dict[str, Tensor]:
+    shapes = {name: tuple(tensor.shape) for name, tensor in Qwen2DecoderLayer(hf_config, 0).state_dict().items()}
+    norms = {f"{norm}.weight": (HIDDEN,) for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
+    shapes |= norms | {"input_proj.weight": (HIDDEN, 2 * HIDDEN)}
+    return {f"model.mtp_layers.0.{name}": _random(shape, name) for name, shape in shapes.items()}
+
+
+def _layer_behind(hf_config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As DeepSeek and GLM publish it: a layer like the last one, the parts that join two states, and copies of embedding and head."""
+    count = int(hf_config.num_hidden_layers)
+    last, prefix = f"model.layers.{count - 1}.", f"model.layers.{count}."
+    shapes = {name.removeprefix(last): tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(last)}
+    assert any(name.startswith("mlp.experts.0.") for name in shapes), "experts are saved one by one"
+    shapes |= {f"{norm}.weight": (HIDDEN,) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    shapes["eh_proj.weight"] = (HIDDEN, 2 * HIDDEN)
+    layer = {prefix + name: _random(shape, name) for name, shape in shapes.items()}
+    layer[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    layer[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    return layer
+
+
+def _mimo_reference(hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
+    """Written out over transformers' Qwen2 layer."""
+    weights = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in layers.items()}
+    hf_config._attn_implementation = "eager"
+    layer, rotary = Qwen2DecoderLayer(hf_config, 0).eval(), Qwen2RotaryEmbedding(hf_config)
+    layer.load_state_dict({name: weights[name] for name in layer.state_dict()})
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        module = Qwen2RMSNorm(HIDDEN, eps=hf_config.rms_norm_eps)
+        module.load_state_dict({"weight": weights[f"{name}.weight"]})
+        return module(x)
+
+    def after(tokens: Sequence[int], states: Tensor) -> Tensor:
+        embedded = model.get_input_embeddings()(torch.tensor(list(tokens)))
+        x = torch.cat([norm("hidden_layernorm", states), norm("token_layernorm", embedded)], -1) @ weights["input_proj.weight"].T
+        positions = torch.arange(1, len(tokens) + 1)[None]
+        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
+        output = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions))
+        return norm("final_layernorm", output[0])
+
+    return after
+
+
+def _transformers_reference(model: Any, folder: Path) -> Scores:
+    """transformers' own MTP model, which reads the same file."""
+    model.config.name_or_path, model.config.dtype = str(folder), torch.float32
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
+    model.set_attn_implementation("eager")
+    reference: Any = MtpModel.from_pretrained(model)
+    reference.eval()
+
+    def after(tokens: Sequence[int], states: Tensor) -> Tensor:
+        positions = torch.arange(1, len(tokens) + 1)[None]
+        return reference.forward_layer(0, states[None], positions, None, input_ids=torch.tensor([list(tokens)]))[0]
+
+    return after

@@ -1,0 +1,220 @@
+"""A drafter of every learned method for a given target, in its published layout, with random weights.
+
+Random guesses are nearly always wrong: everything that a rejected guess could leave behind is left behind all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 32, 96
+
+
+class Shapes:
+    """What a drafter must fit."""
+
+    def __init__(self, target: Path) -> None:
+        config = json.loads((target / "config.json").read_text())
+        self.folder = target
+        self.hidden: int = config["hidden_size"]
+        self.vocab: int = config["vocab_size"]
+        self.layers: int = config["num_hidden_layers"]
+        self.taps = (2, self.layers // 2, self.layers - 3)
+
+    def llama(self, **more: Any) -> dict[str, Any]:
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": INNER,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "num_hidden_layers": 1,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+            "rope_theta": 10000.0,
+            **more,
+        }
+
+    def attention(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{prefix}q_proj.weight": (HEADS * HEAD_DIM, width),
+            f"{prefix}k_proj.weight": (KV_HEADS * HEAD_DIM, width),
+            f"{prefix}v_proj.weight": (KV_HEADS * HEAD_DIM, width),
+            f"{prefix}o_proj.weight": (self.hidden, HEADS * HEAD_DIM),
+        }
+
+    def layer(self, prefix: str, width: int | None = None, *norms: str) -> dict[str, tuple[int, ...]]:
+        return {
+            **self.attention(f"{prefix}self_attn.", width or self.hidden),
+            f"{prefix}mlp.gate_proj.weight": (INNER, self.hidden),
+            f"{prefix}mlp.up_proj.weight": (INNER, self.hidden),
+            f"{prefix}mlp.down_proj.weight": (self.hidden, INNER),
+            **{f"{prefix}{norm}.weight": (self.hidden,) for norm in ("post_attention_layernorm", *norms)},
+        }
+
+
+Made = tuple[dict[str, Any], dict[str, tuple[int, ...]]]
+
+
+def _eagle(s: Shapes) -> Made:
+    config = s.llama(architectures=["LlamaForCausalLM"], bias=True)
+    return config, {"fc.weight": (s.hidden, 2 * s.hidden), "fc.bias": (s.hidden,), **s.layer("layers.0.")}
+
+
+def _eagle3(s: Shapes) -> Made:
+    draft_vocab = s.vocab // 2
+    config = s.llama(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=draft_vocab)
+    return config, {
+        "fc.weight": (s.hidden, 3 * s.hidden),
+        "norm.weight": (s.hidden,),
+        "lm_head.weight": (draft_vocab, s.hidden),
+        "d2t": (draft_vocab,),
+        **s.layer("midlayer.", 2 * s.hidden, "hidden_norm", "input_layernorm"),
+    }
+
+
+def _peagle(s: Shapes) -> Made:
+    config, shapes = _eagle3(s)
+    config |= {"architectures": ["PEagleLlamaForCausalLM"], "mask_token_id": s.vocab - 1}
+    return config, {**shapes, "mask_hidden": (1, 1, 3 * s.hidden), "embed_tokens.weight": (s.vocab, s.hidden)}
+
+
+def _medusa(s: Shapes) -> Made:
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(3):
+        shapes[f"{head}.0.linear.weight"] = (s.hidden, s.hidden)
+        shapes[f"{head}.0.linear.bias"] = (s.hidden,)
+        shapes[f"{head}.1.weight"] = (s.vocab, s.hidden)
+    return config, shapes
+
+
+def _mlp_speculator(s: Shapes) -> Made:
+    config = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": s.vocab, "emb_dim": s.hidden,
+        "inner_dim": 64, "n_predict": 3, "top_k_tokens_per_head": [4, 3, 2], "n_candidates": 3, "tie_weights": False, "scale_input": True,
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(3):
+        shapes |= {f"speculator.emb.{i}.weight": (s.vocab, 64), f"speculator.head.{i}.weight": (s.vocab, 64)}
+        shapes |= {f"speculator.proj.{i}.weight": (64, s.hidden if i == 0 else 64)}
+        shapes |= {f"speculator.ln.{i}.weight": (64,), f"speculator.ln.{i}.bias": (64,)}
+    return config, shapes
+
+
+def _mtp(s: Shapes) -> Made:
+    config = {
+        "speculators_model_type": "mtp",
+        "architectures": ["MTPDraftModel"],
+        "transformer_layer_config": s.llama(),
+        "num_nextn_predict_layers": 1,
+    }
+    prefix = "mtp_layers.0."
+    norms = ("hidden_layernorm", "token_layernorm", "final_layernorm")
+    return config, {
+        **{f"{prefix}{norm}.weight": (s.hidden,) for norm in norms},
+        f"{prefix}input_proj.weight": (s.hidden, 2 * s.hidden),
+        **s.layer(prefix, None, "input_layernorm"),
+    }
+
+
+def _block_layers(s: Shapes, count: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (s.hidden, 2 * s.hidden)}
+    shapes |= {"hidden_norm.weight": (s.hidden,), "norm.weight": (s.hidden,)}
+    for i in range(count):
+        shapes |= s.layer(f"layers.{i}.", None, "input_layernorm")
+        shapes |= {f"layers.{i}.self_attn.{norm}.weight": (HEAD_DIM,) for norm in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _dflash(s: Shapes) -> Made:
+    config = s.llama(
+        model_type="qwen3", architectures=["DFlashDraftModel"], num_hidden_layers=2, block_size=5, num_target_layers=s.layers,
+        dflash_config={"mask_token_id": s.vocab - 1, "target_layer_ids": [1, s.layers - 2]},
+    )  # fmt: skip
+    return config, _block_layers(s, 2)
+
+
+def _dspark(s: Shapes) -> Made:
+    config = s.llama(
+        model_type="qwen3", architectures=["Qwen3DSparkModel"], num_hidden_layers=2, block_size=4, target_layer_ids=[1, s.layers - 2],
+        mask_token_id=s.vocab - 1, markov_rank=16, markov_head_type="vanilla", tie_word_embeddings=False,
+        enable_confidence_head=True, confidence_head_with_markov=True,
+    )  # fmt: skip
+    return config, {
+        **_block_layers(s, 2),
+        "embed_tokens.weight": (s.vocab, s.hidden),
+        "lm_head.weight": (s.vocab, s.hidden),
+        "markov_head.markov_w1.weight": (s.vocab, 16),
+        "markov_head.markov_w2.weight": (s.vocab, 16),
+        "confidence_head.proj.weight": (1, s.hidden + 16),
+        "confidence_head.proj.bias": (1,),
+    }
+
+
+def _whole_model(s: Shapes, **more: Any) -> Made:
+    config = s.llama(architectures=["LlamaForCausalLM"], tie_word_embeddings=False, **more)
+    return config, {
+        "model.embed_tokens.weight": (s.vocab, s.hidden),
+        "lm_head.weight": (s.vocab, s.hidden),
+        "model.norm.weight": (s.hidden,),
+        **s.layer("model.layers.0.", None, "input_layernorm"),
+    }
+
+
+def _pard(s: Shapes) -> Made:
+    return _whole_model(s, pard_token=s.vocab - 1)
+
+
+def _pard2(s: Shapes) -> Made:
+    config, shapes = _whole_model(s, pard_token=s.vocab - 1, pard2_target_layers=[-1, -3], pard2_proj_bias=True)
+    return config, {**shapes, "target_proj.weight": (s.hidden, 2 * s.hidden), "target_proj.bias": (s.hidden,)}
+
+
+MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
+    "draft_model": _whole_model,
+    "pard": _pard,
+    "pard2": _pard2,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "peagle": _peagle,
+    "medusa": _medusa,
+    "mlp_speculator": _mlp_speculator,
+    "mtp": _mtp,
+    "dflash": _dflash,
+    "dspark": _dspark,
+}
+WHOLE_MODELS = ("draft_model", "pard", "pard2")
+
+
+def write(method: str, target: Path, folder: Path, seed: int = 0) -> Path:
+    """A folder with such a drafter for the target."""
+    shapes = Shapes(target)
+    config, tensors = MAKERS[method](shapes)
+    generator = torch.Generator().manual_seed(seed)
+
+    def filled(name: str, shape: tuple[int, ...]) -> Tensor:
+        if name == "d2t":  # every second token
+            return torch.arange(shape[0])
+        if len(shape) == 1:
+            return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: filled(name, shape) for name, shape in tensors.items()}, str(folder / "model.safetensors"))
+    if method in WHOLE_MODELS:
+        for file in target.glob("*token*"):
+            shutil.copy(file, folder / file.name)
+    return folder

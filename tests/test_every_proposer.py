@@ -1,0 +1,156 @@
+"""Every proposer at once in one engine over the embedded model: what is said is what is said without any of them.
+
+Learned drafters have random weights here, so nearly every guess is rejected: the harder test. Requests of one batch use different
+proposers, chains and trees side by side, some none; some bring predictions, some go away in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_drafters import MAKERS, write
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.boot import Engine
+from foretoken.engine.request import Request
+from foretoken.kernels import native
+
+TARGET = Path(__file__).parents[1] / "engine" / "demo_model" / "target"
+NUM_TOKENS = 24
+TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+MORE: dict[str, dict[str, Any]] = {
+    "draft_model": {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+    "pard": {"num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
+    "pard2": {"num_speculative_tokens": 3},
+    "eagle": {"num_speculative_tokens": 3},
+    "eagle3": {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+    "peagle": {"num_speculative_tokens": 4},
+    "mtp": {"num_speculative_tokens": 3},
+}
+TREES: dict[str, dict[str, Any]] = {
+    "eagle": {"speculative_token_tree": TREE},
+    "eagle3": {"eagle_topk": 3, "num_steps": 3, "num_draft_tokens": 8},
+    "medusa": {"speculative_token_tree": TREE},
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0},
+    "top_p": {"temperature": 0.7, "top_p": 0.9},
+    "penalties": {"temperature": 0.8, "frequency_penalty": 0.6, "presence_penalty": 0.4, "repetition_penalty": 1.2},
+    "logit_bias": {"temperature": 0, "logit_bias": {300: 4.0, 13: -100.0}},
+    "allowed ids": {"temperature": 1.0, "allowed_token_ids": list(range(50, 400))},
+}
+NATIVE = native.availability().isa is not None
+NETWORKS = {"torch": {"executor": "torch", "dtype": "float32"}} | ({"native": {"executor": "native"}} if NATIVE else {})
+
+
+def configs(folder: Path) -> list[dict[str, Any]]:
+    """All of them; a second one of a kind, with a tree, is named method_2."""
+    model_free: list[dict[str, Any]] = [
+        {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "disable_by_batch_size": 64},
+        {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_branches": 3, "shared_pool": True},
+        {"method": "suffix"},
+        {"method": "suffix", "use_tree": True},
+    ]
+    folders = {method: str(write(method, TARGET, folder / method, seed)) for seed, method in enumerate(MAKERS)}
+    learned = [{"model": folders[method], **MORE.get(method, {})} for method in MAKERS]
+    trees = [{"model": folders[method], "quantization": "none", **tree} for method, tree in TREES.items()]
+    return [*model_free, *learned, *trees]
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    every = configs(tmp_path_factory.mktemp("drafters"))
+    if request.param == "torch":  # narrow weights are native only
+        every = [{key: value for key, value in config.items() if key != "quantization"} for config in every]
+    with LLM(speculative_config=every, kv_cache_gb=0.5, **NETWORKS[request.param]) as made:
+        yield made
+
+
+def engine_of(llm: LLM) -> Engine:
+    assert llm._engine is not None
+    return llm._engine
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    """Pairs share their beginnings, so that later ones find blocks in the prefix cache."""
+    torch.manual_seed(5)
+    stems = [torch.randint(40, 4000, (37,)).tolist() for _ in range(4)]
+    return [{"prompt_token_ids": stems[i % 4][: 20 + i] + [40 + i] * (i % 3)} for i in range(count)]
+
+
+def names(llm: LLM) -> list[str]:
+    return [name for name in engine_of(llm).proposer_names if name != "prediction"]
+
+
+@pytest.mark.parametrize("what", PARAMETERS)
+def test_outputs_are_those_without_speculation(llm: LLM, what: str) -> None:
+    """One batch in which each proposer has a row of its own, and as many rows have none."""
+    exact = engine_of(llm).model.executor.is_batch_invariant
+    methods = names(llm)
+    asked = prompts(len(methods))
+
+    def outputs(of: list[str]) -> list[list[int]]:
+        params = [
+            SamplingParams(max_tokens=NUM_TOKENS, seed=i, ignore_eos=True, speculation={"method": method}, **PARAMETERS[what])
+            for i, method in enumerate(of)
+        ]
+        return [list(o.outputs[0].token_ids) for o in llm.generate(asked, params, use_tqdm=False)]
+
+    plain = outputs(["off"] * len(methods))
+    for shift in (0, 7):  # other proposers for the same texts
+        turned = methods[shift:] + methods[:shift]
+        for method, expected, got in zip(turned, plain, outputs(turned), strict=True):
+            same = sum(a == b for a, b in zip(expected, got, strict=True))
+            assert expected == got if exact else same > NUM_TOKENS // 2, f"{method}: {got} instead of {expected}"
+    stats = engine_of(llm).core.proposers.stats()
+    assert not [(p.name, p.off_reason) for p in stats if p.num_failures], "a proposer failed"
+
+
+def test_a_mixed_crowd(llm: LLM) -> None:
+    """32 at once: every proposer, some with predictions, some without speculation, some aborted on the way."""
+    engine = engine_of(llm)
+    methods = ["auto", "off", *names(llm)]
+    asked = prompts(32)
+
+    def requests(method_of: Any) -> list[Request]:
+        made: list[Request] = []
+        for i, prompt in enumerate(asked):
+            params = SamplingParams(
+                temperature=0.9 * (i % 2), seed=i, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False,
+                prediction=[50, 60, 70] * 4 if i % 5 == 0 else None, speculation={"method": method_of(i)},
+            )  # fmt: skip
+            made += engine.intake.requests(f"{method_of(i)}-{i}", prompt["prompt_token_ids"], params, 0.0, 0, "")
+        return made
+
+    def run(crowd: list[Request], aborted: set[int]) -> list[list[int]]:
+        for request in crowd:
+            engine.core.add_request(request)
+        step = 0
+        while engine.core.has_work:
+            engine.core.step(float(step))
+            step += 1
+            if step == 6:
+                for i in aborted:
+                    engine.core.abort(crowd[i].request_id)
+            if step % 8 == 0:
+                engine.core.check()
+        return [request.token_ids[request.num_prompt_tokens :] for request in crowd]
+
+    crowd = run(requests(lambda i: methods[i % len(methods)]), {3, 10, 21})
+    for i, request in enumerate(requests(lambda i: "off")):
+        (alone,) = run([request], set())
+        if engine.model.executor.is_batch_invariant:
+            assert crowd[i] == alone[: len(crowd[i])], f"request {i}, {methods[i % len(methods)]}"
+        assert len(crowd[i]) == NUM_TOKENS or i in (3, 10, 21)
+    engine.core.check()
+
+
+def test_every_proposer_has_guessed(llm: LLM) -> None:
+    """Runs last: none of the above was true because nobody guessed."""
+    drafted = {p.name: p.num_draft_tokens for p in engine_of(llm).core.stats().proposers}
+    assert not [name for name in names(llm) if not drafted[name]]
