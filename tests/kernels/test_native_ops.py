@@ -285,13 +285,16 @@ def test_prepare(isa: int, precision: Precision, width: int) -> None:
     x, weight, bias = whole[:, :width], torch.randn(width), torch.randn(width)
     for norm in ((None, None, None), (weight, bias, 1e-6), (weight, None, 1e-6), (None, None, 1e-6)):
         expected = x.double()
+        size = expected.abs()  # of what is added up: a bias may leave little of it
         if norm[2] is not None:
             expected = F.rms_norm(expected, (width,), None if norm[0] is None else norm[0].double(), norm[2])
-            expected = expected + (0 if norm[1] is None else norm[1].double())
+            added = torch.zeros(width).double() if norm[1] is None else norm[1].double()
+            size = expected.abs() + added.abs()
+            expected = expected + added
         rows = prepare(isa, x, precision, inputs, *norm)
         assert (rows.data[:, width:] == 0).all()
         largest = expected.abs().amax(1, keepdim=True)
-        half_steps = {Precision.FLOAT32: 2e-6 * largest, Precision.BFLOAT16: expected.abs() / 256 + 1e-12}
+        half_steps = {Precision.FLOAT32: 2e-6 * size.amax(1, keepdim=True), Precision.BFLOAT16: expected.abs() / 256 + 1e-6 * size + 1e-12}
         allowed = half_steps.get(precision, largest / 127 * 0.50001)
         assert ((rows.values[:, :width] - expected).abs() <= allowed + 1e-30).all()
         if precision in INTEGERS:
