@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose for this process
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
-DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft"
+DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
 
 
 @dataclass(frozen=True)

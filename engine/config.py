@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..kernels.native_abi import MAX_THREADS
-from ..proposers.config import SpeculativeConfig
+from ..proposers.config import EMBEDDED_MODEL, SpeculativeConfig
 from .errors import ConfigError
 
-DEMO_MODEL = "foretoken-demo"
-"""Name of the embedded model; as a model path it means the folder inside the package."""
+DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the package
 EXECUTORS = ("auto", "native", "torch", "transformers")
 QUANTIZATIONS = ("none", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8", "bfloat16", "float32")

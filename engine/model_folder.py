@@ -22,12 +22,12 @@ Progress = Callable[[str], None]
 
 
 def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
-    """The local folder of foretoken-demo, of a path or of a hub id, downloaded if needed. Raises ModelLoadError."""
-    if model == DEMO_MODEL:
-        folder = Path(__file__).parent / "demo_model" / "target"
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise ModelLoadError(f"the weights of the embedded model are not in this installation ({folder}); name another model")
-        return folder
+    """The local folder of foretoken-demo, of its drafter foretoken-demo/METHOD, of a path or of a hub id, downloaded if needed.
+
+    Raises ModelLoadError.
+    """
+    if model.split("/")[0] == DEMO_MODEL and model.count("/") <= 1:
+        return embedded(model)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -38,6 +38,19 @@ def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(f"there is no folder {model}")
     return _download(model, revision, progress)
+
+
+def embedded(model: str) -> Path:
+    """The folder of the embedded target, or of its drafter for a method. Raises ModelLoadError."""
+    family = Path(__file__).parent / "demo_model"
+    member = model.partition("/")[2] or "target"
+    folder = family / member
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return folder
+    if member == "target":
+        raise ModelLoadError(f"the weights of the embedded model are not in this installation ({folder}); name another model")
+    there = sorted(path.parent.name for path in family.glob("*/config.json") if path.parent.name != "target")
+    raise ModelLoadError(f"the embedded model has no drafter for method {member!r}; there are {', '.join(there)}")
 
 
 def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+EMBEDDED_MODEL = "foretoken-demo"
+"""Name of the model inside the package; its drafters are NAME/METHOD."""
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
 DEFAULT_PARALLEL_TOKENS = 8
 DEFAULT_DISABLE_BY_BATCH_SIZE = 16

@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .config import EMBEDDED_MODEL
+
 MAX_NUM_SPECULATIVE_TOKENS = 64
 
 KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and our own
@@ -153,11 +155,15 @@ class ConfigEntry:
             previous = last
         return tuple((first, last, k) for first, last, k in value)
 
-    def model(self, method: str) -> str:
-        model = self.text("model")
+    def model(self, method: str, target: str | None) -> str:
+        """The `model`, or the embedded drafter where the embedded model is served."""
+        model = self.optional_model(method, target)
         if model is None:
             raise SpeculativeConfigError(f"method {method!r} needs a 'model': a folder or hub id")
         return model
+
+    def optional_model(self, method: str, target: str | None) -> str | None:
+        return self.text("model") or (f"{EMBEDDED_MODEL}/{method}" if target == EMBEDDED_MODEL else None)
 
     def leftovers(self, method: str) -> list[str]:
         names = ", ".join(sorted(self._given_as[key] for key in self._values))

@@ -53,7 +53,7 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
             )
         case "draft_model":
             return DraftModelConfig(
-                entry.model(method),
+                entry.model(method, target),
                 **given(
                     num_speculative_tokens=num_tokens,
                     max_model_len=entry.integer("max_model_len", 1, MAX_INT),
@@ -68,21 +68,21 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
         case "pard":
             max_model_len = entry.integer("max_model_len", 1, MAX_INT)
             limits = given(num_speculative_tokens=num_tokens, max_model_len=max_model_len)
-            return PardConfig(entry.model(method), **limits, **_sampling(entry), **_weights(entry))
+            return PardConfig(entry.model(method, target), **limits, **_sampling(entry), **_weights(entry))
         case "eagle" | "eagle3":
-            return _eagle(method, entry, num_tokens)
+            return _eagle(method, entry, num_tokens, target)
         case "medusa":
-            return _medusa(entry, num_tokens)
+            return _medusa(entry, num_tokens, target)
         case "mtp":
-            model = entry.text("model")
+            model = entry.optional_model(method, target)
             own = None if model is None or is_same_model(model, target) else model
             return MtpConfig(num_tokens, own, **_sampling(entry), **_weights(entry))
         case "mlp_speculator":
-            return MlpSpeculatorConfig(entry.model(method), num_tokens, **_sampling(entry), **_weights(entry))
+            return MlpSpeculatorConfig(entry.model(method, target), num_tokens, **_sampling(entry), **_weights(entry))
         case "dflash" | "dspark":
             entry.flag("parallel_drafting")  # they always do
             threshold = given(confidence_threshold=entry.number("confidence_threshold", 0, 1)) if method == "dspark" else {}
-            return BlockConfig(entry.model(method), method, num_tokens, **threshold, **_sampling(entry), **_weights(entry))
+            return BlockConfig(entry.model(method, target), method, num_tokens, **threshold, **_sampling(entry), **_weights(entry))
         case "custom_class":
             return CustomConfig(_class_name(entry), **given(num_speculative_tokens=num_tokens, options=entry.mapping("options")))
         case "extract_hidden_states":
@@ -134,7 +134,7 @@ def _vocabulary(entry: ConfigEntry) -> str | None:
     return reading or ("intersection" if asked else None)
 
 
-def _eagle(method: Any, entry: ConfigEntry, num_tokens: int | None) -> EagleConfig:
+def _eagle(method: Any, entry: ConfigEntry, num_tokens: int | None, target: str | None) -> EagleConfig:
     tree, num_tokens = read_tree(entry, num_tokens)
     layers: tuple[int, ...] | None = None
     if method == "eagle3":
@@ -144,7 +144,7 @@ def _eagle(method: Any, entry: ConfigEntry, num_tokens: int | None) -> EagleConf
         if layers is not None and (not layers or list(layers) != sorted(layers)):
             raise SpeculativeConfigError(f"{name} must name at least one layer, in ascending order, not {list(layers)}")
     return EagleConfig(
-        entry.model(method),
+        entry.model(method, target),
         method,
         num_tokens,
         tree=tree,
@@ -158,7 +158,7 @@ def _eagle(method: Any, entry: ConfigEntry, num_tokens: int | None) -> EagleConf
     )
 
 
-def _medusa(entry: ConfigEntry, num_tokens: int | None) -> MedusaConfig:
+def _medusa(entry: ConfigEntry, num_tokens: int | None, target: str | None) -> MedusaConfig:
     """Without a tree every head guesses one token; with one, its nodes are the guesses and its depth the heads."""
     num_heads = entry.integer("num_heads", 1, MAX_NUM_SPECULATIVE_TOKENS)
     name = entry.name("speculative_token_tree")
@@ -168,7 +168,7 @@ def _medusa(entry: ConfigEntry, num_tokens: int | None) -> MedusaConfig:
         if tree:
             raise SpeculativeConfigError(f"{name} is {depth} levels deep, above num_heads {num_heads}: a head guesses one level")
         raise SpeculativeConfigError(f"num_speculative_tokens {depth} is above num_heads {num_heads}: every head guesses one token")
-    return MedusaConfig(entry.text("model"), num_tokens or num_heads, num_heads, tree, **_weights(entry))
+    return MedusaConfig(entry.optional_model("medusa", target), num_tokens or num_heads, num_heads, tree, **_weights(entry))
 
 
 def _class_name(entry: ConfigEntry) -> str:

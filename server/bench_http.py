@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ..engine.bench.generation import Generator, Prompts
 from ..engine.bench.interleaved import Series, take_turns, timed
@@ -24,13 +26,14 @@ from .load_client import Answer, LoadClient, ServerFailed
 
 READY_TIMEOUT_S = 600.0
 COMPLETIONS = "/v1/completions"
+OFF: Mapping[str, Any] = {"method": "off"}
 
 
 class ServerProcess:
     """`foretoken serve` on a free port of this machine. Use it as a context; raises ServerFailed on entry if it does not come up."""
 
-    def __init__(self, subject: Subject) -> None:
-        options = {"port": 0, "speculative-config": json.dumps({"method": "off"}), **subject.options}
+    def __init__(self, subject: Subject, speculation: Mapping[str, Any] = OFF) -> None:
+        options = {"port": 0, "speculative-config": json.dumps(speculation), **subject.options}
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         self._command = [sys.executable, "-m", "foretoken", "serve", str(subject.model.folder), *flags]
         self.url = ""

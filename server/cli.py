@@ -23,6 +23,10 @@ commands:
   bench kernels           measure this machine's limits, and how near the network, the engine and the server come
   bench quality           measure what number formats cost in perplexity and in accepted drafts
   bench compare           send the same requests to several servers, or to transformers, and compare
+  train target            train a tokenizer and a model from scratch
+  train draft             train a draft model for a model of yours
+  train head              train a drafting head for it: EAGLE-3, EAGLE, Medusa, MLP speculator, MTP, PARD or DFlash
+  train family            train the embedded model and all of its drafters
   version                 print the version
 
 `foretoken COMMAND --help` shows the flags and examples of a command.
@@ -31,6 +35,7 @@ examples:
   foretoken serve
   foretoken serve ./my-model --speculative-config '{"method": "draft_model", "model": "./my-draft", "num_speculative_tokens": 3}'
   foretoken chat --url http://127.0.0.1:8000
+  foretoken train head --method eagle3 --model ./my-model --data chats.jsonl --out ./my-eagle3
 """
 BENCH_HELP = """\
 usage: foretoken bench speculation [MODEL] [flags]
@@ -47,10 +52,10 @@ examples:
   foretoken bench quality --formats bfloat16,int8,int4
   foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
-COMMANDS = ("serve", "chat", "bench", "version", "help")
+COMMANDS = ("serve", "chat", "bench", "train", "version", "help")
 
 # Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
-USAGE, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 69, 70, 78, 130
+USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -102,6 +107,10 @@ def _run(words: list[str]) -> int:
         case ["bench", *rest]:
             print(BENCH_HELP, end="")
             return 0 if rest in (["-h"], ["--help"]) else USAGE
+        case ["train", *flags]:
+            from .train_command import main as train
+
+            return train(flags)
         case ["version" | "--version" | "-V"]:
             print(f"foretoken {__version__}")
             return 0

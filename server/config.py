@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ..engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from ..engine.config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ..engine.errors import ConfigError
 from ..engine.llm_options import devices_found
 from ..proposers.config import DraftModelConfig, EagleConfig, SpeculativeConfig
@@ -121,10 +121,10 @@ def speculation(values: Mapping[str, Any]) -> SpeculativeConfig | None:
         )
     old = old_style_speculation(values)
     if "speculative_config" not in values:
-        return _speculative(lambda: parse_speculative_config(old, values.get("model"))) if old else None
+        return _speculative(lambda: parse_speculative_config(old, values.get("model", DEMO_MODEL))) if old else None
     if old:
         raise ConfigError("--speculative-config holds all settings of speculation: move the other --spec... flags into it")
-    return _speculative(lambda: read_speculative_config(values["speculative_config"], values.get("model")))
+    return _speculative(lambda: read_speculative_config(values["speculative_config"], values.get("model", DEMO_MODEL)))
 
 
 def old_style_speculation(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from zlib import crc32
 
 Message = dict[str, Any]             # OpenAI shape: role, content, and tool_calls of an assistant
 
-PIECE_CHARS = 6000                   # long texts are cut so that one book cannot fill a whole batch
-HELD_OUT_ONE_IN = 200                # 0.5 % of all records are for evaluation only
+PIECE_CHARS = 3200                   # long texts are cut so that one book cannot fill a whole batch
+HELD_OUT_ONE_IN = 64                 # of all records, for evaluation only
 
 
 @dataclass(frozen=True)

@@ -1,245 +1,175 @@
-"""The data mixture: which source is seen how often, packed into flat files of token ids.
+"""The demonstration family's text: which source is seen how often and when. Owns the order of everything its target reads.
 
-Owns the order of the training text. A packed file is plain little-endian uint16; a position in it is a token count,
-so a training run resumes at the exact token where it stopped.
+First mostly plain text, which teaches the language; then mostly chats, which teach how to answer. Which source a document comes
+from next is decided by what has been given so far, so each keeps to its share throughout.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from random import Random
 
-import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from . import conversations as chats
 from .corpus import Conversation, Record, corpus_files, pieces, read_records
-from .tokenizer import END_OF_TEXT, train_tokenizer
+from .dialogues import (
+    arithmetic,
+    countries,
+    edits,
+    exercises,
+    functions,
+    introductions,
+    json_schema,
+    shell,
+    small_exercises,
+    small_talk,
+    stories,
+    text_tasks,
+    tools,
+)
+from .encoding import AnyDocument, encode
+from .packing import Document
 
-Document = Record | Conversation
-TokenIds = np.ndarray                # [N] uint16
+Reader = Callable[[Iterable[Record]], Iterator[AnyDocument]]
+
+PROGRAMS = ("code/thealgorithms-python", "code/keon-algorithms", "code/geekcomputers-python")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One way of reading one corpus file."""
+    """One way of reading some corpus files."""
 
     name: str
-    file: str                        # short name of the corpus file, see corpus_files; "" needs none
-    group: str                       # chat, code, docs, books or json
-    share: float                     # of its group's tokens, relative to the group's other sources
-    read: Callable[[Iterable[Record]], Iterator[Document]]
+    domain: str
+    share: float                     # of its domain's tokens, relative to the domain's other sources
+    files: tuple[str, ...]           # short names of corpus files, see corpus_files; () needs none
+    read: Reader
 
 
-def plain(records: Iterable[Record]) -> Iterator[Document]:
+def plain(records: Iterable[Record]) -> Iterator[Record]:
     return chain.from_iterable(map(pieces, records))
 
 
-def passages(records: Iterable[Record]) -> Iterator[Record]:
-    """Short pieces, one passage's worth each."""
-    return chain.from_iterable(pieces(record, 1500) for record in records)
-
-
-SOURCES = (
-    Source("oasst", "chat/oasst-octopack", "chat", 18, chats.dialogues),
-    Source("oasst edits", "chat/oasst-octopack", "chat", 3, chats.edits),
-    Source("gsm8k", "chat/gsm8k-train", "chat", 18, chats.dialogues),
-    Source("tldr questions", "docs/tldr-en", "chat", 18, chats.command_pages),
-    Source("persona chat", "chat/synthetic-persona-chat", "chat", 11, chats.dialogues),
-    Source("chatterbot", "chat/chatterbot", "chat", 5, chats.dialogues),
-    Source("taskmaster tools", "chat/taskmaster4-tools", "chat", 7, chats.tool_dialogues),
-    Source("factbook questions", "json/factbook", "chat", 4, chats.countries),
-    Source("list questions", "json/corpora", "chat", 2, chats.lists),
-    Source("exercism questions", "code/exercism-python", "chat", 2, chats.exercises),
-    Source("keon questions", "code/keon-algorithms", "chat", 2, chats.programs),
-    Source("thealgorithms questions", "code/thealgorithms-python", "chat", 2, chats.programs),
-    Source("stories", "books/children", "chat", 4, lambda records: chats.stories(passages(records))),
-    Source("repetitions", "books/children", "chat", 2, lambda records: chats.repetitions(passages(records))),
-    Source("introductions", "", "chat", 1, chats.introductions),
-    Source("python stdlib", "code/python-stdlib", "code", 30, plain),
-    Source("thealgorithms", "code/thealgorithms-python", "code", 35, plain),
-    Source("keon", "code/keon-algorithms", "code", 15, plain),
-    Source("geekcomputers", "code/geekcomputers-python", "code", 15, plain),
-    Source("exercism", "code/exercism-python", "code", 5, plain),
-    Source("tldr", "docs/tldr-en", "docs", 25, plain),
-    Source("rust book", "docs/rust-book", "docs", 20, plain),
-    Source("react docs", "docs/react-docs", "docs", 20, plain),
-    Source("peps", "docs/python-peps", "docs", 20, plain),
-    Source("rust rfcs", "docs/rust-rfcs", "docs", 15, plain),
-    Source("children's books", "books/children", "books", 70, plain),
-    Source("novels", "books/general", "books", 30, plain),
-    Source("json lists", "json/corpora", "json", 50, plain),
-    Source("factbook", "json/factbook", "json", 50, plain),
+TEXTS = (
+    Source("python stdlib", "code", 20, ("code/python-stdlib",), plain),
+    Source("programs", "code", 80, (*PROGRAMS, "code/exercism-python"), plain),
+    Source("tldr", "docs", 30, ("docs/tldr-en",), plain),
+    Source("rust book", "docs", 20, ("docs/rust-book",), plain),
+    Source("react docs", "docs", 20, ("docs/react-docs",), plain),
+    Source("peps", "docs", 20, ("docs/python-peps",), plain),
+    Source("rust rfcs", "docs", 10, ("docs/rust-rfcs",), plain),
+    Source("children's books", "books", 80, ("books/children",), plain),
+    Source("novels", "books", 20, ("books/general",), plain),
+    Source("json lists", "data", 40, ("json/corpora",), plain),
+    Source("factbook", "data", 60, ("json/factbook",), plain),
 )
 
-# The cool-down, a fifth of the tokens, leans towards chat; over the whole run chat is about half.
-STABLE = {"chat": 0.45, "code": 0.22, "docs": 0.135, "books": 0.13, "json": 0.065}
-COOLDOWN = {"chat": 0.70, "code": 0.13, "docs": 0.06, "books": 0.07, "json": 0.04}
+
+def as_they_are(records: Iterable[Record]) -> Iterator[Conversation]:
+    return (Conversation(list(record.messages), record.key) for record in records)
 
 
-def source_weights(groups: Mapping[str, float], sources: Sequence[Source]) -> dict[str, float]:
-    """Share of all tokens per source name, adding up to 1 over the sources that are there."""
-    totals = {group: sum(source.share for source in sources if source.group == group) for group in groups}
-    weights = {source.name: groups[source.group] * source.share / totals[source.group] for source in sources}
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+RAW_CHATS = tuple(
+    Source(f"{name} as it is", "chat", share, (f"chat/{name}",), as_they_are)
+    for name, share in {"gsm8k-train": 3, "oasst-octopack": 3, "synthetic-persona-chat": 2, "chatterbot": 1, "taskmaster4-tools": 2}.items()
+)
+
+CHATS = (
+    Source("shell", "shell", 1, ("docs/tldr-en",), shell.shell),
+    Source("exercises", "exercises", 1, (*PROGRAMS, "code/exercism-python"), exercises.exercises),
+    Source("small exercises", "small_exercises", 1, (), small_exercises.small_exercises),
+    Source("functions", "functions", 1, (*PROGRAMS, "code/python-stdlib"), functions.functions),
+    Source("edits", "edits", 1, (*PROGRAMS, "code/python-stdlib"), edits.edits),
+    Source("countries", "facts", 60, ("json/factbook",), countries.countries),
+    Source("extraction", "facts", 40, ("json/factbook",), countries.extraction),
+    Source("json", "json", 75, ("json/corpora",), json_schema.json_schema),
+    Source("lists", "json", 25, ("json/corpora",), json_schema.lists),
+    Source("grade school", "arithmetic", 40, ("chat/gsm8k-train",), arithmetic.word_problems),
+    Source("arithmetic", "arithmetic", 60, (), arithmetic.arithmetic),
+    Source("orders", "tools", 35, ("chat/taskmaster4-tools",), tools.orders),
+    Source("everyday tools", "tools", 65, (), tools.everyday_tools),
+    Source("text tasks", "talk", 34, (), text_tasks.text_tasks),
+    Source("small talk", "talk", 26, (), small_talk.small_talk),
+    Source("persona chat", "talk", 26, ("chat/synthetic-persona-chat",), small_talk.personas),
+    Source("introductions", "talk", 8, (), introductions.introductions),
+    Source("assistant", "talk", 5, ("chat/oasst-octopack",), small_talk.assistant_chats),
+    Source("chatterbot", "talk", 1, ("chat/chatterbot",), small_talk.trivia),
+    Source("stories", "stories", 1, ("books/children",), stories.stories),
+)
+SOURCES = (*TEXTS, *CHATS)
 
 
 @dataclass(frozen=True)
-class PackedData:
-    """Everything training and evaluation read, already tokenized."""
+class Stage:
+    """A stretch of the training: its share of all tokens, and the share of each domain in it."""
 
-    stable: TokenIds
-    cooldown: TokenIds
-    held_out: dict[str, TokenIds]    # by group
-    prompts: list[list[int]]         # held-out chats up to the assistant's first turn
-    tokenizer: PreTrainedTokenizerFast
+    share: float
+    domains: Mapping[str, float]
 
 
-def prepare(data: Path, work: Path, tokens: int, vocab_size: int, seed: int = 0) -> PackedData:
-    """Train the tokenizer and pack the mixture once; later calls find the files in `work` and load them.
-
-    `tokens` bounds the length of the packed files. A longer training run begins them again.
-    """
-    if not (work / "data.json").exists():
-        _pack_all(data, work, tokens, vocab_size, seed)
-    index = json.loads((work / "data.json").read_text())
-    return PackedData(
-        stable=load_ids(work / "stable.bin"),
-        cooldown=load_ids(work / "cooldown.bin"),
-        held_out={group: load_ids(work / f"held_out_{group}.bin") for group in index["held_out"]},
-        prompts=index["prompts"],
-        tokenizer=PreTrainedTokenizerFast.from_pretrained(work / "tokenizer"),
-    )
-
-
-def _pack_all(data: Path, work: Path, tokens: int, vocab_size: int, seed: int) -> None:
-    documents, sources = read_sources(data, seed)
-    weights = source_weights(STABLE, sources)
-
-    tokenizer = train_tokenizer(_tokenizer_sample(documents, weights), vocab_size)
-    tokenizer.save_pretrained(work / "tokenizer")
-
-    train = {name: [document for document in docs if not document.held_out] for name, docs in documents.items()}
-    held_out = {name: [document for document in docs if document.held_out] for name, docs in documents.items()}
-    encoded = {name: encode(docs, tokenizer, limit=int(2 * weights[name] * tokens) + 1) for name, docs in train.items()}
-    cooldown_weights = source_weights(COOLDOWN, sources)
-    for name, part, share, salt in (("stable", weights, 0.85, 0), ("cooldown", cooldown_weights, 0.3, 1)):
-        packed = pack(encoded, part, int(share * tokens), seed + salt)
-        packed.tofile(work / f"{name}.bin")
-
-    groups = sorted({source.group for source in sources})
-    for group in groups:
-        names = [source.name for source in sources if source.group == group]
-        ids = [encode(held_out[name], tokenizer, limit=50_000 // len(names)) for name in names]
-        np.concatenate([np.empty(0, np.uint16), *chain.from_iterable(ids)]).tofile(work / f"held_out_{group}.bin")
-    prompts = [prompt for docs in held_out.values() for prompt in first_turns(docs[:8], tokenizer)]
-    index = {
-        "held_out": groups,
-        "prompts": prompts,
-        "weights": {"stable": weights, "cooldown": cooldown_weights},
-        "tokens_per_epoch": {name: sum(map(len, docs)) for name, docs in encoded.items()},
-    }
-    (work / "data.json").write_text(json.dumps(index, indent=1))
-
-
-def read_sources(data: Path, seed: int) -> tuple[dict[str, list[Document]], list[Source]]:
-    """All documents by source name, shuffled, and the sources that had any. A source without its file is left out."""
+def by_source(data: Path, sources: Sequence[Source], seed: int) -> dict[str, list[AnyDocument]]:
+    """All documents by source name, shuffled. Raises FileNotFoundError, naming every corpus file that is missing."""
     files = corpus_files(data)
-    documents: dict[str, list[Document]] = {}
-    for source in SOURCES:
-        if source.file and source.file not in files:
-            continue
-        docs = list(source.read(read_records(files[source.file]) if source.file else ()))
-        Random(seed).shuffle(docs)
-        if docs:
-            documents[source.name] = docs
-    if not any(source.file for source in SOURCES if source.name in documents):
-        raise FileNotFoundError(f"no known corpus file under {data}; expected folders such as chat/ with *.jsonl.xz")
-    return documents, [source for source in SOURCES if source.name in documents]
+    missing = sorted({name for source in sources for name in source.files} - files.keys())
+    if missing:
+        raise FileNotFoundError(f"{data} lacks {', '.join(missing)} (.jsonl or .jsonl.xz): see `foretoken train fetch-data`")
+    documents: dict[str, list[AnyDocument]] = {}
+    for source in sources:
+        records = chain.from_iterable(read_records(files[name]) for name in source.files)
+        documents[source.name] = list(source.read(records))
+        if not documents[source.name]:
+            raise ValueError(f"the corpora under {data} give nothing for {source.name!r}: {', '.join(source.files)}")
+        Random(f"{seed} {source.name}").shuffle(documents[source.name])
+    return documents
 
 
-def _tokenizer_sample(
-    documents: Mapping[str, Sequence[Document]], weights: Mapping[str, float], chars: int = 16_000_000
-) -> Iterator[str]:
-    """Text in the proportions of the mixture, without markers: those must not become ordinary merges."""
-    for name, docs in documents.items():
-        left = int(chars * weights[name])
-        for document in docs:
-            text = document.text if isinstance(document, Record) else "\n".join(
-                message["content"] or json.dumps(message.get("tool_calls")) for message in document.messages)
-            yield text
-            left -= len(text)
+def weights(sources: Sequence[Source], domains: Mapping[str, float]) -> dict[str, float]:
+    """Share of all tokens by source name, adding up to 1; `domains` need not."""
+    totals = {domain: sum(source.share for source in sources if source.domain == domain) for domain in domains}
+    whole = sum(domains.values())
+    return {
+        source.name: domains[source.domain] / whole * source.share / totals[source.domain]
+        for source in sources if domains.get(source.domain)
+    }
+
+
+class Streams:
+    """Endless documents of each source, encoded once; a source that runs out begins again in a new order."""
+
+    def __init__(self, documents: Mapping[str, Sequence[AnyDocument]], tokenizer: PreTrainedTokenizerFast, seed: int):
+        self.encoded: dict[str, list[Document]] = {name: [] for name in documents}
+        self.streams = {name: self._endless(name, encode(texts, tokenizer), Random(f"{seed} {name}")) for name, texts in documents.items()}
+
+    def _endless(self, name: str, fresh: Iterator[Document], chance: Random) -> Iterator[Document]:
+        kept = self.encoded[name]
+        for document in fresh:
+            kept.append(document)
+            yield document
+        while True:
+            chance.shuffle(kept)
+            yield from list(kept)
+
+    def mix(self, share: Mapping[str, float], tokens: int) -> Iterator[Document]:
+        """Whole documents, at least `tokens` tokens: the next one always comes from the source that is furthest behind."""
+        given = dict.fromkeys(share, 0)
+        total = 0
+        while total < tokens:
+            behind = max(share, key=lambda name: share[name] * (total + 1) - given[name])
+            document = next(self.streams[behind])
+            given[behind] += len(document)
+            total += len(document)
+            yield document
+
+
+def sample(documents: Mapping[str, Sequence[AnyDocument]], share: Mapping[str, float], characters: int) -> Iterator[AnyDocument]:
+    """Documents in the proportions of `share`, for the tokenizer to learn from."""
+    for name, part in share.items():
+        left = part * characters
+        for document in documents[name]:
+            yield document
+            left -= len(document.text) if isinstance(document, Record) else sum(len(m["content"] or "") for m in document.messages)
             if left < 0:
                 break
-
-
-def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, limit: int) -> list[TokenIds]:
-    """Token ids of each document, ended by <|endoftext|>, until `limit` tokens are reached."""
-    encoded: list[TokenIds] = []
-    total = 0
-    for start in range(0, len(documents), 256):
-        texts = [render(document, tokenizer) + END_OF_TEXT for document in documents[start:start + 256]]
-        batch = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        encoded += [np.array(ids, dtype=np.uint16) for ids in batch]
-        total += sum(map(len, batch))
-        if total >= limit:
-            break
-    return encoded
-
-
-def render(document: Document, tokenizer: PreTrainedTokenizerFast) -> str:
-    if isinstance(document, Record):
-        return document.text
-    return str(tokenizer.apply_chat_template(document.messages, tools=document.tools or None, tokenize=False))
-
-
-def first_turns(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[int]]:
-    """Prompts that stop where the assistant should begin. Plain texts give none."""
-    for document in documents:
-        if isinstance(document, Conversation):
-            roles = [message["role"] for message in document.messages]
-            if "assistant" in roles:
-                before = document.messages[:roles.index("assistant")]
-                text = tokenizer.apply_chat_template(
-                    before, tools=document.tools or None, tokenize=False, add_generation_prompt=True)
-                ids = tokenizer(str(text), add_special_tokens=False)["input_ids"]
-                if len(ids) <= 512:
-                    yield ids
-
-
-def pack(
-    encoded: Mapping[str, Sequence[TokenIds]], weights: Mapping[str, float], tokens: int, seed: int
-) -> TokenIds:
-    """One stream of at least `tokens` tokens, whole documents, in which every source keeps to its weight throughout.
-
-    The next document always comes from the source that is furthest behind. A source that runs out begins again in a
-    new order.
-    """
-    names = [name for name in encoded if encoded[name] and weights[name] > 0]
-    share = np.array([weights[name] for name in names])
-    share /= share.sum()
-    streams = [_endless(encoded[name], Random(f"{seed} {name}")) for name in names]
-    given = np.zeros(len(names))
-    stream: list[TokenIds] = []
-    while given.sum() < tokens:
-        behind = int(np.argmax(share * given.sum() - given))
-        document = next(streams[behind])
-        given[behind] += len(document)
-        stream.append(document)
-    return np.concatenate(stream)
-
-
-def _endless(documents: Sequence[TokenIds], chance: Random) -> Iterator[TokenIds]:
-    order = list(range(len(documents)))
-    while True:
-        chance.shuffle(order)
-        for index in order:
-            yield documents[index]
-
-
-def load_ids(path: Path) -> TokenIds:
-    return np.fromfile(path, dtype=np.uint16)

@@ -1,125 +1,198 @@
-"""The README.md beside the exported models: what they are, what they were made from, how good they are."""
+"""The README.md of a trained family: what its parts are, what they were made from, and what came out, good and bad.
+
+Everything in it is read from files: the recipe, what each training left behind (facts.json, curves.png, log.csv), evaluation.json and
+the weights' sizes. What is missing is left out. Knows no network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from .evaluate import Quality
+from safetensors import safe_open
 
-# file of the corpus | repository | commit | licence; the texts keep their authors' licences
-SOURCE_TABLE = """\
-| corpus file | source repository | commit | licence |
-|---|---|---|---|
-| books/children, books/general | mlschmitt/classic-books-markdown | 9448822 | public domain |
-| chat/chatterbot | gunthercox/chatterbot-corpus | a01efec | BSD-3-Clause |
-| chat/gsm8k-train | openai/grade-school-math | 3101c7d | MIT |
-| chat/oasst-octopack | bigcode-project/octopack, dataset/oasst | e17a8f6 | MIT; OpenAssistant text Apache-2.0 |
-| chat/synthetic-persona-chat | google-research-datasets/Synthetic-Persona-Chat | 1f367a0 | CC-BY-4.0 |
-| chat/taskmaster4-tools | google-research-datasets/Taskmaster, TM-4-2024/data | d92cb6a | CC-BY-4.0 |
-| code/exercism-python | exercism/python | 9eb657d | MIT |
-| code/geekcomputers-python | geekcomputers/Python | bfd7138 | MIT |
-| code/keon-algorithms | keon/algorithms | a1bf1f3 | MIT |
-| code/python-stdlib | CPython 3.11 standard library | - | PSF-2.0 |
-| code/thealgorithms-python | TheAlgorithms/Python | f5988cc | MIT |
-| docs/python-peps | python/peps | ba4deeb | public domain / CC0-1.0 |
-| docs/react-docs | reactjs/react.dev, src/content | 12d692d | CC-BY-4.0 |
-| docs/rust-book | rust-lang/book | 9175444 | MIT OR Apache-2.0 |
-| docs/rust-rfcs | rust-lang/rfcs | 354518a | MIT OR Apache-2.0 |
-| docs/tldr-en | tldr-pages/tldr, pages/ | 08e345f | CC-BY-4.0 |
-| json/corpora | dariusk/corpora | cf30ca2 | CC0-1.0 |
-| json/factbook | factbook/factbook.json | 8662a8b | public domain |
-| (introductions) | written for this project, proposers/training/conversations.py | - | this repository's |"""
+from .curves import read_rows
+from .family import Family, Training
+from .fetch_data import licence_table
+
+WHAT = {
+    "target": "the model that is served",
+    "draft_model": "draft model: a smaller model of the same vocabulary, distilled from the target's own answers",
+    "eagle": "EAGLE-1: one layer over embedding and last state; embedding and head are the target's",
+    "eagle3": "EAGLE-3: one layer over states of three of the target's layers, with a draft vocabulary of its own",
+    "medusa": "Medusa: one small head for each position ahead, on the target's own output layer",
+    "mlp_speculator": "MLP speculator: a small recurrent network over the last state, weights tied over positions",
+    "mtp": "MTP: one layer that predicts the token after next, on the target's embedding and head",
+    "pard": "PARD: a draft model that fills mask tokens, all guesses in one pass",
+    "dflash": "DFlash: two layers that fill a block of mask tokens over states of several of the target's layers",
+}
+FORMS = {"json": "JSON answers that parse (and fit the schema, where one is given)", "tool call": "tool calls that are well-formed, "
+         "name a function on offer and have its required arguments", "python": "Python answers that compile"}
+LONGEST_SHOWN = 1200                 # characters of one message in a transcript
+K = 5
 
 
-@dataclass(frozen=True)
-class TrainingFacts:
-    """What the card says about the run."""
+def write_card(family: Path, recipe: Family, evaluation: Mapping[str, Any] | None, logs: Path | None = None) -> None:
+    """README.md in the family's folder, where each member may have facts.json and curves.png beside its weights.
 
-    tokens: int
-    hours: float                     # wall clock, in training steps
-    machine: str
-    final: bool                      # False: an early export of an unfinished run
-    parameters: tuple[int, int]      # target, draft
-    group_shares: Mapping[str, float]    # share of all tokens seen, by group
-    peak_lr: tuple[float, float]     # target, draft
-    distillation: float
-    notes: str = ""                  # Markdown: what this run did that the recipe does not say
+    evaluation: what `foretoken train evaluate` wrote. logs: the trainings' folder, with MEMBER/log.csv.
+    """
+    members = [name for name in WHAT if (family / name / "model.safetensors").exists()]
+    sections = [
+        _introduction(), _parts(family, members), _training(family, members, recipe), _held_out(members, logs) if logs else "",
+        *(_results(evaluation) if evaluation else ()),
+        "## Training text\n\nThe texts keep their authors' licences. Dialogues made by rule (JSON from a schema, everyday arithmetic, "
+        f"everyday tools) are this repository's own.\n\n{licence_table()}",
+    ]
+    (family / "README.md").write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
 
 
-def model_card(facts: TrainingFacts, quality: Quality, samples: Sequence[tuple[str, str]]) -> str:
-    """Markdown. `samples` are questions with the target's greedy answers, shown as they came."""
-    state = "" if facts.final else "\n> This is an **early export** of a run that was still training.\n"
-    shares = ", ".join(f"{group} {share:.0%}" for group, share in facts.group_shares.items())
-    shown = "\n\n".join(f"**{question}**\n\n```text\n{answer}\n```" for question, answer in samples)
-    accepted = ", ".join(f"{value:.2f} at k={k}" for k, value in quality.accepted_length.items())
-    target_size, draft_size = (f"{count / 1e6:.1f}M" for count in facts.parameters)
-    target_lr, draft_lr = facts.peak_lr
-    return f"""\
-# foretoken-demo: a target and its draft
-{state}
-A very small language model (`target/`, {target_size} parameters) and a smaller one that guesses ahead for it
-(`draft/`, {draft_size} parameters), so that speculative decoding can be tried and tested on any machine, without a
-download. **It is a demonstration**: it writes sentences, short programs, JSON and tool calls that look right from afar
-and are mostly wrong. Do not rely on anything it says, and use it for nothing but trying the server.
+def _introduction() -> str:
+    return """\
+# foretoken-demo: a target and its drafters
 
-Both are Llama models in bfloat16 with tied embeddings, one byte-level BPE vocabulary of 8,192 tokens, ChatML markers,
-and positions up to 2,048. Each folder loads by itself with transformers:
+A very small language model (`target/`) and, for every method of speculative decoding that needs weights, a drafter that was trained
+for it, so that each method can be tried and tested on any machine, without a download. **It is a demonstration.** It knows its few
+kinds of dialogue and little else; what it says in good form may still be wrong. Do not rely on anything it says.
+
+```sh
+foretoken serve --speculative-config '{"method": "eagle3"}'
+```
+
+Each folder has the layout in which its method is published, in bfloat16. `target/` and `draft_model/` load by themselves with
+transformers:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("engine/demo_model/target")
 tokenizer = AutoTokenizer.from_pretrained("engine/demo_model/target")
-```
-
-## Training
-
-- From scratch on {facts.tokens / 1e6:.1f} million tokens in {facts.hours:.1f} hours (wall clock) on {facts.machine}.
-- Tokens seen: {shares}.
-- Both models learn in one loop: the target from the text, the draft {facts.distillation:.0%} from the target's
-  probabilities and {1 - facts.distillation:.0%} from the text.
-- AdamW, peak learning rates {target_lr:g} (target) and {draft_lr:g} (draft), warm-up, stable, then a linear cool-down
-  in which chat has a larger share and sequences are 1,024 and 2,048 tokens long (512 before).
-{facts.notes}
-The recipe is `proposers/training/`; the training text is not part of this repository:
-
-```sh
-python -m foretoken.proposers.training.demo_family --data CORPORA --work WORK --out engine/demo_model
-```
-
-![training loss](loss.png)
-
-## Held-out results
-
-0.5 % of the records were never trained on. Loss in nats per token; agreement is how often both models find the same
-token most likely.
-
-{_results(quality)}
-
-Mean accepted length of the draft (tokens committed per target pass, the target's own included), greedy, on answers to
-held-out chat prompts: {accepted}.
-
-## Samples
-
-Greedy, at most 64 tokens, as they came.
-
-{shown}
-
-## Training text
-
-The texts keep their authors' licences.
-
-{SOURCE_TABLE}
-"""
+```"""
 
 
-def _results(quality: Quality) -> str:
-    lines = [
-        "| text | target loss | target perplexity | draft loss | draft perplexity | agreement |",
-        "|---|---|---|---|---|---|",
+def _parts(family: Path, members: Iterable[str]) -> str:
+    rows = [(name, *_size(family / name / "model.safetensors")) for name in members]
+    table = _table(
+        ("folder", "parameters", "MB", "what it is"), [(f"`{name}/`", f"{n:,}", f"{size / 1e6:.2f}", WHAT[name]) for name, n, size in rows])
+    drafters = sum(size for name, _, size in rows if name != "target")
+    return f"## Parts\n\n{table}\n\nAll drafters together: {drafters / 1e6:.1f} MB. One MB is 1,000,000 bytes."
+
+
+def _size(weights: Path) -> tuple[int, int]:
+    """(values, bytes) of a safetensors file."""
+    with safe_open(weights, "pt") as tensors:
+        values = 0
+        for name in tensors.keys():  # noqa: SIM118 - no mapping
+            number = 1
+            for length in tensors.get_slice(name).get_shape():
+                number *= length
+            values += number
+    return values, weights.stat().st_size
+
+
+def _training(family: Path, members: Sequence[str], recipe: Family) -> str:
+    """What each part read, where and for how long, as far as its training left facts; the recipe; the curves."""
+    how = {"target": recipe.target} | {name: member.training for name, member in recipe.members.items()}
+    facts = {name: json.loads(path.read_text()) for name in members if (path := family / name / "facts.json").exists()}
+    rows = [
+        (f"`{name}/`", f"{found['tokens'] / 1e6:.2f}", f"{found['seconds'] / 60:.0f}", str(found["machine"]),
+         _settings(how[name]) if name in how else "")
+        for name, found in facts.items()
     ]
-    for group, target in quality.target_loss.items():
-        draft, same = quality.draft_loss[group], quality.agreement[group]
-        lines.append(f"| {group} | {target:.3f} | {exp(target):.1f} | {draft:.3f} | {exp(draft):.1f} | {same:.0%} |")
-    return "\n".join(lines)
+    stages = "; then ".join(
+        f"{stage.share:.0%} of them " + ", ".join(f"{domain} {share:.0%}" for domain, share in stage.domains.items())
+        for stage in recipe.stages)
+    shape = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in asdict(recipe.shape).items())
+    curves = "\n".join(f"- [{name}]({name}/curves.png)" for name in members if (family / name / "curves.png").exists())
+    return "\n\n".join(filter(None, (
+        "## Training",
+        f"The target is a Llama model from scratch ({shape}, {recipe.vocab_size:,} tokens of byte-level BPE, tied embeddings, ChatML "
+        f"markers). Its tokens: {stages}. The drafters learned from text that the finished target wrote itself.",
+        _table(("part", "million tokens read", "minutes", "machine", "settings"), rows) if rows else "",
+        f"Curves of the trainings:\n\n{curves}" if curves else "",
+        "The recipe is `proposers/training/family.toml`; the training text is not part of this repository:\n\n"
+        "```sh\nforetoken train family --data CORPORA --work WORK --out MODELS\n```",
+    )))
+
+
+def _settings(training: Training) -> str:
+    optimizer = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in asdict(training.optimizer).items()
+                          if isinstance(value, (int, float)))
+    return f"{training.accumulate} x {training.batch_tokens:,} tokens a step, {optimizer}"
+
+
+def _held_out(members: Iterable[str], logs: Path) -> str:
+    """The last held-out metrics of each log."""
+    rows: list[tuple[str, str]] = []
+    for name in members:
+        last = {key: value for row in read_rows(logs / name / "log.csv") for key, value in row.items() if "held_out_" in key and value}
+        if last:
+            shown = (f"{key.removeprefix('held_out_').replace('_', ' ')} {float(value):.3f}" for key, value in last.items())
+            rows.append((f"`{name}/`", ", ".join(shown)))
+    return "## Held-out text\n\nLosses in nats per token; accuracy is the share of tokens guessed right, at each depth alone.\n\n" + _table(
+        ("part", "at the end of its training"), rows) if rows else ""
+
+
+def _results(evaluation: Mapping[str, Any]) -> Iterable[str]:
+    """Form, accepted lengths, transcripts."""
+    domains: Mapping[str, Any] = evaluation["domains"]
+    yield (
+        "## Results\n\nHeld-out prompts, never trained on, answered greedily, "
+        f"at most {evaluation['prompts_per_domain']} a domain and {evaluation['max_tokens']} tokens an answer. "
+        f"Measured on {evaluation['machine']}."
+    )
+    forms = {kind: [0, 0] for kind in FORMS}
+    for found in domains.values():
+        for kind, (good, total) in found["well_formed"].items():
+            forms[kind] = [forms[kind][0] + good, forms[kind][1] + total]
+    rows = [(FORMS[kind], f"{good / total:.0%}", f"{good} of {total}") for kind, (good, total) in forms.items() if total]
+    if rows:
+        yield "### Form of the answers\n\nWhether what they say is true is not checked.\n\n" + _table(("answers", "share", ""), rows)
+    ks = sorted({row["k"] for row in evaluation["acceptance"]})
+    if ks:
+        yield _acceptance(evaluation["acceptance"], K if K in ks else ks[-1])
+    yield "### Transcripts\n\nThe first three of each domain, as they came.\n\n" + "\n\n".join(
+        _transcript(domain, number, one) for domain, found in domains.items() for number, one in enumerate(found["transcripts"], 1))
+
+
+def _acceptance(rows: Sequence[Mapping[str, Any]], k: int) -> str:
+    mine = [row for row in rows if row["k"] == k]
+    domains = [*dict.fromkeys(row["domain"] for row in mine if row["domain"] != "all"), "all"]
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in mine):
+        found = {row["domain"]: row for row in mine if row["method"] == method}
+        most = found["all"]["most"]
+        name = method if most == k else f"{method} (k = {most})"
+        lines.append((name, *(f"{found[domain]['mean_accepted_length']:.2f}" for domain in domains), f"{found['all']['mu']:.2f}",
+                      f"{found['all']['drafts'] / max(1, found['all']['passes']):.0%}"))
+    same, answers = (sum(row[name] for row in rows if row["domain"] == "all") for name in ("same_answers", "answers"))
+    return (
+        f"### Mean accepted length, greedy, k = {k}\n\nTokens committed per target pass: mu + 1, mu being the accepted guesses. Passes "
+        "without a draft count, too; the last column is the share that had one.\n\n"
+        + _table(("method", *domains, "mu, all", "drafted"), lines)
+        + f"\n\nAt all draft lengths, {same:,} of {answers:,} answers were token for token those without speculation."
+    )
+
+
+def _transcript(domain: str, number: int, one: Mapping[str, Any]) -> str:
+    """A prompt and its answer, indented, so that nothing in them can be taken for Markdown."""
+    said = [(message["role"], _said(message)) for message in one["messages"]]
+    tools = ", ".join(tool["function"]["name"] for tool in one["tools"])
+    lines = [f"[{role}] {text}" for role, text in ([("tools on offer", tools)] if tools else []) + said]
+    lines.append(f"[answer] {one['answer']}{' [cut off]' if one['finish_reason'] == 'length' else ''}")
+    fault = f" (not well-formed: {one['fault']})" if one["fault"] else ""
+    block = "\n".join(f"    {line}" for line in "\n".join(lines).splitlines())
+    return f"**{domain}, {number}**{fault}\n\n{block}"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    content = [message["content"]] if message.get("content") else []
+    text = "\n".join([*content, *(f"{call['name']}({call['arguments']})" for call in calls)])
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} [... {len(text) - LONGEST_SHOWN:,} more characters]"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,31 +1,21 @@
-"""Warm-up, stable, decay: the learning rate as a function of tokens seen and of how many there will be."""
+"""Warm-up, stable, decay along a cosine: the learning rate as a function of how much of a training is done."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-COOLDOWN_SHARE = 0.2
+from dataclasses import dataclass
+from math import cos, pi
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rises over `warmup` tokens, stays, and falls to zero over the last `cooldown` of `total` tokens."""
+    """Shares of the training, in [0, 1]. `decay=1 - warmup` is the usual cosine schedule; less keeps the peak for a while."""
 
-    total: int
-    cooldown: int
-    warmup: int
+    warmup: float = 0.02
+    decay: float = 0.98
+    floor: float = 0.02              # of the peak, at the end
 
-    @staticmethod
-    def over(total: int, warmup: int) -> Schedule:
-        return Schedule(total, max(1, int(COOLDOWN_SHARE * total)), warmup)
-
-    def factor(self, seen: int) -> float:
-        """Learning rate at token `seen`, as a part of its peak, in [0, 1]."""
-        return max(0.0, min(1.0, (seen + 1) / max(1, self.warmup), (self.total - seen) / self.cooldown))
-
-    def cooling(self, seen: int) -> bool:
-        return self.total - seen <= self.cooldown
-
-    def ending_after(self, tokens: int, seen: int) -> Schedule:
-        """Fall from the present learning rate to zero in the next `tokens` tokens."""
-        return replace(self, total=seen + tokens, cooldown=max(1, round(tokens / max(self.factor(seen), 1e-3))))
+    def factor(self, done: float) -> float:
+        """Learning rate after the share `done` of the training, as a part of its peak."""
+        rising = (done + 1e-3) / (self.warmup + 1e-3)
+        falling = max(0.0, done - (1.0 - self.decay)) / max(self.decay, 1e-9)
+        return min(1.0, rising) * (self.floor + (1.0 - self.floor) * (1.0 + cos(pi * min(1.0, falling))) / 2.0)

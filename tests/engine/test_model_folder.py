@@ -38,6 +38,12 @@ def test_the_embedded_model_without_weights(monkeypatch: pytest.MonkeyPatch, tmp
     assert find_folder(DEMO_MODEL, None, lambda line: None) == target
 
 
+def test_the_embedded_drafters_are_found_by_their_method():
+    assert find_folder("foretoken-demo/draft_model", None, print).name == "draft_model"
+    with pytest.raises(ModelLoadError, match="no drafter for method 'gpt'; there are .*draft_model"):
+        find_folder("foretoken-demo/gpt", None, print)
+
+
 def test_a_hub_model_without_safetensors_says_how_to_convert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     asked: dict[str, object] = {}

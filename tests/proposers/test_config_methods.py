@@ -128,3 +128,11 @@ def test_every_method_is_read_above() -> None:
 
 def test_mtp_of_the_target_itself_needs_no_model() -> None:
     assert only({"method": "mtp", "model": "org/target"}, target="org/target") == MtpConfig()
+
+
+@pytest.mark.parametrize("method", ["draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "dflash"])
+def test_the_embedded_model_has_drafters_of_its_own(method: str) -> None:
+    (config,) = parse_speculative_config({"method": method}, "foretoken-demo").proposers
+    assert getattr(config, "model") == f"foretoken-demo/{method}"  # noqa: B009
+    (named,) = parse_speculative_config({"method": method, "model": "./mine"}, "foretoken-demo").proposers
+    assert getattr(named, "model") == "./mine"  # noqa: B009

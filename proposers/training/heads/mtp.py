@@ -1,0 +1,112 @@
+"""An MTP layer in training, of MiMo's dense form: a decoder layer over the target's last state and the token that followed it.
+
+Norms of both, a projection, a layer of the target's own kind, the target's embedding and head (https://arxiv.org/abs/2412.19437,
+https://arxiv.org/abs/2505.07608). One layer drafts as many tokens as it is looped: unrolled in training it learns to read
+its own states (FastMTP, https://arxiv.org/abs/2509.18362).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from ..frozen import FrozenTarget
+from ..loop import Losses
+from ..packing import Packed
+from ..unrolled_attention import NAME, Unroll
+from .base import Head
+from .depth_loss import Depth, depth_losses
+from .eagle import chain_starts
+from .published import write_published
+
+KINDS = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class MtpSettings:
+    """How far the layer is unrolled. Its sizes are the target's."""
+
+    num_steps: int = 3               # tokens guessed in training; 1 is the plain MTP loss
+    decay: float = 0.6               # step k counts decay ** k, all together 1
+
+
+class Mtp(Head):
+    """One layer, looped. It begins as the target's last layer, which reads a state of nearly the same kind."""
+
+    def __init__(self, target: FrozenTarget, settings: MtpSettings | None = None):
+        """Raises ValueError for a target whose layers are of another kind than loaders know."""
+        super().__init__(target)
+        self.settings = settings or MtpSettings()
+        if target.config.model_type not in KINDS:
+            raise ValueError(f"an MTP layer needs a target of type {', '.join(KINDS)}, not {target.config.model_type}")
+        config = copy.deepcopy(target.config)
+        config._attn_implementation = NAME
+        last, norm, width = target.model.model.layers[-1], target.model.model.norm, config.hidden_size
+        self.token_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
+        self.hidden_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
+        self.input_proj = nn.Linear(2 * width, width, bias=False)
+        self.layer: nn.Module = type(last)(config, target.num_layers - 1)
+        self.layer.load_state_dict(last.state_dict())
+        self.final_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
+        self.final_layernorm.load_state_dict(norm.state_dict())
+
+    def forward(self, states: Tensor, token_ids: Tensor, positions: Tensor, unroll: Unroll) -> Tensor:
+        """States behind the norm, [N, hidden].
+
+        states: [N, hidden], the target's behind its final norm, or this layer's own of the step before; token_ids, positions: [N],
+        of the token that each state chose. unroll: of the steps before on the same tokens; this one is added.
+        """
+        embedded = embedding(token_ids, self.target.embedding)
+        read = self.input_proj(torch.cat([self.hidden_layernorm(states), self.token_layernorm(embedded)], -1))[None]
+        rope = self.target.model.model.rotary_emb(read, positions[None])
+        return self.final_layernorm(self.layer(read, position_embeddings=rope, unroll=unroll)[0])
+
+    def states(self, batch: Packed) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each step: the tokens [R] that its guesses begin at, and the states [R, hidden] they are read from.
+
+        The first step has all tokens, later ones those whose guesses are learned, behind the text's own tokens.
+        """
+        state, positions = self.target(batch).last, batch.positions
+        starts, unroll = torch.arange(len(state), device=state.device), Unroll(batch.bounds, chain_starts(batch, self.settings.num_steps))
+        for step in range(1, 1 + self.settings.num_steps):
+            state = self(state, batch.ahead(step)[0][starts], positions[starts] + step, unroll)
+            yield starts, state
+            if step == 1:
+                starts, state = unroll.starts, state[unroll.starts]
+
+    def loss(self, batch: Packed) -> Losses:
+        shares = [self.settings.decay**step for step in range(self.settings.num_steps)]
+        steps = zip(self.states(batch), shares, strict=True)
+        return depth_losses(batch, (Depth(state, self.target.head, share / sum(shares), starts) for (starts, state), share in steps))
+
+    def export(self, folder: Path) -> None:
+        """As `speculators` writes it: a folder of its own."""
+        tensors = {f"mtp_layers.0.{name.removeprefix('layer.')}": tensor for name, tensor in self.state_dict().items()}
+        write_published(folder, self._config(), tensors)
+
+    def _config(self) -> dict[str, Any]:
+        config = self.target.config
+        layer = {**config.to_diff_dict(), "num_hidden_layers": 1}
+        if "layer_types" in layer:
+            layer["layer_types"] = ["full_attention"]        # whatever the target's is: in training nothing is out of sight
+        verifier = {"name_or_path": Path(config.name_or_path).name, "architectures": config.architectures}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": self.settings.num_steps}
+        return {
+            "architectures": ["FastMTPSpeculator"],
+            "speculators_model_type": "mtp",
+            "num_nextn_predict_layers": 1,
+            "transformer_layer_config": layer,
+            "speculators_config": {
+                "algorithm": "mtp",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": verifier,
+            },
+        }

@@ -1,0 +1,152 @@
+"""EAGLE-1 in training: it learns the target's next states, and what it exports guesses as it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from taught_target import TaughtTarget
+from torch import Tensor
+from torch.nn.functional import silu
+from training_heads import HIDDEN, Training, UnshiftedStream, check_guesses, document, rounded, texts
+
+from foretoken.proposers import eagle
+from foretoken.proposers.config import EagleConfig
+from foretoken.proposers.detection import detect_method
+from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings
+from foretoken.proposers.training.packing import Packed
+
+QUIET = EagleSettings(noise=0.0)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
+    return TaughtTarget(tmp_path_factory.mktemp("target"))
+
+
+def made(target: TaughtTarget, settings: EagleSettings | None = None) -> Eagle:
+    torch.manual_seed(0)
+    return Eagle(target.frozen, settings)
+
+
+def disturbed(target: TaughtTarget, settings: EagleSettings) -> Eagle:
+    """Every weight is random, so that none can be forgotten unnoticed."""
+    head = made(target, settings)
+    for name, parameter in head.named_parameters():
+        parameter.data += (0.3 if "norm" in name else 0.1) * torch.randn_like(parameter)
+    return head
+
+
+def unrolled(head: Eagle, target: TaughtTarget, text: Sequence[int], path: Sequence[int]) -> Tensor:
+    """[HIDDEN] the state that the token behind text + path is read from, path deeper and deeper in the head's own states."""
+    tokens = [*text, *path, *[0] * (1 + MEASURED)]
+    starts, state = list(head.states(document(tokens), target.states(tokens), MEASURED))[len(path)]
+    return state[starts.tolist().index(len(text) - 2)]
+
+
+def check_export(head: Eagle, target: TaughtTarget, folder: Path) -> None:
+    rounded(head)
+    head.export(folder)
+    assert detect_method(str(folder)) == "eagle"
+    loaded = eagle.load(EagleConfig(str(folder), num_speculative_tokens=4, quantization="none"), target.resources)
+    assert loaded.found[0].startswith("EAGLE in the layout of EAGLE, 1 layer, reads the target's last state")
+    assert loaded.found[1].endswith("embedding: the target's, head: the target's")
+    guesses = target.guesses(loaded, texts(3, 9, seed=3))
+    check_guesses(guesses, lambda text, path: unrolled(head, target, text, path) @ target.frozen.head.T, count=4)
+
+
+def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
+    head = made(target)
+    training = Training(head, tmp_path, lr=1e-2)
+    print(training.before, training.after)
+    assert training.after["loss"] < 0.8 * training.before["loss"]
+    assert training.after["accuracy_1"] > max(0.4, training.before["accuracy_1"] + 0.2)
+    check_export(head, target, tmp_path / "head")
+
+
+def test_exports_of_random_weights_guess_as_training_does(target: TaughtTarget, tmp_path: Path) -> None:
+    check_export(disturbed(target, EagleSettings(intermediate_size=32)), target, tmp_path)
+
+
+def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
+    """From the state of token i and token i + 1, at every place: the target's state of token i + 1, and what it says of token i + 2."""
+    settings = replace(QUIET, state_weight=0.7, token_weight=0.2)
+    head, text = disturbed(target, settings), texts(1, 20, seed=5)[0]
+    losses = head.loss(document(text))
+    parameters = list(head.parameters())
+    found = torch.autograd.grad(losses.total, parameters)
+
+    states, total = target.states(text), torch.zeros(())
+    for i in range(len(text) - 2):
+        state, wanted = unrolled(head, target, text[: i + 2], []), states[i + 1]
+        distance = (state - wanted).abs()
+        total = total + 0.7 * torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean()
+        opinion = (wanted @ target.frozen.head.T).softmax(-1)
+        total = total - 0.2 * (opinion * (state @ target.frozen.head.T).log_softmax(-1)).sum()
+    assert losses.weight == len(text) - 2
+    for one, other in zip(found, torch.autograd.grad(total, parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_one_slot_is_as_published(target: TaughtTarget) -> None:
+    """Written out for the first token alone: nothing to attend to but itself, so attention is the value."""
+    head, text = disturbed(target, QUIET), texts(1, 6, seed=8)[0]
+    weights: dict[str, Tensor] = head.state_dict()
+    x = weights["fc.weight"] @ torch.cat([target.frozen.embedding[text[1]], target.states(text)[0]])
+    values = (weights["layer.self_attn.v_proj.weight"] @ x).unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten()
+    x = x + weights["layer.self_attn.o_proj.weight"] @ values
+    fed = x * torch.rsqrt(x.square().mean() + target.frozen.config.rms_norm_eps) * weights["layer.post_attention_layernorm.weight"]
+    gate, up, down = (weights[f"layer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    torch.testing.assert_close(unrolled(head, target, text[:2], []), x + down @ (silu(gate @ fed) * (up @ fed)), rtol=1e-4, atol=1e-4)
+
+
+def test_noise_belongs_to_the_batch_and_to_training(target: TaughtTarget) -> None:
+    head, text = disturbed(target, EagleSettings(noise=0.5)), texts(1, 20, seed=5)[0]
+    one, other = document(text), replace(document(text), number=1)
+    losses = [float(head.loss(batch).total.detach()) for batch in (one, one, other)]
+    assert losses[0] == losses[1] != losses[2]
+    with torch.no_grad():
+        measured = head.loss(one)
+        assert float(measured.total) == float(head.loss(other).total)
+    assert set(measured.metrics) == {"loss", *(f"accuracy_{depth}" for depth in range(1, 1 + MEASURED))}
+
+
+def test_documents_do_not_see_each_other(target: TaughtTarget) -> None:
+    head = disturbed(target, QUIET)
+    one, other = texts(2, 11, seed=6)
+    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
+    alone = [head.loss(document(text)) for text in (one, other)]
+    losses = head.loss(packed)
+    assert float(losses.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in alone), rel=1e-4)
+    assert losses.weight == 18
+
+
+def test_without_the_shift_it_is_worse(target: TaughtTarget, tmp_path: Path) -> None:
+    right = Training(made(target), tmp_path / "right", lr=1e-2).after
+    wrong = Training(made(target), tmp_path / "wrong", lr=1e-2, stream=UnshiftedStream).after
+    print(right, wrong)
+    assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
+
+
+def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -> None:
+    made(target).export(tmp_path)
+    inner = target.frozen.config.intermediate_size
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (HIDDEN, 2 * HIDDEN),
+        "layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+        "layers.0.self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN),
+        "layers.0.self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
+        "layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+        "layers.0.mlp.gate_proj.weight": (inner, HIDDEN),
+        "layers.0.mlp.up_proj.weight": (inner, HIDDEN),
+        "layers.0.mlp.down_proj.weight": (HIDDEN, inner),
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "llama" and config["bias"] is False and config["num_hidden_layers"] == 1

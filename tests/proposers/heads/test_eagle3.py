@@ -1,0 +1,199 @@
+"""EAGLE-3 in training: it learns the target's probabilities, several steps deep, and what it exports guesses as it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from taught_target import TaughtTarget
+from torch import Tensor
+from torch.nn.functional import embedding
+from training_heads import HIDDEN, VOCAB, Training, UnshiftedStream, check_guesses, document, rounded, texts
+
+from foretoken.proposers import eagle
+from foretoken.proposers.config import EagleConfig
+from foretoken.proposers.detection import detect_method
+from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, count_learned, draft_vocabulary, usual_taps
+from foretoken.proposers.training.packing import Document, Packed, write
+
+DRAFT = VOCAB - 6
+SETTINGS = Eagle3Settings(draft_vocab_size=DRAFT, num_steps=3)
+COUNTS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
+    return TaughtTarget(tmp_path_factory.mktemp("target"))
+
+
+def made(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
+    torch.manual_seed(0)
+    return Eagle3(target.frozen, settings, COUNTS)
+
+
+def disturbed(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
+    """Every weight is random, so that none can be forgotten unnoticed."""
+    head = made(target, settings)
+    for name, parameter in head.named_parameters():
+        parameter.data += (0.3 if "norm" in name else 0.1) * torch.randn_like(parameter)
+    return head
+
+
+def unrolled(head: Eagle3, text: Sequence[int], path: Sequence[int]) -> Tensor:
+    """[VOCAB] scores of the token behind text + path, as training has them: path is deeper and deeper in the head's own states."""
+    batch = document([*text, *path, *[0] * (1 + head.settings.num_steps)])
+    features = head.target(batch, [tap - 1 for tap in head.taps])
+    starts, state = list(head.states(batch, features))[len(path)]
+    normed = head.norm(state[starts.tolist().index(len(text) - 2)])
+    return torch.full((VOCAB,), -torch.inf).index_copy_(0, head.token_ids, head.lm_head(normed))
+
+
+def check_export(head: Eagle3, target: TaughtTarget, folder: Path) -> None:
+    rounded(head)
+    head.export(folder)
+    assert detect_method(str(folder)) == "eagle3"
+    config = EagleConfig(str(folder), num_speculative_tokens=head.settings.num_steps, quantization="none")
+    loaded = eagle.load(config, target.resources)
+    assert "EAGLE-3" in loaded.found[0] and f"before layers {', '.join(map(str, head.taps))}" in loaded.found[0]
+    guesses = target.guesses(loaded, texts(3, 9, seed=3))
+    check_guesses(guesses, lambda text, path: unrolled(head, text, path), count=head.settings.num_steps)
+
+
+def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
+    head = made(target)
+    training = Training(head, tmp_path, lr=2e-2)
+    print(training.before, training.after)
+    assert training.after["loss"] < 0.8 * training.before["loss"]
+    assert training.after["accuracy_1"] > 0.5 and training.after["accuracy_3"] > 0.3
+    assert training.after["accuracy_3"] > training.before["accuracy_3"] + 0.2
+    check_export(head, target, tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [SETTINGS, replace(SETTINGS, draft_vocab_size=None, taps=(1, 3, 5, 7), num_steps=5, intermediate_size=32)],
+    ids=["usual", "four taps, whole vocabulary"],
+)
+def test_exports_of_random_weights_guess_as_training_does(target: TaughtTarget, tmp_path: Path, settings: Eagle3Settings) -> None:
+    check_export(disturbed(target, settings), target, tmp_path)
+
+
+def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
+    """Step s, from 0, goes on from token i for token i + 2 + s, learns what the target says of it, and counts 0.8 ** s."""
+    head, text = disturbed(target), texts(1, 20, seed=5)[0]
+    losses = head.loss(document(text))
+    parameters = list(head.parameters())
+    found = torch.autograd.grad(losses.total, parameters)
+
+    total, known = torch.zeros(()), set(head.token_ids.tolist())
+    opinions = (target.states(text) @ target.frozen.head.T)[:, head.token_ids].softmax(-1)
+    for step in range(3):
+        right = 0
+        for i in range(len(text) - 2 - step):
+            if text[i + 2 + step] not in known:
+                continue
+            scores = unrolled(head, text[: i + 2], text[i + 2 : i + 2 + step])
+            total = total - 0.8**step * (opinions[i + 1 + step] * scores[head.token_ids].log_softmax(-1)).sum()
+            right += int(scores.argmax()) == text[i + 2 + step]
+        assert losses.metrics[f"accuracy_{step + 1}"] == (pytest.approx(right), len(text) - 2 - step)
+    assert losses.weight == len(text) - 2
+    for one, other in zip(found, torch.autograd.grad(total, parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_one_slot_is_as_published(target: TaughtTarget) -> None:
+    """Written out for the first token alone: nothing to attend to but itself, so attention is the value."""
+    head, text = disturbed(target), texts(1, 6, seed=8)[0]
+    features = target.frozen(document(text), [1, 2, 3])
+    weights: dict[str, Tensor] = head.state_dict()
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.square().mean() + target.frozen.config.rms_norm_eps) * weights[name]
+
+    state = weights["fc.weight"] @ torch.cat([features.layers[output][0] for output in (1, 2, 3)])
+    embedded = embedding(torch.tensor(text[1]), target.frozen.embedding)
+    read = torch.cat([norm(embedded, "midlayer.input_layernorm.weight"), norm(state, "midlayer.hidden_norm.weight")])
+    values = (weights["midlayer.self_attn.v_proj.weight"] @ read).unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten()
+    state = state + weights["midlayer.self_attn.o_proj.weight"] @ values
+    fed = norm(state, "midlayer.post_attention_layernorm.weight")
+    gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    state = state + down @ (torch.nn.functional.silu(gate @ fed) * (up @ fed))
+    found = next(head.states(document(text), features))[1][0]
+    torch.testing.assert_close(found, state, rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_and_other_documents_change_only_what_is_counted(target: TaughtTarget) -> None:
+    head = disturbed(target)
+    one, other = texts(2, 11, seed=6)
+    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
+    alone = [head.loss(document(text)) for text in (one, other)]
+    losses = head.loss(packed)
+    assert float(losses.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in alone), rel=1e-4)
+    learn = torch.arange(22) >= 16
+    assert head.loss(Packed(packed.token_ids, learn, packed.bounds)).metrics["accuracy_3"][1] == 6
+
+
+def test_without_the_shift_it_is_worse(target: TaughtTarget, tmp_path: Path) -> None:
+    right = Training(made(target), tmp_path / "right", lr=2e-2).after
+    wrong = Training(made(target), tmp_path / "wrong", lr=2e-2, stream=UnshiftedStream).after
+    print(right, wrong)
+    assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
+
+
+def test_the_draft_vocabulary_is_what_is_said_most(target: TaughtTarget, tmp_path: Path) -> None:
+    documents = [
+        Document(np.array([5, 5, 5, 9, 2, 9]), np.array([0, 0, 0, 1, 1, 1])), Document(np.array([7, 2, 9]), np.array([0, 1, 1])),
+    ]  # fmt: skip
+    write(tmp_path / "text", documents, VOCAB)
+    counts = count_learned([tmp_path / "text"], VOCAB)
+    assert counts.sum() == 5 and counts[9] == 3 and counts[2] == 2
+    assert draft_vocabulary(counts, 2, VOCAB).tolist() == [2, 9]
+    assert draft_vocabulary(None, VOCAB, VOCAB).tolist() == list(range(VOCAB))
+    with pytest.raises(ValueError, match="pass counts"):
+        Eagle3(target.frozen, SETTINGS)
+
+
+@pytest.mark.parametrize("taps", [(0, 2), (2, 2, 4), (4, 2), (3, 8)])
+def test_taps_that_the_target_has_not(target: TaughtTarget, taps: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="ascend within 1 to 7"):
+        Eagle3(target.frozen, replace(SETTINGS, taps=taps), COUNTS)
+
+
+def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -> None:
+    head, inner = made(target), target.frozen.config.intermediate_size
+    head.export(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+        "midlayer.input_layernorm.weight": (HIDDEN,),
+        "midlayer.post_attention_layernorm.weight": (HIDDEN,),
+        "midlayer.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj.weight": (HIDDEN // 2, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj.weight": (HIDDEN // 2, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        "midlayer.mlp.gate_proj.weight": (inner, HIDDEN),
+        "midlayer.mlp.up_proj.weight": (inner, HIDDEN),
+        "midlayer.mlp.down_proj.weight": (HIDDEN, inner),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (DRAFT, HIDDEN),
+        "d2t": (DRAFT,),
+        "t2d": (VOCAB,),
+    }
+    assert torch.equal(torch.arange(DRAFT) + tensors["d2t"], COUNTS.argsort(descending=True)[:DRAFT].sort().values)
+    assert tensors["t2d"].dtype == torch.bool and torch.equal(tensors["t2d"], COUNTS >= VOCAB - DRAFT)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] == DRAFT
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+
+
+def test_usual_taps_of_deep_and_of_shallow_targets() -> None:
+    assert usual_taps(32) == (2, 16, 29) and usual_taps(8) == (2, 4, 5)
+    assert [usual_taps(layers) for layers in (1, 2, 6)] == [(1,), (1, 2), (1, 3, 6)]

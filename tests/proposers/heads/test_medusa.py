@@ -1,0 +1,92 @@
+"""Medusa heads in training: they learn, and what they export guesses as they do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_guesses, document, rounded, texts
+
+from foretoken.proposers import medusa
+from foretoken.proposers.config import MedusaConfig
+from foretoken.proposers.detection import detect_method
+from foretoken.proposers.training.heads.medusa import Medusa, MedusaSettings
+
+SETTINGS = MedusaSettings(num_heads=3)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
+    return TinyTarget(tmp_path_factory.mktemp("target"))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, MedusaSettings(num_heads=3, num_layers=2, own_heads=True)], ids=["target's", "own"])
+def test_heads_learn_and_their_export_guesses_as_they_do(target: TinyTarget, tmp_path: Path, settings: MedusaSettings) -> None:
+    head = Medusa(target.frozen, settings)
+    training = Training(head, tmp_path, lr=1e-1)
+    assert training.after["loss"] < 0.8 * training.before["loss"]
+    assert training.after["accuracy_1"] > training.before["accuracy_1"] + 0.3
+
+    rounded(head)
+    head.export(tmp_path / "heads")
+    assert detect_method(str(tmp_path / "heads")) == "medusa"
+    loaded = medusa.load(MedusaConfig(str(tmp_path / "heads"), quantization="none"), target.resources)
+
+    def scores(text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+        state = target.states(text[:-1])[-1]
+        return head(state)[len(path)] @ head.output(len(path)).T
+
+    check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count=3)
+
+
+def test_a_new_head_is_the_targets_own(target: TinyTarget) -> None:
+    states = target.states(texts(1, 20, seed=4)[0])
+    for settings in (SETTINGS, MedusaSettings(num_heads=3, num_layers=2, own_heads=True)):
+        head = Medusa(target.frozen, settings)
+        for number, read in enumerate(head(states)):
+            assert torch.equal(read @ head.output(number).T, states @ target.frozen.head.T)
+
+
+def test_the_loss_is_the_published_one(target: TinyTarget) -> None:
+    """Head h, from 0, reads the state of token i for token i + 2 + h; its cross-entropy counts 0.8 ** (h + 1)."""
+    torch.manual_seed(0)
+    head, text = Medusa(target.frozen, SETTINGS), texts(1, 30, seed=5)[0]
+    for parameter in head.parameters():
+        parameter.data = torch.randn_like(parameter) / HIDDEN**0.5
+    losses = head.loss(document(text))
+    states, expected = target.states(text), 0.0
+    for number in range(3):
+        weight, bias = head.state_dict()[f"blocks.{number}.0.linear.weight"], head.state_dict()[f"blocks.{number}.0.linear.bias"]
+        x = states[: len(text) - 2 - number]
+        x = x + torch.nn.functional.silu(x @ weight.T + bias)
+        labels = torch.tensor(text[2 + number :])
+        expected += 0.8 ** (number + 1) * float(torch.nn.functional.cross_entropy(x @ target.frozen.head.T, labels, reduction="sum"))
+        assert losses.metrics[f"accuracy_{number + 1}"][1] == len(labels)
+    assert losses.weight == len(text) - 2
+    assert float(losses.total.detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_the_shift_guesses_are_worse(target: TinyTarget, tmp_path: Path) -> None:
+    right, wrong = accuracy_with_and_without_shift(lambda: Medusa(target.frozen, SETTINGS), tmp_path, lr=1e-1)
+    assert right > wrong + 0.2
+
+
+def test_layouts_are_the_published_ones(target: TinyTarget, tmp_path: Path) -> None:
+    Medusa(target.frozen, SETTINGS).export(tmp_path / "small")
+    tensors = load_file(tmp_path / "small" / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        f"{head}.0.linear.{kind}": shape for head in range(3) for kind, shape in (("weight", (HIDDEN, HIDDEN)), ("bias", (HIDDEN,)))
+    }
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["medusa_num_heads"] == 3 and config["medusa_num_layers"] == 1
+
+    Medusa(target.frozen, MedusaSettings(num_heads=2, own_heads=True)).export(tmp_path / "large")
+    tensors = load_file(tmp_path / "large" / "model.safetensors")
+    assert tensors["lm_heads.1.weight"].shape == (VOCAB, HIDDEN) and tensors["blocks.1.layers.0.bias"].shape == (HIDDEN,)
+    config = json.loads((tmp_path / "large" / "config.json").read_text())
+    assert config["model_type"] == "medusa" and config["num_heads"] == 2 and config["medusa_fc_bias"]

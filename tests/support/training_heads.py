@@ -1,0 +1,197 @@
+"""A tiny target on disk for heads in training: text to learn, a run over it, and the exported head in our own drafting code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from eagle_checkpoints import NUM_BLOCKS, TORCH, Guess, PretendedEngine, block_size
+from torch import Tensor
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+
+from foretoken.kernels.layout import Executor
+from foretoken.kernels.program import Program
+from foretoken.kernels.weights import bind_program, load_program_executor
+from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+from foretoken.proposers.training.frozen import FrozenTarget
+from foretoken.proposers.training.heads.base import Head
+from foretoken.proposers.training.loop import Plan, Run, Trainee
+from foretoken.proposers.training.optimizer import OptimizerSettings
+from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
+from foretoken.proposers.training.schedule import Schedule
+
+VOCAB, HIDDEN, MAX_MODEL_LEN = 40, 64, 256
+
+
+def llama_config(**settings: Any) -> LlamaConfig:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": True,
+    }
+    return LlamaConfig(**{**sizes, **settings})
+
+
+class TinyTarget:
+    """A random model; as PretendedEngine's target it has its real states."""
+
+    def __init__(self, folder: Path, model: PreTrainedModel | None = None) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            model = model or LlamaForCausalLM(llama_config())
+            for name, parameter in model.named_parameters():
+                if "norm" in name:               # random too, so that none can be forgotten unnoticed
+                    parameter.data += 0.3 * torch.randn_like(parameter)
+                elif "o_proj" in name or "down_proj" in name:
+                    parameter.data *= 0.3        # a state tells mostly of its own token, as far as few steps can learn from it
+            model.save_pretrained(folder)
+        self.folder = folder
+        self.frozen = FrozenTarget.load(folder)
+
+    def states(self, text: Sequence[int]) -> Tensor:
+        """[n, HIDDEN] float32, behind the final norm."""
+        return self.frozen(document(text)).last
+
+    def state(self, text: Sequence[int], boundary: int) -> Tensor:
+        assert boundary == -1, "behind the final norm"
+        return self.states(text)[-1]
+
+    @cached_property
+    def resources(self) -> Resources:
+        hf_config: PretrainedConfig = AutoConfig.from_pretrained(self.folder)
+        network = load_program_executor([self.folder / "model.safetensors"], hf_config, TORCH)
+
+        def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+            return bind_program(program, weights, TORCH, network.bank)
+
+        embedding = "model.embed_tokens.weight"
+        view = TargetView(
+            folder=self.folder,
+            config=hf_config.to_dict(),
+            tokenizer=cast(Any, SimpleNamespace()),
+            num_layers=hf_config.num_hidden_layers,
+            hidden_size=hf_config.hidden_size,
+            vocab_size=hf_config.vocab_size,
+            max_model_len=MAX_MODEL_LEN,
+            embedding=embedding,
+            head=embedding if hf_config.tie_word_embeddings else "lm_head.weight",
+            embed_scale=1.0,
+            logits_scale=1.0,
+            logits_softcap=None,
+        )
+        return Resources(view, lambda name, _: Path(name), bind, cast(Any, None))
+
+    def guesses(self, loaded: LoadedProposer, prompts: Sequence[Sequence[int]], steps: int = 5) -> list[Guess]:
+        """What the loaded proposer guesses step by step, while a random part of its guesses is accepted."""
+        assert loaded.found and not any(line.startswith("unused") for line in loaded.found)
+        size, generator = block_size(TORCH), torch.Generator().manual_seed(2)
+        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
+        proposer: Any = loaded.open(Opening(loaded.name, caches, NUM_BLOCKS, size, False))
+        engine = PretendedEngine(proposer, cast(Any, self), size)
+        for number, prompt in enumerate(prompts):
+            engine.add(str(number), prompt)
+
+        def some(_: str, guess: Guess) -> tuple[Sequence[int], int]:
+            count, token = torch.randint(VOCAB, (2,), generator=generator).tolist()
+            return range(count % (1 + len(guess.tokens))), token
+
+        found = [guess for _ in range(steps) for guess in engine.step(some, ceiling=10).values()]
+        return [guess for guess in found if guess.tokens]
+
+
+def document(tokens: Sequence[int]) -> Packed:
+    """A batch of one text, all of it learned."""
+    return Packed(torch.tensor(list(tokens)), torch.ones(len(tokens), dtype=torch.bool), (0, len(tokens)))
+
+
+def texts(count: int, length: int, seed: int, lag: int = 1) -> list[list[int]]:
+    """Every token says which one comes `lag` places later; but one in eight comes from nowhere."""
+    successor = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0)).tolist()
+    random = np.random.default_rng(seed)
+    found: list[list[int]] = []
+    for _ in range(count):
+        text: list[int] = []
+        while len(text) < length:
+            is_new = len(text) < lag or random.random() < 1 / 8
+            text.append(int(random.integers(VOCAB)) if is_new else successor[text[-lag]])
+        found.append(text)
+    return found
+
+
+class Unshifted(Packed):
+    """Every later token one place too early: what a head sees if states stand beside their own tokens, not beside those they chose."""
+
+    def ahead(self, distance: int) -> tuple[Tensor, Tensor]:
+        return super().ahead(distance - 1)
+
+
+class UnshiftedStream(PackedStream):
+    def __getitem__(self, index: int) -> Packed:
+        return Unshifted(**vars(super().__getitem__(index)))
+
+
+def accuracy_with_and_without_shift(make: Callable[[], Head], folder: Path, lr: float) -> tuple[float, float]:
+    """Of the first guess, after the same training.
+
+    What comes next depends on the token before the last, which the state tells at once: whoever learned it beside another token
+    looks in the wrong place.
+    """
+    found: list[float] = []
+    for stream in (PackedStream, UnshiftedStream):
+        torch.manual_seed(0)
+        found.append(Training(make(), folder / stream.__name__, lr, lag=2, stream=stream).after["accuracy_1"])
+    return found[0], found[1]
+
+
+class Training:
+    """A head over predictable text, and how well it does on text held out, which is always shifted rightly."""
+
+    def __init__(
+        self, head: Trainee, folder: Path, lr: float, steps: int = 40, lag: int = 1, stream: type[PackedStream] = PackedStream
+    ) -> None:
+        documents = [Document(np.array(text), np.array([0] * 5 + [1] * 35)) for text in texts(120, 40, 1, lag)]
+        write(folder / "text", documents, VOCAB)
+        plan = Plan(
+            steps=steps, accumulate=1, workers=1, schedule=Schedule(warmup=0.1, decay=0.5, floor=0.1),
+            optimizer=OptimizerSettings(lr=lr, table_lr=lr),
+        )  # fmt: skip
+        held_out = [document(text) for text in texts(10, 40, 2, lag)]
+        self.run = Run(head, stream([folder / "text"], 400), plan, folder / "work", held_out)
+        self.before = self.metrics()
+        assert self.run.train(show=lambda line: None)
+        self.after = self.metrics()
+
+    def metrics(self) -> dict[str, float]:
+        return {name.removeprefix("held_out_"): value for name, value in self.run.evaluate().items()}
+
+
+def rounded(head: Head) -> None:
+    """Give a head the weights that its export will have."""
+    for parameter in head.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+
+
+def check_guesses(guesses: Sequence[Guess], scores: Callable[[Sequence[int], Sequence[int]], Tensor], count: int) -> None:
+    """scores: (text, the guesses before) -> logits, recomputed from the whole text. Every guess is the best by them."""
+    assert len(guesses) >= 8 and max(len(guess.tokens) for guess in guesses) == count
+    for guess in guesses:
+        for place, (token, confidence) in enumerate(zip(guess.tokens, guess.confidence, strict=True)):
+            with torch.no_grad():
+                probs = scores(guess.text, guess.tokens[:place]).softmax(-1)
+            assert token == int(probs.argmax())
+            assert abs(float(probs[token]) - confidence) < 1e-3
