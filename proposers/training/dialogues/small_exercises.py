@@ -6,6 +6,8 @@ when they are asked for. Sometimes a change of the code is asked for afterwards.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -155,11 +157,11 @@ def _other_parameters(wish: Wish, chance: Random) -> tuple[str, ...]:
 def _afterwards(wish: Wish, chance: Random) -> Iterator[dict[str, str]]:
     """A further question about the answer, and what is said to it."""
     draw = chance.random()
-    if draw < 0.3 and wish.task.case is not None and wish.task.gives != "None":
-        arguments, result = map(wish.filled, wish.task.case)
+    arguments, result = map(wish.filled, wish.task.case or ("", ""))
+    if draw < 0.3 and wish.task.gives != "None" and (value := literal(result)):
         asked = ("How do I call it?", "How do I use it?", "Show me an example.", "Can you give an example of a call?")
         example = fenced("python", f"print({wish.name}({arguments}))")
-        said = f"{example}\n\nThis prints `{eval(result, {})}`."       # our own text, see the table of tasks
+        said = f"{example}\n\nThis prints `{value}`."
     elif draw < 0.5 and not wish.hints:
         asked, said = ("Add type hints.", "Now add type hints.", "Can you add type annotations?"), replace(wish, hints=True).code
     elif draw < 0.65 and not wish.docstring:
@@ -185,3 +187,23 @@ def imperative(doing: str) -> str:
         return rest.removeprefix("a ").capitalize()
     base = "do" if verb == "does" else verb[:-3] + "y" if verb.endswith("ies") else verb[:-1]
     return f"{base.capitalize()} {rest}"
+
+
+SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+         ast.Mod: operator.mod, ast.Pow: operator.pow}
+
+
+class _Sums(ast.NodeTransformer):
+    """Numbers in the place of the sums that give them."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:  # noqa: N802 - the name is ast's
+        left, right = (ast.literal_eval(self.visit(side)) for side in (node.left, node.right))
+        return ast.parse(repr(SIGNS[type(node.op)](left, right)), mode="eval").body
+
+
+def literal(text: str) -> str:
+    """A literal with its sums done: "[2 + 1, 'a']" -> "[3, 'a']"; "" for anything that would have to be run."""
+    try:
+        return str(ast.literal_eval(_Sums().visit(ast.parse(text, mode="eval"))))
+    except (ValueError, SyntaxError):
+        return ""
