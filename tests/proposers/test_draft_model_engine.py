@@ -16,7 +16,7 @@ from foretoken.kernels import native
 from foretoken.kernels.weight_bank import WeightBank
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo_model"
-TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
+TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft_model")
 TEXTS = ["Once upon a time there was a", "def add(a, b):", "The capital of France is", "Hello! How are"]
 NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
 if native.availability().isa is not None:

@@ -55,7 +55,7 @@ def test_vocabularies_without_much_in_common_are_refused() -> None:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded draft with its vocabulary turned around, and a tenth of it under names that nobody else has."""
     folder = tmp_path_factory.mktemp("other")
-    for file in (DEMO / "draft").iterdir():
+    for file in (DEMO / "draft_model").iterdir():
         if file.is_file():
             shutil.copy(file, folder / file.name)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -117,7 +117,7 @@ def test_a_draft_of_another_vocabulary_is_as_good_as_its_twin(how: dict[str, Any
 
     plain, _ = run({"method": "off"})
     sampled = {"draft_sample_method": "probabilistic"} if "use_heterogeneous_vocab" in how else {}
-    twin, usual = run({"model": str(DEMO / "draft"), "num_speculative_tokens": 3, **sampled})
+    twin, usual = run({"model": str(DEMO / "draft_model"), "num_speculative_tokens": 3, **sampled})
     said, rate = run({"model": str(other), "num_speculative_tokens": 3, **how})
     assert said == twin == plain
     assert rate > usual * (0.8 if "use_heterogeneous_vocab" in how else 0.6)  # special tokens are in no intersection
