@@ -18,6 +18,7 @@ from .controller import PREDICTION, Controller, ProposerInfo
 from .core import EngineCore
 from .detokenizer import Detokenizer
 from .drafters import load_drafters
+from .fixed_policy import DEFAULT_THRESHOLD
 from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
@@ -144,4 +145,5 @@ def _described(config: SpeculativeConfig, proposers: Sequence[ProposerInfo]) -> 
         return "off"
     parts = [f"{p.name}, k={p.max_tokens}" for p in proposers if p.name != PREDICTION and p.max_tokens]
     lossy = f"; LOSSY: {config.lossy} acceptance" if config.lossy else ""
-    return f"{'; '.join(parts) or 'predictions only'}; off above {config.disable_by_batch_size} running requests{lossy}"
+    threshold = DEFAULT_THRESHOLD if config.disable_by_batch_size is None else config.disable_by_batch_size
+    return f"{'; '.join(parts) or 'predictions only'}; off above {threshold} running requests{lossy}"

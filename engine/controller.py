@@ -1,36 +1,28 @@
-"""How much to speculate: the fixed policy. Decides each row's proposer and ceiling, and keeps the acceptance statistics.
+"""How much to speculate: each row's proposer and ceiling, by the policy that is on, and the statistics of what became of it.
 
-Fixed k as in vLLM: every row may guess as much as its proposers make, unless more than `disable_by_batch_size` rows run.
+Adaptive where costs are known and the configuration does not want fixed k. Never reads a clock: durations come with `observe`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..proposers.base import Draft
 from ..proposers.config import SpeculativeConfig
-from .plan import StepPlan, Verdict
+from .adaptive_policy import AdaptivePolicy
+from .costs import CostTable
+from .fixed_policy import FixedPolicy
+from .plan import RowGrant, StepPlan, Verdict
 from .request import Request
+from .speculation_policy import PREDICTION as PREDICTION
+from .speculation_policy import SLOWER, Policy, RequestLimits, StepLimits, StepTimes, Wish
+from .speculation_policy import ProposerInfo as ProposerInfo
 from .stats import EngineStats, ProposerStats
 
-PREDICTION = "prediction"
 RECENT_WINDOW_S = 60
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """What holds for every row of one step."""
-
-    max_tokens: int  # most draft tokens of one row
-    off: str | None = None  # why nobody may guess; None = they may
-
-
-@dataclass(frozen=True)
-class ProposerInfo:
-    """What the policy knows of one proposer of the set, in the set's order."""
-
-    name: str
-    max_tokens: int
+NOT_MEASURED = StepTimes()
 
 
 @dataclass
@@ -42,60 +34,58 @@ class _Bucket:
 
 
 class Controller:
-    """Owner of acceptance statistics and draft ceilings. Never reads a clock: time comes with `observe`."""
+    """Owner of the policy and of what is counted about its guesses."""
 
-    def __init__(self, config: SpeculativeConfig, proposers: tuple[ProposerInfo, ...]) -> None:
+    def __init__(self, config: SpeculativeConfig, proposers: tuple[ProposerInfo, ...], costs: CostTable | None = None) -> None:
+        """costs: what steps take; without them nothing can be weighed, and k is fixed whatever the configuration says."""
         self.config = config
         self.proposers = proposers
+        self.rules = RequestLimits(config, proposers)
+        self.policy: Policy = (
+            AdaptivePolicy(self.rules, costs, config.rejection_sample_method == "match")
+            if config.adaptive and costs is not None
+            else FixedPolicy(self.rules)
+        )
         self.totals = [ProposerStats(p.name) for p in proposers]
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.accepted_per_position: list[int] = []
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
         self._recent: deque[_Bucket] = deque()
-        self._index = {p.name: i for i, p in enumerate(proposers)}
-        self._default = next((i for i, p in enumerate(proposers) if p.name != PREDICTION), -1)
 
     def limits(self, num_rows: int) -> StepLimits:
-        """What num_rows running rows (prefilling ones count) may do. Exactly the threshold still speculates."""
-        if self.config.off or not self.proposers:
-            return StepLimits(0, "no proposer configured")
-        if num_rows > self.config.disable_by_batch_size:
-            return StepLimits(0, "batch size")
-        for first, last, k in self.config.num_speculative_tokens_per_batch_size:
-            if first <= num_rows <= last:
-                return StepLimits(k, None if k else "batch size")
-        return StepLimits(max(p.max_tokens for p in self.proposers))
+        """What num_rows running rows (prefilling ones count) may do at most."""
+        return self.rules.limits(num_rows, self.policy.threshold(num_rows))
 
     def assign(self, request: Request) -> tuple[int, int]:
         """(proposer to ask first, most draft tokens): (-1, 0) for a request that wants no speculation."""
-        wanted = request.params.speculation_settings
-        match wanted.method:
-            case "off":
-                return -1, 0
-            case "auto" if request.prediction and PREDICTION in self._index:
-                first = self._index[PREDICTION]
-            case "auto":
-                first = self._default
-            case name:
-                first = self._index.get(name, -1)
-        if first < 0:
-            return -1, 0
-        # An empty draft falls through to the proposers behind, so the widest of them sets the ceiling.
-        ceiling = max(p.max_tokens for p in self.proposers[first:])
-        if wanted.num_speculative_tokens is not None:
-            ceiling = min(ceiling, wanted.num_speculative_tokens)
-        return (first, ceiling) if ceiling else (-1, 0)
+        return self.policy.assign(request)
 
-    def decide(self, limits: StepLimits) -> None:
-        """The step's final limits, for the statistics."""
-        self.latest = limits
-        if limits.off:
-            self.steps_off[limits.off] += 1
+    def share(self, wishes: Sequence[Wish], limits: StepLimits, budget: int) -> list[tuple[int, int]]:
+        """(proposer, ceiling) of each row of the step, budget at most over all; remembers the step's limits for the statistics."""
+        if limits.off is not None:
+            budget = 0
+        answer = self.policy.share(wishes, budget)
+        off = limits.off
+        if off is None and budget and any(w.room > 0 for w in wishes) and self.policy.state().off and not any(k for _, k in answer):
+            off = SLOWER
+        self.latest = replace(limits, off=off)
+        if off:
+            self.steps_off[off] += 1
+        return answer
 
-    def observe(self, plan: StepPlan, verdict: Verdict, now: float) -> None:
+    def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
+        """Guesses of each made draft to verify; None = all of them."""
+        return self.policy.cut(grants, draft)
+
+    def forget(self, request_id: str) -> None:
+        self.policy.forget(request_id)
+
+    def observe(self, plan: StepPlan, verdict: Verdict, now: float, times: StepTimes = NOT_MEASURED) -> None:
         """Count what the target said about each draft. now: seconds of the engine's clock."""
+        self.policy.observe(plan, verdict, times)
         bucket: _Bucket | None = None
+        token_seconds = times.step / max(plan.num_tokens, 1)
         for row, said in zip(plan.rows, verdict.rows, strict=True):
             if not row.draft_token_ids or said.error is not None:
                 continue
@@ -120,12 +110,14 @@ class Controller:
                     num_drafts=t.num_drafts + 1,
                     num_draft_tokens=t.num_draft_tokens + drafted,
                     num_accepted_tokens=t.num_accepted_tokens + accepted,
+                    verify_seconds=t.verify_seconds + token_seconds * drafted,
                 )
 
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with everything that the controller counts."""
         while self._recent and self._recent[0].second <= int(now) - RECENT_WINDOW_S:
             self._recent.popleft()
+        default, state = self.rules.default, self.policy.state()
         return replace(
             stats,
             num_drafts=self.num_drafts,
@@ -135,7 +127,9 @@ class Controller:
             recent_drafts=sum(b.drafts for b in self._recent),
             recent_draft_tokens=sum(b.draft_tokens for b in self._recent),
             recent_accepted_tokens=sum(b.accepted_tokens for b in self._recent),
-            num_speculative_tokens=min(self.latest.max_tokens, self.proposers[self._default].max_tokens if self._default >= 0 else 0),
+            num_speculative_tokens=min(self.latest.max_tokens, self.proposers[default].max_tokens if default >= 0 else 0),
+            mean_draft_ceiling=state.k,
+            estimated_speedup=state.speedup,
             speculation_off=self.latest.off,
             acceptance=self.config.lossy or self.config.rejection_sample_method,
             is_lossy=self.config.lossy is not None,

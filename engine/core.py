@@ -14,6 +14,7 @@ from .plan import Grants, StepPlan, Verdict
 from .request import Request, TokenDelta
 from .runner import Runner
 from .scheduler import Scheduler
+from .speculation_policy import StepTimes
 from .stats import EngineStats
 from .verifier import Verifier
 
@@ -40,8 +41,11 @@ class EngineCore:
         self.num_steps = 0
         self.step_seconds = 0.0
         self.target_seconds = 0.0
-        self._stopwatch = stopwatch  # measures durations for the statistics; no decision depends on it
+        self._stopwatch = stopwatch  # measures durations: how much is guessed may depend on them, what is said does not
         self._now = 0.0
+        self._proposing = 0.0  # seconds of the running step in proposers
+        self._started = 0.0  # of the running step, by the stopwatch
+        self._drafting = proposers.draft_seconds  # up to the last observed step
 
     @property
     def has_work(self) -> bool:
@@ -61,12 +65,13 @@ class EngineCore:
 
     def step(self, now: float) -> list[TokenDelta]:
         """Advance every scheduled row. now: seconds, any monotonic clock. Never raises for one request's fault."""
-        started = self._stopwatch()
+        started = self._started = self._stopwatch()
+        self._proposing = 0.0
         self._now = now
         grants = self.scheduler.schedule(now)
         deltas: list[TokenDelta] = []
         if grants.rows:
-            draft = self.proposers.propose(grants.draft_context()) if grants.may_draft else Draft.empty(len(grants.rows))
+            draft = self._propose(grants)
             deltas = self._run(grants, draft)
             for delta in deltas:
                 if delta.finish_reason is not None:
@@ -112,6 +117,14 @@ class EngineCore:
         if not self.has_work:
             assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks, "blocks are held while nothing runs"
 
+    def _propose(self, grants: Grants) -> Draft:
+        if not grants.may_draft:
+            return Draft.empty(len(grants.rows))
+        started = self._stopwatch()
+        draft = self.proposers.propose(grants.draft_context())
+        self._proposing = self._stopwatch() - started
+        return draft
+
     def _run(self, grants: Grants, draft: Draft) -> list[TokenDelta]:
         """The rest of the step. If the target or the verifier raises, the rows are tried again without a draft, then in halves.
 
@@ -132,9 +145,15 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
         deltas = self.committer.commit(plan, verdict)
-        self.controller.observe(plan, verdict, self._now)
+        self.controller.observe(plan, verdict, self._now, self._times())
         self.proposers.observe(verdict.feedback(plan, target))
         return deltas
+
+    def _times(self) -> StepTimes:
+        drafting = self.proposers.draft_seconds
+        draft = tuple(after - before for after, before in zip(drafting, self._drafting, strict=True))
+        self._drafting = drafting
+        return StepTimes(self._stopwatch() - self._started - self._proposing, draft)
 
     def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:
         rows = grants.rows
@@ -150,3 +169,4 @@ class EngineCore:
     def _forget(self, request_id: str) -> None:
         self.proposers.forget(request_id)
         self.verifier.forget(request_id)
+        self.controller.forget(request_id)

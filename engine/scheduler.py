@@ -17,6 +17,7 @@ from .controller import Controller
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RowGrant, StepPlan
 from .request import Request, Status
+from .speculation_policy import StepLimits, Wish
 
 
 class Scheduler:
@@ -94,7 +95,7 @@ class Scheduler:
         left = config.max_num_batched_tokens - len(decoding)
         draft_share = 0
         if limits.off is None:
-            wanted = sum(self._wish(r, limits.max_tokens)[1] for r in decoding)
+            wanted = sum(controller.policy.likely(r, self._room(r, limits.max_tokens)) for r in decoding)
             draft_share = min(config.max_draft_tokens_per_step, wanted, left // 2)
         prompt_budget = (left - draft_share) // (1 if limits.off else 1 + self.num_ingesting)
         prompt_budget = max(prompt_budget, min(left, 1))  # however small the budget is, prompts get on
@@ -128,17 +129,16 @@ class Scheduler:
 
         # 5. Ceilings, from what is left.
         limits = controller.limits(len(self.running))
-        controller.decide(limits)
         num_scheduled = sum(scheduled.values())
         draft_left = 0
         if limits.off is None:
             # A drafter that may not read at least a token of each row can never guess for all of them: that goes before guesses.
             unread = config.max_num_batched_tokens - num_scheduled - self.num_ingesting * len(scheduled)
             draft_left = max(0, min(config.max_draft_tokens_per_step, unread))
-        rows = self._grant(scheduled, limits.max_tokens, draft_left)
+        rows = self._grant(scheduled, limits, draft_left)
         num_drafts = sum(row.ceiling for row in rows)
         ingest = 0
-        if limits.off is None and self.num_ingesting:
+        if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
         return Grants(rows, ingest, self.kv.block_size, limits.off)
 
@@ -147,9 +147,12 @@ class Scheduler:
         rows: list[PlanRow] = []
         kept: list[int] = []  # flat draft indices that stay, for draft.probs
         start_loc = draft.start_loc
+        worth_while = self.controller.cut(grants.rows, draft) if start_loc[-1] else None
         for index, grant in enumerate(grants.rows):
             start = start_loc[index]
             size = min(start_loc[index + 1] - start, grant.ceiling, MAX_TREE_TOKENS)
+            if worth_while is not None:
+                size = min(size, worth_while[index])
             if size > 0:
                 size = self._valid(draft, start, size)
             end = start + max(size, 0)
@@ -238,37 +241,33 @@ class Scheduler:
         self._on_preempt(request.request_id)
         self._enqueue(request)
 
-    def _wish(self, request: Request, max_tokens: int) -> tuple[int, int]:
-        """(proposer to ask first, draft tokens worth having): k guesses yield up to k + 1 tokens, no more than may still come."""
-        assigned, ceiling = self.controller.assign(request)
-        known = len(request.token_ids)
-        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - known) - 1
-        return assigned, max(0, min(ceiling, max_tokens, room))
+    def _room(self, request: Request, max_tokens: int) -> int:
+        """Draft tokens that its length leaves: k guesses yield up to k + 1 tokens, no more than may still come."""
+        left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - len(request.token_ids)) - 1
+        return max(0, min(left, max_tokens))
 
-    def _grant(self, scheduled: dict[str, int], max_tokens: int, draft_left: int) -> list[RowGrant]:
-        """Rows with their ceilings: an even share of the draft budget each, as far as free blocks go."""
+    def _grant(self, scheduled: dict[str, int], limits: StepLimits, budget: int) -> list[RowGrant]:
+        """Rows with the controller's ceilings, as far as free blocks go."""
         kv = self.kv
-        requests = [r for r in self.running if r.request_id in scheduled]
-        wishes = [
-            self._wish(r, max_tokens if draft_left and r.num_computed_tokens + scheduled[r.request_id] == len(r.token_ids) else 0)
-            for r in requests
-        ]
-        num_guessing = sum(ceiling > 0 for _, ceiling in wishes)
+        wishes: list[Wish] = []
+        for request in self.running:
+            if request.request_id in scheduled:
+                num_new = scheduled[request.request_id]
+                reaches_end = request.num_computed_tokens + num_new == len(request.token_ids)
+                wishes.append(Wish(request, num_new, self._room(request, limits.max_tokens) if reaches_end and budget else 0))
         rows: list[RowGrant] = []
-        for request, (assigned, ceiling) in zip(requests, wishes, strict=True):
+        for wish, (assigned, ceiling) in zip(wishes, self.controller.share(wishes, limits, budget), strict=True):
+            request = wish.request
             request_id = request.request_id
             if ceiling > 0:
-                ceiling = min(ceiling, -(-draft_left // num_guessing))
-                num_guessing -= 1
                 known = len(request.token_ids)
-                places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots) if ceiling else known
+                places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
                 ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
-                draft_left -= ceiling
             rows.append(
                 RowGrant(
                     request,
                     request.num_computed_tokens,
-                    scheduled[request_id],
+                    wish.num_scheduled,
                     ceiling,
                     assigned,
                     kv.block_table(request_id),

@@ -15,9 +15,15 @@ class ProposerStats:
     num_drafts: int = 0  # drafts verified (row and step)
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    verify_seconds: float = 0.0  # of target steps, by this proposer's share of their tokens
     num_failures: int = 0
     draft_seconds: float = 0.0
     off_reason: str | None = None  # why it was switched off for good
+
+    @property
+    def num_wasted_tokens(self) -> int:
+        """Guesses that were verified and not kept."""
+        return self.num_draft_tokens - self.num_accepted_tokens
 
 
 class ProposerHealth(Protocol):
@@ -53,6 +59,8 @@ class EngineStats:
     recent_accepted_tokens: int = 0
     recent_drafts: int = 0
     num_speculative_tokens: int = 0  # k of the latest step
+    mean_draft_ceiling: float = 0.0  # guesses asked for in the latest step, a row that could have some
+    estimated_speedup: float | None = None  # against no speculation, recently; None = unknown
     speculation_off: str | None = None  # why the latest step did not speculate; None = it could
     acceptance: str = "match"  # the rule by which guesses are accepted
     is_lossy: bool = False  # whether that rule changes what is said

@@ -13,7 +13,6 @@ EMBEDDED_MODEL = "foretoken-demo"
 """Name of the model inside the package; its drafters are NAME/METHOD."""
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
 DEFAULT_PARALLEL_TOKENS = 8
-DEFAULT_DISABLE_BY_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,8 @@ class SpeculativeConfig:
     """All proposers, in order of preference, and the limits that hold for all of them."""
 
     proposers: tuple[ProposerConfig, ...] = ()
-    disable_by_batch_size: int = DEFAULT_DISABLE_BY_BATCH_SIZE
+    adaptive: bool = True  # as many guesses as pay; else always as many as may be
+    disable_by_batch_size: int | None = None  # running requests above which nobody is guessed for; None = not given
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, k), k may be 0
     rejection_sample_method: Literal["match", "standard", "block"] = "match"
     typical: Typical | None = None  # lossy

@@ -63,8 +63,6 @@ def parse_speculative_config(
     warnings: list[str] = []
     for mapping in mappings:
         entry = ConfigEntry(mapping)
-        if entry.flag("adaptive"):
-            warnings.append("speculative config: adaptive speculation is not available in this version; k is fixed")
         method = _method(entry, target)
         depth: int | None = None
         if method != "off":
@@ -83,6 +81,7 @@ def parse_speculative_config(
 def _shared_settings(entry: ConfigEntry, method: str, depth: int | None) -> dict[str, Any]:
     """Those of SpeculativeConfig's own settings that the entry names."""
     limits = given(
+        adaptive=entry.flag("adaptive"),
         disable_by_batch_size=entry.integer("disable_by_batch_size", 1, MAX_INT),
         num_speculative_tokens_per_batch_size=entry.ranges("num_speculative_tokens_per_batch_size"),
     )

@@ -113,6 +113,11 @@ class ProposerSet:
         """Proposers that read every context token themselves."""
         return sum(p.needs.ingests for p in self.proposers)
 
+    @property
+    def draft_seconds(self) -> tuple[float, ...]:
+        """Of each proposer since the start, in proposing and in listening."""
+        return tuple(m.health.draft_seconds for m in self._members)
+
     def stats(self) -> tuple[ProposerHealth, ...]:
         return tuple(replace(m.health) for m in self._members)
 
@@ -135,10 +140,12 @@ class ProposerSet:
                 self.corpora.add(ended.corpus_id, ended.token_ids, ended.request_id)
         for member in self._members:
             if member.works:
+                started = self._clock()
                 try:
                     member.proposer.observe(feedback)
                 except Exception as error:  # noqa: BLE001 - whatever a proposer does costs its own guesses only
                     self._failed(member, _told(error))
+                member.health.draft_seconds += self._clock() - started
 
     def forget(self, request_id: str) -> None:
         for member in self._members:  # those that are off too: they hold memory

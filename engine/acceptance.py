@@ -1,0 +1,181 @@
+"""How likely guesses are to be kept: moving estimates by depth, of every row and of each proposer over all rows.
+
+A row starts from its proposer's average and leaves it as evidence comes in; evidence fades with every draft and every step, so
+that a change in mid-request is followed. Knows no cost and takes no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROW_FADE = 0.95  # of a row's evidence with each draft
+IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
+IDLE_WEIGHT = 3.0  # drafts of evidence that stay
+AVERAGE_FADE = 0.995  # of a proposer's evidence with each draft of any row
+ROW_WEIGHT = 2.0  # drafts that the proposer's average is worth to a row
+AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
+FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing
+HEREDITY = 0.5  # of what a row is better or worse at one depth, expected at the next
+LOWEST, HIGHEST = 0.005, 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a row's draft is expected to bring, by number of guesses asked for: index 0 is one guess."""
+
+    accepted: Sequence[float]  # chance that guess i is made and kept; their sum is the tokens gained
+    made: Sequence[float]  # chance that guess i is made at all: the tokens to verify
+
+
+class _Evidence:
+    """Faded counts by depth."""
+
+    __slots__ = ("asked", "made", "reached", "kept")
+
+    def __init__(self, depth: int) -> None:
+        self.asked = [0.0] * depth  # drafts long enough that guess i could follow, and wanted
+        self.made = [0.0] * depth
+        self.reached = [0.0] * depth  # guesses i whose parent was kept
+        self.kept = [0.0] * depth
+
+    def add(self, wanted: int, made: int, kept: Sequence[bool], reached: int, fade: float) -> None:
+        for d in range(min(wanted, made + 1, len(self.asked))):
+            self.asked[d] = fade * self.asked[d] + 1.0
+            self.made[d] = fade * self.made[d] + (d < made)
+        for d in range(min(reached, len(self.asked))):
+            self.reached[d] = fade * self.reached[d] + 1.0
+            self.kept[d] = fade * self.kept[d] + kept[d]
+
+    def fade(self, by: float) -> None:
+        """Down to IDLE_WEIGHT and no further: one lucky or unlucky draft after a long pause is no proof."""
+        if not self.reached or self.reached[0] <= IDLE_WEIGHT:
+            return
+        by = max(by, IDLE_WEIGHT / self.reached[0])
+        for counts in (self.asked, self.made, self.reached, self.kept):
+            counts[:] = [by * count for count in counts]
+
+
+class ProposerAcceptance:
+    """One proposer's chances, over all rows and row by row."""
+
+    def __init__(self, depth: int) -> None:
+        """depth: the most guesses of one draft."""
+        self.depth = depth
+        self.is_tree = False  # then guess i is the i-th node, kept or not whatever became of the one before it in the list
+        self._average = _Evidence(depth)
+        self._rows: dict[str, _Row] = {}
+        self._prior: tuple[list[float], list[float]] | None = None
+
+    def observe(
+        self, request_id: str, wanted: int, made: int, drafted: int, accepted: Sequence[int], is_chain: bool, step: int
+    ) -> None:
+        """What became of a draft. wanted: guesses asked for, of which `made` came and `drafted` were verified.
+
+        accepted: indices into the draft.
+        """
+        if drafted and not is_chain:
+            self.is_tree = True
+        if self.is_tree:
+            path = set(accepted)
+            kept, reached = [i in path for i in range(drafted)], drafted
+        else:
+            kept, reached = [True] * len(accepted) + [False], min(drafted, len(accepted) + 1)
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._rows[request_id] = _Row(_Evidence(self.depth), step)
+        idle = step - row.step - 1
+        if idle > 0:
+            row.evidence.fade(IDLE_FADE**idle)
+        row.evidence.add(wanted, made, kept, reached, ROW_FADE)
+        row.step, row.worth = step, None
+        self._average.add(wanted, made, kept, reached, AVERAGE_FADE)
+        self._prior = None
+
+    def worth(self, request_id: str) -> Worth:
+        """What this row may expect now; of an unknown row, what the proposer's average says."""
+        row = self._rows.get(request_id)
+        if row is None:
+            return self.expected()
+        if row.worth is None:
+            row.worth = self._of(row.evidence)
+        return row.worth
+
+    def last_step(self, request_id: str) -> int:
+        """When the row had a draft last; -1 = never."""
+        row = self._rows.get(request_id)
+        return -1 if row is None else row.step
+
+    def expected(self) -> Worth:
+        """What a row that nobody knows may expect."""
+        keep, make = self._priors()
+        return self._worth(keep, make)
+
+    def forget(self, request_id: str) -> None:
+        self._rows.pop(request_id, None)
+
+    def _priors(self) -> tuple[list[float], list[float]]:
+        if self._prior is None:
+            e = self._average
+            keep: list[float] = []
+            make: list[float] = []
+            for d in range(self.depth):
+                opinion = FIRST_OPINION if d == 0 else keep[-1]
+                keep.append((e.kept[d] + AVERAGE_WEIGHT * opinion) / (e.reached[d] + AVERAGE_WEIGHT))
+                made = 1.0 if d == 0 else make[-1]
+                make.append((e.made[d] + AVERAGE_WEIGHT * made) / (e.asked[d] + AVERAGE_WEIGHT))
+            self._prior = keep, make
+        return self._prior
+
+    def _of(self, e: _Evidence) -> Worth:
+        prior_keep, prior_make = self._priors()
+        keep: list[float] = []
+        make: list[float] = []
+        shift = 0.0
+        for d in range(self.depth):
+            opinion = min(HIGHEST, max(LOWEST, prior_keep[d] + shift))
+            keep.append((e.kept[d] + ROW_WEIGHT * opinion) / (e.reached[d] + ROW_WEIGHT))
+            make.append((e.made[d] + ROW_WEIGHT * prior_make[d]) / (e.asked[d] + ROW_WEIGHT))
+            shift = 0.0 if self.is_tree else HEREDITY * (keep[d] - prior_keep[d])
+        return self._worth(keep, make)
+
+    def _worth(self, keep: Sequence[float], make: Sequence[float]) -> Worth:
+        accepted: list[float] = []
+        made: list[float] = []
+        survival = exists = 1.0
+        for p, e in zip(keep, make, strict=True):
+            exists *= e
+            survival = p if self.is_tree else survival * p
+            accepted.append(survival * exists)
+            made.append(exists)
+        return Worth(accepted, made)
+
+
+class _Row:
+    __slots__ = ("evidence", "step", "worth")
+
+    def __init__(self, evidence: _Evidence, step: int) -> None:
+        self.evidence = evidence
+        self.step = step  # of its latest draft
+        self.worth: Worth | None = None
+
+
+class Calibration:
+    """What a drafter's own probabilities are worth: share of guesses kept among those it was about as sure of."""
+
+    NUM_BINS = 10
+    WEIGHT = 8.0  # guesses that the drafter's word is worth in a bin
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * self.NUM_BINS
+        self._kept = [0.0] * self.NUM_BINS
+
+    def observe(self, confidence: float, kept: bool) -> None:
+        """A guess whose parent was kept. confidence: in [0, 1]."""
+        i = min(int(confidence * self.NUM_BINS), self.NUM_BINS - 1)
+        self._seen[i] = AVERAGE_FADE * self._seen[i] + 1.0
+        self._kept[i] = AVERAGE_FADE * self._kept[i] + kept
+
+    def chance(self, confidence: float) -> float:
+        i = min(int(confidence * self.NUM_BINS), self.NUM_BINS - 1)
+        return (self._kept[i] + self.WEIGHT * confidence) / (self._seen[i] + self.WEIGHT)

@@ -1,0 +1,157 @@
+"""What a step costs: seconds of the target by tokens and context, and of each proposer by depth and rows.
+
+Measured once, then corrected by what real steps take. Knows no request; never reads a clock. Where the figures are kept
+between starts is in cost_file.py, how they are measured in cost_measurement.py.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Numbers of tokens worth measuring: dense where speculation decides, and at the widths of registers and tiles."""
+
+GAIN = 0.1  # share of a surprise that is believed
+MAX_SURPRISE = 0.25  # of one observation, in log seconds: a stolen core moves an estimate by 2.5 %, a lasting change gets through
+FINE_TOKENS = 256  # up to here each number of tokens has a correction of its own: costs have steps that no ladder sees
+
+
+@dataclass(frozen=True)
+class CostFigures:
+    """Measured seconds, as they are kept in a file. Keys ascend."""
+
+    target: Mapping[int, float]  # tokens -> seconds of a step, drafting excluded, at a short context
+    per_context_token: float = 0.0  # seconds more for each token of context, over all rows
+    draft: Mapping[str, Mapping[tuple[int, int], float]] | None = None  # proposer -> (k, rows) -> seconds
+
+    def __post_init__(self) -> None:
+        seconds = [*self.target.values(), *(s for grid in (self.draft or {}).values() for s in grid.values())]
+        if not self.target or not all(math.isfinite(s) and s >= 0 for s in (*seconds, self.per_context_token)):
+            raise ValueError("a cost is missing, negative or not finite")
+        if any(s == 0 for s in self.target.values()) or min(self.target) < 1:
+            raise ValueError("a step of the target takes time and has at least one token")
+
+
+class TargetCost:
+    """Seconds of a target step. Between measured numbers of tokens a straight line, behind the last one its slope."""
+
+    def __init__(self, figures: CostFigures, max_tokens: int) -> None:
+        self._per_context_token = figures.per_context_token
+        self._curve = _interpolated(figures.target, max_tokens)  # [max_tokens + 1], index = tokens
+        self._drift = 1.0  # the whole machine slower or faster than when it was measured
+        self.max_tokens = max_tokens
+
+    def seconds(self, num_tokens: float, context: int = 0) -> float:
+        """num_tokens may be an expectation: 3.5 is half way between 3 and 4. context: tokens in the cache, over all rows."""
+        low = int(num_tokens)
+        curve = self._curve
+        if low >= self.max_tokens:
+            base = curve[-1] * num_tokens / self.max_tokens
+        else:
+            base = curve[low] + (num_tokens - low) * (curve[low + 1] - curve[low])
+        return self._drift * (base + self._per_context_token * context)
+
+    def observe(self, num_tokens: int, context: int, seconds: float) -> None:
+        """A decode step took this long. Durations of 0 or less are no news."""
+        expected = self.seconds(num_tokens, context)
+        if seconds <= 0 or expected <= 0 or num_tokens > self.max_tokens:
+            return
+        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, math.log(seconds / expected)))
+        self._drift *= math.exp(GAIN / 2 * surprise)
+        local = math.exp(GAIN * surprise)
+        if num_tokens <= FINE_TOKENS:
+            self._curve[num_tokens] *= local
+        else:
+            for tokens in range(max(FINE_TOKENS, num_tokens - num_tokens // 8), min(self.max_tokens, num_tokens + num_tokens // 8) + 1):
+                self._curve[tokens] *= local
+
+    def figures(self) -> dict[int, float]:
+        """Seconds at the ladder's numbers as they are known now."""
+        return {tokens: self._drift * self._curve[tokens] for tokens in LADDER if tokens <= self.max_tokens}
+
+    @property
+    def per_context_token(self) -> float:
+        return self._drift * self._per_context_token
+
+
+class DraftCost:
+    """Seconds of one proposer's call by the deepest draft in it and the number of rows that want one."""
+
+    def __init__(self, grid: Mapping[tuple[int, int], float] | None = None) -> None:
+        """grid: (k, rows) -> seconds. Without one, drafting counts as free until it was seen."""
+        self._depths = sorted({k for k, _ in grid}) if grid else []
+        self._rows = sorted({rows for _, rows in grid}) if grid else []
+        self._grid = dict(grid or {})
+        self._seen: dict[tuple[int, int], float] = {}
+        self._cache: dict[tuple[int, int], float] = {}
+        self._ratio = 1.0
+
+    def seconds(self, depth: int, num_rows: int) -> float:
+        if depth == 0 or num_rows == 0:
+            return 0.0
+        known = self._cache.get((depth, num_rows))
+        if known is None:
+            known = self._cache[depth, num_rows] = self._seen.get((depth, num_rows)) or self._estimate(depth, num_rows)
+        return known
+
+    def observe(self, depth: int, num_rows: int, seconds: float) -> None:
+        if seconds <= 0 or depth == 0 or num_rows == 0:
+            return
+        expected = self.seconds(depth, num_rows)
+        if expected <= 0:  # the first news of an unmeasured proposer
+            self._seen[depth, num_rows] = seconds
+        else:
+            surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, math.log(seconds / expected)))
+            self._seen[depth, num_rows] = expected * math.exp(GAIN * surprise)
+            self._ratio *= math.exp(GAIN / 2 * surprise)
+        self._cache.clear()
+
+    def figures(self) -> dict[tuple[int, int], float]:
+        return {key: self._seen.get(key, self._ratio * seconds) for key, seconds in self._grid.items()} or dict(self._seen)
+
+    def _estimate(self, depth: int, num_rows: int) -> float:
+        """By the measured grid: a straight line in both directions. Unmeasured: as the nearest call that was seen, by depth."""
+        if self._grid:
+            by_rows = [_line(self._depths, [self._grid[k, rows] for k in self._depths], depth) for rows in self._rows]
+            return self._ratio * _line(self._rows, by_rows, num_rows)
+        if not self._seen:
+            return 0.0
+        near = min(self._seen, key=lambda key: abs(math.log(key[0] / depth)) + abs(math.log(key[1] / num_rows)))
+        return self._seen[near] * max(1.0, depth / near[0])
+
+
+class CostTable:
+    """The costs of one engine: the target's and, in the set's order, each proposer's."""
+
+    def __init__(self, figures: CostFigures, proposers: Sequence[str], max_tokens: int) -> None:
+        self.target = TargetCost(figures, max_tokens)
+        drafts = figures.draft or {}
+        self.drafts = [DraftCost(drafts.get(name)) for name in proposers]
+        self._names = tuple(proposers)
+
+    def figures(self) -> CostFigures:
+        """As they are known now, for the next start."""
+        drafts = {name: cost.figures() for name, cost in zip(self._names, self.drafts, strict=True)}
+        return CostFigures(self.target.figures(), self.target.per_context_token, {n: g for n, g in drafts.items() if _is_full(g)})
+
+
+def _is_full(grid: Mapping[tuple[int, int], float]) -> bool:
+    return bool(grid) and len(grid) == len({k for k, _ in grid}) * len({rows for _, rows in grid})
+
+
+def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
+    xs = sorted(seconds)
+    ys = [seconds[x] for x in xs]
+    return [_line(xs, ys, tokens) for tokens in range(max_tokens + 1)]
+
+
+def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
+    """The value at x of the line through the points. Flat before the first; behind the last, the last two rungs' slope, never falling."""
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    i = min(bisect_right(xs, x), len(xs) - 1)
+    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+    return ys[i] + max(slope, 0.0) * (x - xs[i]) if x > xs[i] else ys[i - 1] + slope * (x - xs[i - 1])

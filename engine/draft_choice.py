@@ -1,0 +1,78 @@
+"""How many guesses each row of a step should get: the most tokens a second, over all prefixes of the best candidates.
+
+A pure function of expectations and costs. SmartSpec (arXiv 2406.14066) maximises the same ratio with one k for a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .acceptance import Worth
+from .costs import CostTable
+
+NEGLIGIBLE = 0.01  # chance below which a guess is no candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row that may be guessed for."""
+
+    proposer: int  # index in the cost table; -1 = its drafts are made already and cost nothing more
+    ceiling: int  # >= 1
+    worth: Worth
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Guesses for each candidate, in order, and the expected tokens a second with them and without any."""
+
+    depths: list[int]
+    rate: float
+    plain_rate: float
+
+
+def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: int, context: int, budget: int, costs: CostTable) -> Choice:
+    """num_rows: rows that get a token anyway. num_prompt_tokens: others computed in the step; only what guesses add to them counts.
+
+    Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it.
+    """
+    target, drafts = costs.target.seconds, costs.drafts
+    depths = [0] * len(candidates)
+    base = num_rows + num_prompt_tokens
+    # A prompt in the step is paid for whatever is guessed, and its tokens are no part of what guesses are measured by.
+    discount = target(base, context) - target(num_rows, context) if num_prompt_tokens else 0.0
+    plain_rate = best_rate = num_rows / (target(base, context) - discount)
+    order: list[tuple[float, int, int]] = []
+    for index, candidate in enumerate(candidates):
+        worst = 1.0
+        accepted, made = candidate.worth.accepted, candidate.worth.made
+        for d in range(min(candidate.ceiling, len(accepted))):
+            worst = min(worst, accepted[d] / made[d] if made[d] > 0 else 0.0)  # of a tree, a node may be worth more than the one before
+            if worst < NEGLIGIBLE:
+                break
+            order.append((-worst, index, d))
+    if len(candidates) > 1:
+        order.sort()
+    gained, tokens, best_length = 0.0, float(base), 0
+    depth_of = [0] * len(drafts)
+    rows_of = [0] * len(drafts)
+    cost_of = [0.0] * len(drafts)
+    draft_seconds = 0.0
+    for length, (_, index, d) in enumerate(order[:budget], 1):
+        candidate = candidates[index]
+        gained += candidate.worth.accepted[d]
+        tokens += candidate.worth.made[d]
+        p = candidate.proposer
+        if p >= 0 and (d == 0 or d >= depth_of[p]):
+            rows_of[p] += d == 0
+            depth_of[p] = max(depth_of[p], d + 1)
+            draft_seconds -= cost_of[p]
+            cost_of[p] = drafts[p].seconds(depth_of[p], rows_of[p])
+            draft_seconds += cost_of[p]
+        rate = (num_rows + gained) / (target(tokens, context) - discount + draft_seconds)
+        if rate > best_rate:
+            best_rate, best_length = rate, length
+    for _, index, d in order[:best_length]:
+        depths[index] = max(depths[index], d + 1)
+    return Choice(depths, best_rate, plain_rate)

@@ -1,0 +1,197 @@
+"""The controller in invented worlds: what steps cost, how good guesses are, who comes when. No network, no clock.
+
+Every policy lives through the same world: whether a guess for a position of a request is right does not depend on who guesses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.costs import LADDER, CostFigures, CostTable
+from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
+from foretoken.engine.request import Request, SamplingParams
+from foretoken.engine.speculation_policy import StepTimes, Wish
+from foretoken.proposers.config import SpeculativeConfig
+
+K = 8
+MS = 1e-3
+TargetSeconds = Callable[[int], float]
+
+
+def memory_bound(tokens: int) -> float:
+    return 10 * MS + max(0, tokens - 16) * 0.5 * MS
+
+
+def compute_bound(tokens: int) -> float:
+    return (0.5 + tokens) * MS
+
+
+def stepped(tokens: int) -> float:
+    """A new tile at every 8 tokens."""
+    return (4 + 3 * ((tokens + 7) // 8)) * MS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of request: the chance of a right guess by proposer and position of the output."""
+
+    chance: Callable[[int, int], float]
+    length: int = 400
+
+
+def steady(*chances: float, length: int = 400) -> Kind:
+    return Kind(lambda proposer, position: chances[proposer], length)
+
+
+@dataclass
+class World:
+    target: TargetSeconds
+    kinds: Sequence[Kind]
+    batch: int
+    num_requests: int
+    draft_ms: Sequence[float] = (0.3,)  # of each proposer, by token of depth
+    seed: int = 0
+    noise: float = 0.05
+    known: TargetSeconds | None = None  # what was measured at the start, if that is not the truth
+    requests: list[tuple[Request, Kind]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=None, detokenize=False)
+        dice = random.Random(self.seed)
+        self.requests = []
+        for i in range(self.num_requests):
+            kind = self.kinds[dice.randrange(len(self.kinds))] if len(self.kinds) > 1 else self.kinds[0]
+            self.requests.append((Request(f"r{i}", (1,), params, 0.0, kind.length, seed=0), kind))
+
+    def draft_seconds(self, proposer: int, depth: int, rows: int) -> float:
+        return self.draft_ms[proposer] * MS * depth * (1 + 0.02 * rows)
+
+    def costs(self) -> CostTable:
+        known = self.known or self.target
+        drafts = {
+            f"p{p}": {(k, rows): self.draft_seconds(p, k, rows) for k in (1, 4, 8) for rows in (1, 8, 64)} for p in range(len(self.draft_ms))
+        }
+        return CostTable(CostFigures({t: known(t) for t in LADDER if t <= 1024}, 0.0, drafts), tuple(drafts), 1024)
+
+
+def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
+    """How long the world takes under a policy."""
+    infos = tuple(ProposerInfo(f"p{p}", k) for p in range(len(world.draft_ms)))
+    controller = Controller(config, infos, world.costs())
+    waiting = [(_fresh(request), kind) for request, kind in world.requests]
+    running: list[tuple[Request, Kind]] = []
+    dice = random.Random(world.seed + 1)
+    total = 0.0
+    while waiting or running:
+        while waiting and len(running) < world.batch:
+            running.append(waiting.pop(0))
+        limits = controller.limits(len(running))
+        wishes = [Wish(r, 1, min(limits.max_tokens, r.max_tokens - r.num_output_tokens - 1)) for r, _ in running]
+        answers = controller.share(wishes, limits, 512)
+        rows: list[PlanRow] = []
+        verdicts: list[RowVerdict] = []
+        asked: dict[int, list[int]] = {}
+        for (request, kind), (proposer, ceiling) in zip(running, answers, strict=True):
+            if ceiling:
+                asked.setdefault(proposer, []).append(ceiling)
+            kept = 0
+            while kept < ceiling and _is_right(world, request, kind, proposer, request.num_output_tokens + kept):
+                kept += 1
+            parents = list(range(-1, ceiling - 1))
+            rows.append(PlanRow(request, len(request.token_ids) - 1, 1, [1] * ceiling, parents, [proposer] * ceiling, (), True))
+            verdicts.append(RowVerdict(list(range(kept)), [1] * (kept + 1)))
+        plan = StepPlan(rows, 16)
+        step = world.target(plan.num_tokens)
+        drafts = [
+            world.draft_seconds(p, max(asked[p]), len(asked[p])) if p in asked else 0.0 for p in range(len(world.draft_ms))
+        ]
+        total += step + sum(drafts)
+        seen = step * dice.gauss(1.0, world.noise) * (3.0 if dice.random() < 0.02 else 1.0)  # now and then a core is stolen
+        controller.observe(plan, Verdict(verdicts), total, StepTimes(seen, tuple(d * dice.gauss(1.0, world.noise) for d in drafts)))
+        for (request, _), verdict in zip(running, verdicts, strict=True):
+            request.token_ids += verdict.token_ids
+            request.num_computed_tokens = len(request.token_ids) - 1
+        for request, _ in running:
+            if request.num_output_tokens >= request.max_tokens:
+                controller.forget(request.request_id)
+        running = [(r, kind) for r, kind in running if r.num_output_tokens < r.max_tokens]
+    return total
+
+
+def _fresh(request: Request) -> Request:
+    return Request(request.request_id, request.prompt_token_ids, request.params, 0.0, request.max_tokens, seed=0)
+
+
+def _is_right(world: World, request: Request, kind: Kind, proposer: int, position: int) -> bool:
+    chance = kind.chance(proposer, position)
+    return random.Random(f"{world.seed} {request.request_id} {proposer} {position}").random() < chance
+
+
+def fixed(world: World) -> dict[int, float]:
+    rules = SpeculativeConfig(adaptive=False, disable_by_batch_size=1000)
+    return {0: seconds(world, SpeculativeConfig(off=True)), **{k: seconds(world, rules, k) for k in range(1, K + 1)}}
+
+
+def adaptive(world: World) -> float:
+    return seconds(world, SpeculativeConfig())
+
+
+TARGETS = {"memory-bound": memory_bound, "compute-bound": compute_bound, "stepped": stepped}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.95])
+def test_as_good_as_the_best_fixed_k(name: str, batch: int, chance: float) -> None:
+    world = World(TARGETS[name], [steady(chance, length=600 if batch < 16 else 200)], batch, num_requests=max(6, batch * 2))
+    oracle = fixed(world)
+    took = adaptive(world)
+    assert took <= 1.05 * min(oracle.values()), (took, oracle)
+    assert took <= 1.02 * oracle[0], (took, oracle)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_drafter_slower_than_the_target(batch: int) -> None:
+    world = World(memory_bound, [steady(0.9)], batch, 8, draft_ms=(14.0,))
+    assert adaptive(world) <= 1.02 * seconds(world, SpeculativeConfig(off=True))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_acceptance_that_changes_in_mid_request(name: str, batch: int) -> None:
+    kind = Kind(lambda proposer, position: 0.9 if position // 250 % 2 else 0.05, 1000)
+    world = World(TARGETS[name], [kind], batch, 2 * batch + 2, draft_ms=(1.0,))
+    oracle = fixed(world)
+    took = adaptive(world)
+    assert took <= 1.05 * min(oracle.values()), (took, oracle)
+    assert took <= 1.02 * oracle[0], (took, oracle)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("batch", [4, 16])
+def test_better_than_every_fixed_k_on_a_mix(name: str, batch: int) -> None:
+    world = World(TARGETS[name], [steady(0.05), steady(0.5), steady(0.9), steady(0.97)], batch, 4 * batch, draft_ms=(0.4,))
+    oracle = fixed(world)
+    took = adaptive(world)
+    assert took <= min(oracle.values()), (took, oracle)
+
+
+def test_wrong_figures_are_put_right() -> None:
+    """The machine is three times as slow as it was when it was measured, and a wide step costs what the file did not know."""
+    world = World(compute_bound, [steady(0.7, length=1000)], 1, 6, known=lambda tokens: 3 * MS)
+    oracle = fixed(world)
+    assert adaptive(world) <= 1.05 * min(oracle.values()), oracle
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_each_row_finds_its_proposer(batch: int) -> None:
+    """Two proposers, each good for another sort of request: near to what knowing beforehand would give."""
+    kinds = [steady(0.1, 0.9, length=800), steady(0.9, 0.1, length=800)]
+    world = World(memory_bound, kinds, batch, 4 * batch + 4, draft_ms=(0.3, 0.3))
+    known = World(memory_bound, [steady(0.9, length=800)], batch, 4 * batch + 4)
+    assert adaptive(world) <= 1.15 * min(fixed(known).values())
