@@ -34,7 +34,7 @@ def test_totals_positions_and_the_last_sixty_seconds() -> None:
 def test_why_speculation_was_off_is_counted() -> None:
     controller = Controller(SpeculativeConfig(disable_by_batch_size=2), (ProposerInfo("ngram", 5),))
     for rows in (1, 2, 3, 4):
-        controller.decide(controller.limits(rows))
+        controller.share([], controller.limits(rows), 16)
     assert controller.fill(EngineStats(), 0.0).steps_with_speculation_off == {"batch size": 2}
     assert controller.fill(EngineStats(), 0.0).speculation_off == "batch size"
 

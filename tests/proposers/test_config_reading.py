@@ -77,7 +77,8 @@ def test_settings_for_all_proposers() -> None:
         }
     )
     assert config == SpeculativeConfig((NgramConfig(),), 4, ((1, 4, 5), (5, 8, 0)), "standard")
-    assert "k is fixed" in parse_speculative_config({"method": "ngram", "adaptive": True}).warnings[0]
+    assert parse_speculative_config({"method": "ngram"}).adaptive
+    assert not parse_speculative_config({"method": "ngram", "adaptive": False}).adaptive
 
 
 def test_several_proposers_keep_their_order() -> None:
