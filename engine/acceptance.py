@@ -13,7 +13,7 @@ ROW_FADE = 0.95  # of a row's evidence with each draft
 IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
 IDLE_WEIGHT = 3.0  # drafts of evidence that stay
 AVERAGE_FADE = 0.995  # of a proposer's evidence with each draft of any row
-ROW_WEIGHT = 2.0  # drafts that the proposer's average is worth to a row
+ROW_WEIGHT = 10.0  # drafts that the proposer's average is worth to a row
 AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
 FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing
 HEREDITY = 0.5  # of what a row is better or worse at one depth, expected at the next
@@ -110,6 +110,11 @@ class ProposerAcceptance:
         """What a row that nobody knows may expect."""
         keep, make = self._priors()
         return self._worth(keep, make)
+
+    @property
+    def num_seen(self) -> float:
+        """Drafts that the proposer's average rests on, faded."""
+        return self._average.reached[0] if self.depth else 0.0
 
     def forget(self, request_id: str) -> None:
         self._rows.pop(request_id, None)

@@ -21,6 +21,10 @@ PROBE_SHARE = 0.01  # of the time, for guesses that are expected not to pay
 MAX_SAVED_STEPS = 4.0  # of unspent probing, in steps
 PROBE_DEPTH = 3  # of a closed row: enough to learn how chances go on
 PROBE_DEEPER = 2  # of an open row
+UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
+TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
+PLAIN_EVERY = 200  # steps after which one goes without guesses, to see what they are compared with
+PLAIN_SOON = 10  # if the latest one was a surprise
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 
 
@@ -38,6 +42,7 @@ class _Asked:
 class _Probe:
     request_id: str
     seconds: float  # expected to be lost if nothing of it is kept
+    usual: int  # guesses of the same proposer that it would have had anyway
     is_alone: bool  # nobody else guesses: then all drafting of the step is the probe's
 
 
@@ -58,6 +63,7 @@ class AdaptivePolicy:
         self._probed: dict[str, int] = {}  # request -> step of its latest probe
         self._allowance = 0.0  # seconds that probes may lose
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
+        self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
         self._plain_seconds = self._seconds = 0.0
 
@@ -98,6 +104,7 @@ class AdaptivePolicy:
                 num_prompt += wish.num_scheduled
         places: list[int] = []
         candidates: list[Candidate] = []
+        trials = [0] * len(self.acceptance)
         for i, wish in enumerate(wishes):
             options = self._rules.options(wish.request)
             if not options:
@@ -108,16 +115,26 @@ class AdaptivePolicy:
                 continue
             proposer, worth = self._best(options, wish.request, num_rows, context)
             ceiling = min(wish.room, self._ceiling(wish.request, proposer))
+            if self.acceptance[proposer].num_seen < UNPROVEN:
+                if trials[proposer] >= TRIAL_ROWS:
+                    ceiling = 0
+                trials[proposer] += 1
             if ceiling > 0:
                 places.append(i)
                 candidates.append(Candidate(proposer, ceiling, worth))
         if not candidates:
             return answer
-        choice = choose(candidates, num_rows, num_prompt, context, budget, self.costs)
-        depths = choice.depths
+        depths = choose(candidates, num_rows, num_prompt, context, budget, self.costs).depths
         self._is_open = any(depths)
+        if not self._is_open:
+            self._plain_at = self._step
+        elif self._step - self._plain_at > (PLAIN_SOON if self.costs.target.in_doubt(num_rows + num_prompt) else PLAIN_EVERY):
+            self._plain_at = self._step
+            depths = [0] * len(candidates)
         used = sum(depths)
-        if self._allowance > 0 and used < budget:
+        if self._is_open and not used:
+            pass
+        elif self._allowance > 0 and used < budget:
             self._try_one(wishes, places, candidates, depths, num_rows + num_prompt + used, context, budget - used)
         for i, candidate, depth in zip(places, candidates, depths, strict=True):
             if depth:
@@ -186,7 +203,7 @@ class AdaptivePolicy:
             said = (v for r, v in zip(plan.rows, verdict.rows, strict=True) if r.request.request_id == probe.request_id)
             kept = sum(len(verdict.accepted) for verdict in said)
             lost = max(probe.seconds, drafting) if probe.is_alone else probe.seconds
-            self._allowance -= max(0.0, lost - kept * plain / num_rows)
+            self._allowance -= max(0.0, lost - max(0, kept - probe.usual) * (times.step + drafting) / committed)
 
     def forget(self, request_id: str) -> None:
         self._asked.pop(request_id, None)
@@ -256,9 +273,10 @@ class AdaptivePolicy:
             return
         is_alone = not any(depths)
         self._probed[request.request_id] = self._step
+        usual = depths[j] if proposer == candidate.proposer else 0
         candidates[j] = Candidate(proposer, depth, candidate.worth)
         depths[j] = depth
-        self._probe = _Probe(request.request_id, seconds, is_alone)
+        self._probe = _Probe(request.request_id, seconds, usual, is_alone)
 
     def _chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""

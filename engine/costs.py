@@ -11,12 +11,18 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Numbers of tokens worth measuring: dense where speculation decides, and at the widths of registers and tiles."""
+LADDER = (
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+)
+"""Numbers of tokens worth measuring: dense where speculation decides, and on both sides of the widths of registers and tiles."""
 
-GAIN = 0.1  # share of a surprise that is believed
-MAX_SURPRISE = 0.25  # of one observation, in log seconds: a stolen core moves an estimate by 2.5 %, a lasting change gets through
-FINE_TOKENS = 256  # up to here each number of tokens has a correction of its own: costs have steps that no ladder sees
+GAIN = 0.1  # share of a surprise that is believed of what was seen before
+DRIFT_GAIN = 0.03  # and of everything else
+MEASURED = 4.0  # observations that a measurement counts as
+OUTLIER = 0.4  # in log seconds: a stolen core is no news unless it stays
+DOUBT = 0.2  # in log seconds: twice in a row to the same side, and the estimate wants to be looked at again
+STREAK = 4  # surprises to the same side after which the biggest is news
+REACH = 1.25  # numbers of tokens within this factor learn from an observation too, if they have not been seen themselves
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,9 @@ class TargetCost:
     def __init__(self, figures: CostFigures, max_tokens: int) -> None:
         self._per_context_token = figures.per_context_token
         self._curve = _interpolated(figures.target, max_tokens)  # [max_tokens + 1], index = tokens
+        self._seen = [MEASURED if tokens in figures.target else 0.0 for tokens in range(max_tokens + 1)]
+        self._streaks = [0] * (max_tokens + 1)  # observations in a row that were dearer (above 0) or cheaper than expected
+        self._doubts = [False] * (max_tokens + 1)
         self._drift = 1.0  # the whole machine slower or faster than when it was measured
         self.max_tokens = max_tokens
 
@@ -54,19 +63,47 @@ class TargetCost:
             base = curve[low] + (num_tokens - low) * (curve[low + 1] - curve[low])
         return self._drift * (base + self._per_context_token * context)
 
+    def in_doubt(self, num_tokens: int) -> bool:
+        """Whether the latest steps of so many tokens took much longer, or less long, than expected."""
+        return num_tokens <= self.max_tokens and self._doubts[num_tokens]
+
     def observe(self, num_tokens: int, context: int, seconds: float) -> None:
         """A decode step took this long. Durations of 0 or less are no news."""
         expected = self.seconds(num_tokens, context)
         if seconds <= 0 or expected <= 0 or num_tokens > self.max_tokens:
             return
-        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, math.log(seconds / expected)))
-        self._drift *= math.exp(GAIN / 2 * surprise)
-        local = math.exp(GAIN * surprise)
-        if num_tokens <= FINE_TOKENS:
-            self._curve[num_tokens] *= local
-        else:
-            for tokens in range(max(FINE_TOKENS, num_tokens - num_tokens // 8), min(self.max_tokens, num_tokens + num_tokens // 8) + 1):
-                self._curve[tokens] *= local
+        surprise = math.log(seconds / expected)
+        side = 1 if surprise > 0 else -1
+        before = self._streaks[num_tokens]
+        self._streaks[num_tokens] = before + side if side * before > 0 else side
+        streak = abs(self._streaks[num_tokens])
+        self._doubts[num_tokens] = streak > 1 and abs(surprise) > DOUBT
+        if abs(surprise) > OUTLIER and streak < STREAK:
+            return
+        seen, curve = self._seen, self._curve
+        gain = max(GAIN, 1.0 / (MEASURED + seen[num_tokens]))
+        most = OUTLIER * max(1, streak - STREAK)
+        surprise = max(-most, min(most, surprise, 1.0))
+        self._drift *= 1.0 + DRIFT_GAIN * surprise
+        curve[num_tokens] *= 1.0 + gain * surprise
+        for tokens in range(math.ceil(num_tokens / REACH), min(self.max_tokens, int(num_tokens * REACH)) + 1):
+            if seen[tokens] < MEASURED and tokens != num_tokens:
+                near = 1.0 - abs(tokens - num_tokens) / ((REACH - 1.0) * num_tokens)
+                curve[tokens] *= 1.0 + gain * surprise * near / (1.0 + seen[tokens])
+        seen[num_tokens] += 1.0
+        self._keep_rising(num_tokens)
+
+    def _keep_rising(self, num_tokens: int) -> None:
+        """More tokens hardly cost less, or the noise of two estimates would invent guesses that pay for themselves: they meet half way."""
+        curve, known = self._curve, self._curve[num_tokens]
+        for tokens in range(num_tokens + 1, self.max_tokens + 1):
+            if curve[tokens] >= known:
+                break
+            curve[tokens] += (known - curve[tokens]) / 2
+        for tokens in range(num_tokens - 1, 0, -1):
+            if curve[tokens] <= known:
+                break
+            curve[tokens] += (known - curve[tokens]) / 2
 
     def figures(self) -> dict[int, float]:
         """Seconds at the ladder's numbers as they are known now."""
@@ -104,7 +141,7 @@ class DraftCost:
         if expected <= 0:  # the first news of an unmeasured proposer
             self._seen[depth, num_rows] = seconds
         else:
-            surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, math.log(seconds / expected)))
+            surprise = max(-OUTLIER, min(OUTLIER, math.log(seconds / expected)))
             self._seen[depth, num_rows] = expected * math.exp(GAIN * surprise)
             self._ratio *= math.exp(GAIN / 2 * surprise)
         self._cache.clear()

@@ -12,6 +12,7 @@ from .acceptance import Worth
 from .costs import CostTable
 
 NEGLIGIBLE = 0.01  # chance below which a guess is no candidate
+MARGIN = 1.03  # a gain smaller than this is as likely an error of the estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: in
         rate = (num_rows + gained) / (target(tokens, context) - discount + draft_seconds)
         if rate > best_rate:
             best_rate, best_length = rate, length
+    if best_rate < MARGIN * plain_rate:
+        return Choice(depths, plain_rate, plain_rate)
     for _, index, d in order[:best_length]:
         depths[index] = max(depths[index], d + 1)
     return Choice(depths, best_rate, plain_rate)
