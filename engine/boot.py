@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,21 @@ import torch
 from ..kernels import native
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
+from .adaptive_policy import AdaptivePolicy
 from .committer import Committer
 from .config import DEMO_MODEL, EngineConfig, ModelConfig
 from .controller import PREDICTION, Controller, ProposerInfo
 from .core import EngineCore
+from .cost_file import CostFile, conditions
+from .cost_measurement import measure
+from .costs import CostTable
 from .detokenizer import Detokenizer
-from .drafters import load_drafters
+from .drafters import Drafters, load_drafters
 from .fixed_policy import DEFAULT_THRESHOLD
 from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
+from .model_folder import Progress
 from .request import Request
 from .runner import Runner
 from .sampler import full_logits_wanted
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose for this process
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
+MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the lazy dog looks after the quick brown fox. "
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
 
 
@@ -54,7 +60,7 @@ class Engine:
         return self.model.tokenizer
 
 
-def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: None) -> Engine:
+def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine:
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     speculative, why = choose_speculation(config)
     native.set_threads(config.model.threads or native.usable_cores())
@@ -63,7 +69,8 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
     runner = Runner(model.executor, drafters.target_kv, proposers.needs.hidden, full_logits_wanted)
-    core = assemble(config, speculative, model, runner, proposers)
+    costs, keep_costs = _costs(config, speculative, model, runner, drafters, progress)
+    core = assemble(config, speculative, model, runner, proposers, costs, keep_costs)
     capacity = drafters.num_blocks * config.cache.block_size
     intake = Intake(
         tokenizer=model.tokenizer,
@@ -77,7 +84,7 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
     banner = (
         f"model       {model.describe()}",
         f"executor    {model.plan.describe()}",
-        f"speculation {_described(speculative, core.controller.proposers)} ({why})",
+        f"speculation {_described(speculative, core.controller, config.scheduler.max_num_seqs)} ({why})",
         *drafters.found,
         f"kv cache    {capacity:,} tokens in {drafters.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({drafters.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
@@ -87,11 +94,17 @@ def boot(config: EngineConfig, progress: Callable[[str], None] = lambda line: No
 
 
 def assemble(
-    config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, runner: Runner, proposers: ProposerSet
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    model: LoadedModel,
+    runner: Runner,
+    proposers: ProposerSet,
+    costs: CostTable | None = None,
+    on_close: Callable[[EngineCore], None] = lambda core: None,
 ) -> EngineCore:
-    """A core with books of its own over the given networks and caches."""
+    """A core with books of its own over the given networks and caches. Without costs k is fixed."""
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
-    controller = Controller(speculative, infos)
+    controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     scheduler = Scheduler(
         config.scheduler,
@@ -110,7 +123,40 @@ def assemble(
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else None
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
-    return EngineCore(scheduler, proposers, runner, verifier, committer, controller)
+    return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close)
+
+
+def _costs(
+    config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, runner: Runner, drafters: Drafters, progress: Progress
+) -> tuple[CostTable | None, Callable[[EngineCore], None]]:
+    """What steps cost, known from an earlier start or measured now, and what keeps them for the next one. None: k is fixed."""
+    proposers = drafters.proposers
+    if not speculative.adaptive or speculative.off or not any(p.max_tokens for p in proposers.proposers):
+        return None, lambda core: None
+    file = CostFile.of(conditions(config, speculative, model, drafters.found))
+    figures = file.load(proposers.names)
+    if figures is None:
+        progress("measuring what steps cost")
+        scheduler = replace(config.scheduler, max_draft_tokens_per_step=config.scheduler.max_num_batched_tokens)
+        shaped = replace(config, scheduler=scheduler, cache=replace(config.cache, enable_prefix_caching=True))
+        fixed = SpeculativeConfig(adaptive=False)
+        figures = measure(lambda alone: assemble(shaped, fixed, model, runner, alone), proposers.proposers, _text(model))
+        if figures is None:
+            return None, lambda core: None
+        file.save(figures)
+    table = CostTable(figures, proposers.names, config.scheduler.max_num_batched_tokens)
+
+    def keep(core: EngineCore) -> None:
+        if core.num_steps:
+            file.save(table.figures())
+
+    return table, keep
+
+
+def _text(model: LoadedModel) -> list[int]:
+    """Something to read while costs are measured."""
+    token_ids: list[int] = model.tokenizer.encode(MEASURED_TEXT, add_special_tokens=False)
+    return [token for token in token_ids if token < model.vocab_size] or [0]
 
 
 def _torch_threads(config: ModelConfig, model: LoadedModel) -> int:
@@ -140,10 +186,18 @@ def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
     )
 
 
-def _described(config: SpeculativeConfig, proposers: Sequence[ProposerInfo]) -> str:
+def _described(config: SpeculativeConfig, controller: Controller, max_rows: int) -> str:
     if config.off:
         return "off"
-    parts = [f"{p.name}, k={p.max_tokens}" for p in proposers if p.name != PREDICTION and p.max_tokens]
+    parts = [f"{p.name}, k={p.max_tokens}" for p in controller.proposers if p.name != PREDICTION and p.max_tokens]
     lossy = f"; LOSSY: {config.lossy} acceptance" if config.lossy else ""
-    threshold = DEFAULT_THRESHOLD if config.disable_by_batch_size is None else config.disable_by_batch_size
-    return f"{'; '.join(parts) or 'predictions only'}; off above {threshold} running requests{lossy}"
+    policy, configured = controller.policy, config.disable_by_batch_size
+    if not isinstance(policy, AdaptivePolicy):
+        when = f"off above {DEFAULT_THRESHOLD if configured is None else configured} running requests"
+    elif (found := policy.found_threshold(max_rows)) < (max_rows if configured is None else configured):
+        when = f"adaptive, off above {found} running requests by the first estimate"
+    elif configured is not None:
+        when = f"adaptive, off above {configured} running requests"
+    else:
+        when = f"adaptive, on up to all {max_rows} running requests"
+    return f"{'; '.join(parts) or 'predictions only'}; {when}{lossy}"

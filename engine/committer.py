@@ -163,6 +163,9 @@ class Committer:
         stats.num_accepted_tokens += accepted
         stats.histogram.extend([0] * (accepted + 1 - len(stats.histogram)))
         stats.histogram[accepted] += 1
+        if (proposer := row.source[0]) >= 0:
+            drafts, kept = stats.of_proposer.get(proposer, (0, 0))
+            stats.of_proposer[proposer] = drafts + 1, kept + accepted
         if row.source[0] == self._prediction_index:
             stats.accepted_prediction_tokens += num_emitted
             stats.rejected_prediction_tokens += drafted - num_emitted

@@ -31,6 +31,7 @@ class EngineCore:
         committer: Committer,
         controller: Controller,
         stopwatch: Callable[[], float] = time.perf_counter,
+        on_close: Callable[[EngineCore], None] = lambda core: None,
     ) -> None:
         self.scheduler = scheduler
         self.proposers = proposers
@@ -41,6 +42,7 @@ class EngineCore:
         self.num_steps = 0
         self.step_seconds = 0.0
         self.target_seconds = 0.0
+        self._on_close = on_close
         self._stopwatch = stopwatch  # measures durations: how much is guessed may depend on them, what is said does not
         self._now = 0.0
         self._proposing = 0.0  # seconds of the running step in proposers
@@ -81,8 +83,9 @@ class EngineCore:
         return deltas
 
     def close(self) -> None:
-        """No more steps: what proposers and corpora keep across restarts is written."""
+        """No more steps: what is kept across restarts is written."""
         self.proposers.close()
+        self._on_close(self)
 
     def stats(self) -> EngineStats:
         kv, committer = self.scheduler.kv, self.committer

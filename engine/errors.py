@@ -31,6 +31,10 @@ class ContextTooLong(InvalidRequest):
         super().__init__(message, param, "context_length_exceeded")
 
 
+class InvalidGrammar(InvalidRequest, ValueError):
+    """The form that a request wants its output to have is not valid, too large, or cannot be enforced."""
+
+
 class QueueFull(ForetokenError):
     """The bounded queue has no place; try again after retry_after_s."""
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import ContextTooLong, InvalidRequest
+from .grammar_compiler import GrammarCompiler
 from .request import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -67,10 +68,19 @@ class Intake:
         self._max_prompt_bytes = longest_token * max_model_len
         # The prompts of one API request come one by one with the same words.
         self._bad_word_ids = lru_cache(maxsize=16)(self._encode_bad_words)
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Token ids of a text. Raises InvalidRequest that names `param`; ContextTooLong, unread, if its bytes cannot fit the context."""
         return self._encode(text, param, add_special_tokens)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do now what would make `requests` slow: compiling a grammar takes up to two seconds. May be called from any thread.
+
+        Raises InvalidGrammar.
+        """
+        if params.grammar is not None:
+            self._grammars.compile(params.grammar)
 
     def requests(
         self,
@@ -86,7 +96,7 @@ class Intake:
 
         tenant: whose request it is, where several parties share a server: none may learn from the prefix cache or a corpus what
         another has asked.
-        Raises InvalidRequest, ContextTooLong.
+        Raises InvalidRequest (InvalidGrammar among them), ContextTooLong.
         """
         self._check_ids("prompt", prompt_token_ids)
         max_tokens = self._room(len(prompt_token_ids), params)
@@ -97,7 +107,8 @@ class Intake:
         # One seed for all choices: the choice's index is part of the noise key.
         seed = secrets.randbits(63) if params.seed is None else params.seed
         prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(tuple(params.bad_words))
-        return [
+        grammar = None if params.grammar is None else self._grammars.compile(params.grammar)
+        requests = [
             Request(
                 request_id=request_id if params.n == 1 else f"{request_id}-{choice}",
                 prompt_token_ids=prompt,
@@ -115,6 +126,10 @@ class Intake:
             )
             for choice in range(params.n)
         ]
+        if grammar is not None:
+            for request in requests:
+                request.grammar = grammar.open(request.token_ids)
+        return requests
 
     def _room(self, num_prompt: int, params: SamplingParams) -> int:
         """max_tokens, or what the context leaves."""

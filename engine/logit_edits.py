@@ -2,7 +2,7 @@
 
 Owns what it derives from a request: indices and the token counts behind penalties. Knows nothing of batches: few requests
 ask for any of this, so it works in place and row by row, or describes it to the native sampler. Order, as in vLLM:
-allowed_token_ids, bad_words, min_tokens, logit_bias, repetition penalty (prompt and output), frequency and presence
+allowed_token_ids or grammar, bad_words, min_tokens, logit_bias, repetition penalty (prompt and output), frequency and presence
 penalties (output).
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import InvalidRequest
+from .grammar import GrammarState, Mask
 from .request import Request
 
 
@@ -52,6 +53,7 @@ class LogitEdits:
     bias_ids: NDArray[np.int32]
     bias: NDArray[np.float32]
     counts: _Counts | None  # for penalties
+    grammar: GrammarState | None
 
     @classmethod
     def of(cls, request: Request, vocab_size: int) -> LogitEdits | None:
@@ -68,7 +70,7 @@ class LogitEdits:
         stops = [t for t in {*request.eos_token_ids, *p.stop_token_ids} if t in known] if p.min_tokens else []
         bias = {t: b for t, b in p.logit_bias.items() if t in known}
         counts = _Counts(request.prompt_token_ids) if penalised(request) else None
-        if allowed is None and not (banned or phrases or stops or bias or counts):
+        if allowed is None and not (banned or phrases or stops or bias or counts or request.grammar):
             return None
         return cls(
             allowed,
@@ -79,6 +81,7 @@ class LogitEdits:
             np.array(list(bias), np.int32),
             np.array(list(bias.values()), np.float32),
             counts,
+            request.grammar,
         )
 
     def apply(self, row: Tensor, node: Node) -> None:
@@ -88,6 +91,9 @@ class LogitEdits:
             kept = row[ids]
             row.fill_(-math.inf)
             row[ids] = kept
+        if self.grammar is not None:
+            barred = ~_mask(self.grammar, node).to_bool(len(row))
+            row.masked_fill_(torch.from_numpy(barred).to(row.device), -math.inf)
         if bans := self._bans(node):
             ids = torch.tensor(bans, device=row.device)
             kept = row[ids]
@@ -114,6 +120,7 @@ class LogitEdits:
         """Whether nodes of a draft of this length need `describe_nodes`."""
         return (
             bool(self.phrases)
+            or self.grammar is not None
             or (bool(self.stops) and request.num_output_tokens < request.params.min_tokens)
             or (self.counts is not None and num_draft_tokens > 0)
         )
@@ -121,6 +128,8 @@ class LogitEdits:
     def describe_nodes(self, rows: NDArray[np.void], nodes: Sequence[Node]) -> list[NDArray[np.int32]]:
         """The same for what depends on the path, in rows [n] of the request's nodes [n]. Returns arrays to keep until they are sampled."""
         arrays: list[NDArray[np.int32]] = []
+        if self.grammar is not None:  # whose masks stay until the request grows
+            rows["allowed"] = [_mask(self.grammar, node).address for node in nodes]
         if self.counts is not None:
             arrays.append(_point(rows, "path", "path_length", [node.path for node in nodes]))
         if self.phrases or self.stops:
@@ -195,6 +204,12 @@ def _bit_mask(ids: NDArray[np.int64] | None, vocab_size: int) -> NDArray[np.uint
     bits = np.zeros(-(-vocab_size // 32) * 32, bool)
     bits[ids] = True
     return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _mask(grammar: GrammarState, node: Node) -> Mask:
+    mask = grammar.mask(node.path)
+    assert mask is not None, "a node where the grammar breaks should have been cut off"
+    return mask
 
 
 def _point(rows: NDArray[np.void], address: str, length: str, lists: Sequence[Sequence[int]]) -> NDArray[np.int32]:

@@ -97,9 +97,8 @@ def measure(case: str, num_rows: int, num_draft_tokens: int, params: SamplingPar
     length = 64 + (num_draft_tokens + 1) * (steps + 20)
     kv = KVCache(num_rows * (length // block_size + 2), block_size)
     proposer_set = ProposerSet(list(proposers))
-    controller = Controller(
-        SpeculativeConfig(disable_by_batch_size=num_rows, off=not proposers), tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
-    )
+    config = SpeculativeConfig(adaptive=False, disable_by_batch_size=num_rows, off=not proposers)
+    controller = Controller(config, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers))
     runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), full_logits_wanted)
     scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, vocab_size, model.max_model_len)
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)

@@ -28,6 +28,7 @@ class RowGrant:
     assigned: int
     block_table: Sequence[int]
     num_filled: tuple[int, ...]
+    forced: Sequence[int] = ()  # next tokens that a grammar leaves no choice about, at most the ceiling
 
     @property
     def samples(self) -> bool:
@@ -60,8 +61,9 @@ class Grants:
                 assigned=g.assigned,
                 block_table=g.block_table,
                 num_filled=g.num_filled,
-                draw=Draw(g.request.params.temperature, g.request.seed, g.request.choice),
+                draw=Draw(float(g.request.params.temperature), g.request.seed, g.request.choice),
                 prediction=g.request.prediction,
+                forced=g.forced,
                 corpus_id=g.request.corpus_id,
             )
             for g in self.rows

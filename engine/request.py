@@ -6,9 +6,13 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import InvalidRequest
+from .grammar_spec import GrammarSpec
+
+if TYPE_CHECKING:
+    from .grammar import GrammarState
 
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
@@ -83,6 +87,7 @@ class SamplingParams:
     detokenize: bool = True
     prediction: str | Sequence[int] | None = None  # Predicted Output, as text or token ids
     speculation: Speculation | Mapping[str, Any] | None = None
+    grammar: GrammarSpec | None = None  # the form that the output must have
 
     def __post_init__(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
@@ -121,6 +126,10 @@ class SamplingParams:
             raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must name at least one token", "allowed_token_ids")
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest("grammar must be a GrammarSpec, such as GrammarSpec.json_schema({...})", "grammar")
+        if self.grammar is not None and self.allowed_token_ids is not None:
+            raise InvalidRequest("allowed_token_ids cannot be combined with a grammar: say there what is allowed", "allowed_token_ids")
 
     @property
     def greedy(self) -> bool:
@@ -162,6 +171,7 @@ class SpeculationStats:
     histogram: list[int] = field(default_factory=list)  # histogram[j]: steps in which j drafts were accepted
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    of_proposer: dict[int, tuple[int, int]] = field(default_factory=dict)  # index -> (drafts verified, their tokens accepted)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -190,6 +200,7 @@ class Request:
     corpus_id: str = ""  # whose answers it may learn from, and may learn from its own
     prediction: Sequence[int] = ()  # params.prediction as token ids
     bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids
+    grammar: GrammarState | None = None  # of params.grammar; follows token_ids
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_computed_tokens: int = 0  # leading tokens with committed target KV
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission

@@ -34,6 +34,7 @@ def full_logits_wanted(request: Request) -> bool:
         params.temperature != 0.0
         or params.logprobs is not None
         or params.allowed_token_ids is not None
+        or request.grammar is not None
         or bool(params.logit_bias)
         or bool(request.bad_word_ids)
         or request.num_output_tokens < params.min_tokens
@@ -54,8 +55,10 @@ class Sampler:
         self._rules: dict[str, _Rules] = {}
 
     def prepare(self, request: Request, vocab_size: int) -> None:
-        """Derive what later calls use. Raises InvalidRequest if no allowed token is in the vocabulary."""
+        """Derive what later calls use. Raises InvalidRequest if no allowed token is in the vocabulary, or no grammar can be followed."""
         self._rules_of(request, vocab_size)
+        if request.grammar is not None:
+            request.grammar.require()
 
     def forget(self, request_id: str) -> None:
         """Finished, aborted or preempted. Unknown ids are fine."""

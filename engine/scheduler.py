@@ -7,13 +7,14 @@ the share kept for drafts, then prompt chunks. Guesses take free blocks only and
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft
 from .config import SchedulerConfig
 from .controller import Controller
+from .grammar import GrammarState
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RowGrant, StepPlan
 from .request import Request, Status
@@ -157,22 +158,28 @@ class Scheduler:
                 size = self._valid(draft, start, size)
             end = start + max(size, 0)
             request = grant.request
+            token_ids, parents, source = draft.token_ids[start:end], draft.parents[start:end], draft.source[start:end]
+            nodes: Sequence[int] = range(end - start)
+            if nodes and request.grammar is not None:
+                nodes = _legal(request.grammar, token_ids, parents, was_drawn=draft.probs is not None)
+                token_ids, source = [token_ids[node] for node in nodes], [source[node] for node in nodes]
+                parents = _renumbered(nodes, parents)
             rows.append(
                 PlanRow(
                     request,
                     grant.num_computed,
                     grant.num_scheduled,
-                    draft.token_ids[start:end],
-                    draft.parents[start:end],
-                    draft.source[start:end],
+                    token_ids,
+                    parents,
+                    source,
                     grant.block_table,
                     grant.samples,
                 )
             )
             if draft.probs is not None:
-                kept.extend(range(start, end))
-            if grant.ceiling > size:
-                self.kv.roll_back(request.request_id, keep=grant.num_computed + grant.num_scheduled + end - start)
+                kept.extend(start + node for node in nodes)
+            if grant.ceiling > len(nodes):
+                self.kv.roll_back(request.request_id, keep=grant.num_computed + grant.num_scheduled + len(nodes))
         return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled)
 
     def check(self) -> None:
@@ -256,9 +263,15 @@ class Scheduler:
                 reaches_end = request.num_computed_tokens + num_new == len(request.token_ids)
                 wishes.append(Wish(request, num_new, self._room(request, limits.max_tokens) if reaches_end and budget else 0))
         rows: list[RowGrant] = []
-        for wish, (assigned, ceiling) in zip(wishes, self.controller.share(wishes, limits, budget), strict=True):
+        shares = self.controller.share(wishes, limits, budget)
+        unused = budget - sum(ceiling for _, ceiling in shares)
+        for wish, (assigned, ceiling) in zip(wishes, shares, strict=True):
             request = wish.request
             request_id = request.request_id
+            forced = self._forced(wish, ceiling + unused)
+            if len(forced) > ceiling:
+                unused -= len(forced) - ceiling
+                ceiling = len(forced)
             if ceiling > 0:
                 known = len(request.token_ids)
                 places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
@@ -272,9 +285,17 @@ class Scheduler:
                     assigned,
                     kv.block_table(request_id),
                     self._num_filled[request_id],
+                    forced[:ceiling],
                 )
             )
         return rows
+
+    def _forced(self, wish: Wish, limit: int) -> list[int]:
+        """What the row's grammar leaves no choice about. Such guesses are free of doubt, so they come on top of its share."""
+        request = wish.request
+        if request.grammar is None or wish.room <= 0 or not self.controller.assign(request)[1]:
+            return []
+        return request.grammar.forced(min(limit, self._room(request, MAX_TREE_TOKENS)))
 
     def _valid(self, draft: Draft, start: int, size: int) -> int:
         """How many leading nodes of a row's draft are real tokens with a parent before them."""
@@ -282,3 +303,20 @@ class Scheduler:
             if not 0 <= draft.token_ids[start + i] < self.vocab_size or not -1 <= draft.parents[start + i] < i:
                 return i
         return size
+
+
+def _legal(grammar: GrammarState, token_ids: list[int], parents: list[int], was_drawn: bool) -> list[int]:
+    """Nodes of a row's draft to verify: those that the grammar allows, and what must stay for the p/q rules.
+
+    A guess that was drawn may not be dropped for what it is: the rule has to refuse it. What comes behind it is never reached.
+    """
+    nodes = grammar.legal(token_ids, parents)
+    if was_drawn and len(nodes) < len(token_ids) and parents == list(range(-1, len(parents) - 1)):
+        nodes.append(len(nodes))
+    return nodes
+
+
+def _renumbered(nodes: Sequence[int], parents: list[int]) -> list[int]:
+    """Parents of these nodes among themselves: nodes [0, 2, 3], parents [-1, 0, 0, 2] -> [-1, 0, 1]."""
+    place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
+    return [place[parents[node]] for node in nodes]

@@ -7,7 +7,7 @@ badly. So its acceptance is shown at start. Runs the real step over the real net
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..proposers.base import Proposer
 from ..proposers.config import SpeculativeConfig
@@ -59,7 +59,7 @@ def self_test(engine: Engine, limit_s: float = LIMIT_S) -> list[SelfTest]:
 def _run(engine: Engine, proposer: Proposer, limit_s: float) -> SelfTest:
     model = engine.model
     alone = ProposerSet([proposer], vocab_size=model.vocab_size)
-    rules = replace(SpeculativeConfig(), disable_by_batch_size=len(PROMPTS))  # lossless, whatever is configured
+    rules = SpeculativeConfig(adaptive=False, disable_by_batch_size=len(PROMPTS))  # lossless, whatever is configured
     core = assemble(engine.config, rules, model, engine.core.runner, alone)
     requests = [
         Request(f"self-test-{i}", tokens, SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 0.0, TOKENS, seed=0)

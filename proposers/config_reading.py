@@ -30,19 +30,23 @@ NOT_BUILT = {
 
 def read_speculative_config(text: str, target: str | None = None) -> SpeculativeConfig:
     """Parse JSON, YAML, or `@FILE` with either inside. target: as in parse_speculative_config. Raises SpeculativeConfigError."""
+    return parse_speculative_config(load_speculative_config(text), target)
+
+
+def load_speculative_config(text: str) -> Any:
+    """The value that JSON, YAML or `@FILE` holds, its keys unread. Raises SpeculativeConfigError."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise SpeculativeConfigError(f"cannot read the speculative config {text[1:]!r}: {error}") from None
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError:
         try:
-            value = yaml.safe_load(text)
+            return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise SpeculativeConfigError(f"the speculative config is neither JSON nor YAML: {error}") from None
-    return parse_speculative_config(value, target)
 
 
 def parse_speculative_config(

@@ -59,6 +59,7 @@ class _Guess:
     parents: Sequence[int]
     confidence: Sequence[float] | None = None
     probs: Tensor | None = None  # [len(token_ids), V]
+    num_forced: int = 0  # leading tokens that no proposer guessed
 
 
 @dataclass
@@ -124,15 +125,14 @@ class ProposerSet:
     def propose(self, context: DraftContext) -> Draft:
         """One draft for all rows, in their order, none longer than its ceiling. Never raises for a proposer's fault."""
         rows = context.rows
-        asking = _Asking([row.ceiling if row.computed_after == len(row.token_ids) else 0 for row in rows], [None] * len(rows))
-        for i, row in enumerate(rows):
-            if row.forced and asking.wanted[i]:
-                tokens = row.forced[: asking.wanted[i]]
-                asking.guesses[i] = _Guess(FORCED, tokens, range(-1, len(tokens) - 1))
+        room = [row.ceiling if row.computed_after == len(row.token_ids) else 0 for row in rows]
+        forced = [row.forced[:most] for row, most in zip(rows, room, strict=True)]
+        # What fills the row's room already needs no proposer.
+        asking = _Asking([most if len(run) < most else 0 for run, most in zip(forced, room, strict=True)], [None] * len(rows))
         for member in self._members:
             if member.works:
                 self._ask(member, context, asking)
-        return _merged(asking.guesses, asking.filled)
+        return _merged([_behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled)
 
     def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:
@@ -269,6 +269,43 @@ def _taken(draft: Draft, place: int, wanted: int, source: int) -> _Guess | None:
     )
 
 
+def _behind(forced: Sequence[int], guess: _Guess | None) -> _Guess | None:
+    """The forced tokens, and behind them what a guess has there that starts with the same ones."""
+    if not forced:
+        return guess
+    parents = [*range(-1, len(forced) - 1)]
+    end = _end_of(forced, guess) if guess is not None else None
+    if guess is None or end is None:
+        return _Guess(FORCED, forced, parents, num_forced=len(forced))
+    nodes: list[int] = []
+    place = {end: len(forced) - 1}
+    for node, parent in enumerate(guess.parents):
+        if parent in place:
+            place[node] = len(forced) + len(nodes)
+            nodes.append(node)
+            parents.append(place[parent])
+    head = _Guess(FORCED, forced, ())
+    return _Guess(
+        guess.source,
+        [*forced, *(guess.token_ids[node] for node in nodes)],
+        parents,
+        None if guess.confidence is None else [1.0] * len(forced) + [guess.confidence[node] for node in nodes],
+        None if guess.probs is None else torch.cat([_probs(head, guess.probs.shape[1]).to(guess.probs), guess.probs[nodes]]),
+        len(forced),
+    )
+
+
+def _end_of(path: Sequence[int], guess: _Guess) -> int | None:
+    """The node of a guess that a path from its root leads to; None if the guess has no such path."""
+    at = -1
+    for token in path:
+        children = [n for n, (t, p) in enumerate(zip(guess.token_ids, guess.parents, strict=True)) if p == at and t == token]
+        if not children:
+            return None
+        at = children[0]
+    return at
+
+
 def _merged(guesses: Sequence[_Guess | None], filled: dict[tuple[int, str], int]) -> Draft:
     """All rows' guesses in one draft. Who gives no confidence of its own counts as certain, who gives no probs as one-hot."""
     merged = Draft([], [0], [], [], filled=filled)
@@ -277,7 +314,7 @@ def _merged(guesses: Sequence[_Guess | None], filled: dict[tuple[int, str], int]
         if guess is not None:
             merged.token_ids.extend(guess.token_ids)
             merged.parents.extend(guess.parents)
-            merged.source.extend([guess.source] * len(guess.token_ids))
+            merged.source.extend([FORCED] * guess.num_forced + [guess.source] * (len(guess.token_ids) - guess.num_forced))
         merged.start_loc.append(len(merged.token_ids))
     confidence: list[float] | None = None
     if any(guess.confidence is not None for guess in taken):

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -42,6 +43,7 @@ class Labelled:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         label = given if _LABEL.fullmatch(given) else str(uuid.uuid4())
+        scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic())
         status = 0
 
         async def labelled_send(message: Message) -> None:

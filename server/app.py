@@ -60,7 +60,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    app.add_middleware(Labelled, on_response=serving.metrics.on_response)
+    app.add_middleware(Labelled, on_response=serving.on_response)
     return app
 
 
@@ -99,12 +99,14 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         if body.prompt is not None:
             tokens = await serving.chat_format.encode(body.prompt, body.add_special_tokens is not False)
         else:
-            tokens = await serving.chat_format.encode_chat(
+            prompt = await serving.chat_format.encode_chat(
                 body.messages or [],
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 template_kwargs=body.chat_template_kwargs,
+                tools=[tool.for_template() for tool in body.tools or ()],
             )
+            tokens = prompt.token_ids
         strings = [serving.token_text(token)[0] for token in tokens] if body.return_token_strs else None
         return {"count": len(tokens), "max_model_len": serving.max_model_len, "tokens": tokens, "token_strs": strings}
 

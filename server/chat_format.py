@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from .chat_messages import Message
 from .errors import ApiError
-from .schemas import Message
+from .tools.parser import Tool
 
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "add_vision_id"})
+TEMPLATE_KWARGS = frozenset(
+    "add_vision_id clear_thinking date_string enable_thinking preserve_thinking reasoning_effort thinking thinking_budget "
+    "tools_in_user_message".split()
+)
 MAX_KWARG_CHARS = 256
 OFF_LOOP_CHARS = 8_000
 """Longer texts are rendered and tokenized in a thread: about 2 ms of work, what a stream's chunk may wait."""
 TURN_CHARS = 200
 """What a template takes for a message beside its text, as characters."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the model gets it."""
+
+    text: str
+    token_ids: list[int]
+    continued: str | None  # the message of the assistant that the prompt ends in, where it is to be continued
 
 
 class ChatFormat:
@@ -47,34 +61,44 @@ class ChatFormat:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """The prompt's token ids. By default the prompt ends where the assistant begins to speak. Raises ApiError, InvalidRequest."""
+        tools: Sequence[Tool] = (),
+    ) -> ChatPrompt:
+        """By default the prompt ends where the assistant begins to speak. Raises ApiError, InvalidRequest."""
         continues = bool(continue_final_message)
         generates = not continues if add_generation_prompt is None else add_generation_prompt
         if continues and generates:
             raise ApiError(400, "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message")
-        if continues and messages[-1].role != "assistant":
-            raise ApiError(400, "continue_final_message needs a last message of the assistant", param="continue_final_message")
-        turns = [{"role": _template_role(message.role), "content": _joined(message.content)} for message in messages]
+        if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+            message = "continue_final_message needs a last message of the assistant, without tool_calls"
+            raise ApiError(400, message, param="continue_final_message")
         kwargs = _checked_kwargs(template_kwargs or {})
-        chars = sum(len(turn["content"]) + TURN_CHARS for turn in turns)
+        chars = sum(len(message.text) + TURN_CHARS for message in messages)
 
-        def work() -> list[int]:
-            return self._encode(self._render(turns, generates, continues, kwargs), False, "messages")  # the template has them
+        def work() -> ChatPrompt:
+            text = self._render(messages, generates, continues, kwargs, tools)
+            token_ids = self._encode(text, False, "messages")  # the template has the special tokens
+            return ChatPrompt(text, token_ids, messages[-1].text if continues else None)
 
-        return work() if chars <= OFF_LOOP_CHARS else await asyncio.to_thread(work)
+        calls = any(message.tool_calls for message in messages)
+        return work() if chars <= OFF_LOOP_CHARS and not tools and not calls else await asyncio.to_thread(work)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def _render(self, turns: list[dict[str, str]], generates: bool, continues: bool, kwargs: Mapping[str, Any]) -> str:
-        if not self._tokenizer.chat_template:
+    def _render(
+        self, messages: Sequence[Message], generates: bool, continues: bool, kwargs: Mapping[str, Any], tools: Sequence[Tool]
+    ) -> str:
+        template = template_text(self._tokenizer)
+        if not template:
             raise ApiError(
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
+        # Arguments as the model wrote them, where the template takes them so: the prompt then repeats its very tokens.
+        turns = [message.for_template("arguments is string" in template) for message in messages]
+        offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
             text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **kwargs
+                turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **offered, **kwargs
             )
         except TemplateError as error:
             # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
@@ -85,15 +109,10 @@ class ChatFormat:
         return str(text)
 
 
-def _template_role(role: str) -> str:
-    # Few templates know OpenAI's newer name of the system role.
-    return "system" if role == "developer" else role
-
-
-def _joined(content: str | list[str] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(content)
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template; all of them where there are several, by name."""
+    template: Any = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

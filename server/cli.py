@@ -18,11 +18,14 @@ An OpenAI-compatible inference server built around exact speculative decoding.
 commands:
   serve [MODEL] [flags]   serve a model; without one, the small embedded model
   chat [flags]            talk to a running server in the terminal
-  bench speculation       compare generation with and without speculation on this machine
+  bench speculation       measure every method and draft length against no speculation, and say what to set
+  bench workloads         is speculation ever slower? with it against without, over kinds of work and batch sizes
   bench overhead          measure what the engine adds to the model's own time
   bench kernels           measure this machine's limits, and how near the network, the engine and the server come
   bench quality           measure what number formats cost in perplexity and in accepted drafts
+  bench serve             load any OpenAI-compatible server: latency, throughput, accepted drafts
   bench compare           send the same requests to several servers, or to transformers, and compare
+  tune [MODEL] [flags]    find the fastest speculation for your own prompts, and write the settings for serve
   train target            train a tokenizer and a model from scratch
   train draft             train a draft model for a model of yours
   train head              train a drafting head for it: EAGLE-3, EAGLE, Medusa, MLP speculator, MTP, PARD or DFlash
@@ -35,24 +38,29 @@ examples:
   foretoken serve
   foretoken serve ./my-model --speculative-config '{"method": "draft_model", "model": "./my-draft", "num_speculative_tokens": 3}'
   foretoken chat --url http://127.0.0.1:8000
+  foretoken tune ./my-model --dataset my-prompts.jsonl --out server.yaml
   foretoken train head --method eagle3 --model ./my-model --data chats.jsonl --out ./my-eagle3
 """
 BENCH_HELP = """\
 usage: foretoken bench speculation [MODEL] [flags]
+       foretoken bench workloads [MODEL] [flags]
        foretoken bench overhead [flags]
        foretoken bench kernels [flags]
        foretoken bench quality [flags]
+       foretoken bench serve --base-url URL [flags]
        foretoken bench compare --base-url URL --base-url URL [flags]
 
 examples:
   foretoken bench speculation
-  foretoken bench speculation ./my-model --draft ./my-draft --k 1,3,5,7 --batch 1,8
+  foretoken bench speculation ./my-model --speculative-config '{"method": "draft_model", "model": "./my-draft"}' --k 1,3,5,7
+  foretoken bench workloads --batch 1,8 --pairs 10 --plot workloads.png
   foretoken bench overhead --help
   foretoken bench kernels --quick --models demo
   foretoken bench quality --formats bfloat16,int8,int4
+  foretoken bench serve --base-url http://127.0.0.1:8000 --dataset chat --concurrency 1,8,32 --plot result.png
   foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
-COMMANDS = ("serve", "chat", "bench", "train", "version", "help")
+COMMANDS = ("serve", "chat", "bench", "tune", "train", "version", "help")
 
 # Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
 USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
@@ -86,10 +94,13 @@ def _run(words: list[str]) -> int:
             overhead(flags)
             return 0
         case ["bench", "speculation", *flags]:
-            from ..engine.compare import main as compare
+            from .bench_speculation import main as speculation
 
-            compare(flags)
-            return 0
+            return speculation(flags)
+        case ["bench", "workloads", *flags]:
+            from .bench_workloads import main as workloads
+
+            return workloads(flags)
         case ["bench", "kernels", *flags]:
             from .bench_kernels import main as kernels
 
@@ -100,6 +111,10 @@ def _run(words: list[str]) -> int:
 
             quality(flags)
             return 0
+        case ["bench", "serve", *flags]:
+            from .bench_serve import main as load_server
+
+            return load_server(flags)
         case ["bench", "compare", *flags]:
             from .bench_compare import main as compare_servers
 
@@ -107,6 +122,10 @@ def _run(words: list[str]) -> int:
         case ["bench", *rest]:
             print(BENCH_HELP, end="")
             return 0 if rest in (["-h"], ["--help"]) else USAGE
+        case ["tune", *flags]:
+            from .tune import main as tune
+
+            return tune(flags)
         case ["train", *flags]:
             from .train_command import main as train
 

@@ -42,6 +42,8 @@ def _echo(prompt: str | list[int], serving: Serving) -> str:
 class CompletionShape:
     """OpenAI's text_completion; its chunks have the same object name. `echoed` [choices] is put before each text."""
 
+    only_text = True
+
     def __init__(self, id: str, model: str, echoed: Sequence[str], serving: Serving, options: StreamOptions) -> None:
         self._id = id
         self._model = model
@@ -63,14 +65,14 @@ class CompletionShape:
     def opening(self) -> list[dict[str, Any]]:
         return [{"index": index, "text": text, "logprobs": None, "finish_reason": None} for index, text in enumerate(self._echoed) if text]
 
-    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]:
+    def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
         choice = {
             "index": index,
             "text": delta.text,
             "logprobs": self._logprobs(index, [delta]),
             "finish_reason": delta.finish_reason,
         }
-        return annotated(choice, delta, self._proposer_names)
+        return [annotated(choice, delta, self._proposer_names)]
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
         return {

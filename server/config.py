@@ -59,6 +59,12 @@ class Environment(BaseSettings):
         return {name.replace("_", "-"): value for name, value in self.model_dump().items() if value}
 
 
+class ClientEnvironment(BaseSettings):
+    """What commands that talk to any OpenAI-compatible server read as OpenAI's own clients do."""
+
+    openai_api_key: str | None = None
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """Everything `foretoken serve` needs to know. `engine` goes to the engine as it is."""
@@ -69,6 +75,8 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # any of them opens; none = no authentication
     insecure_no_auth: bool = False  # no key although the host is reachable from outside
     served_model_names: tuple[str, ...] = ()  # all names of the model in the API; empty = its own
+    tool_call_parser: str | None = None  # how the model writes tool calls; None = what its chat template says
+    reasoning_parser: str | None = None  # the same of its reasoning
     allowed_origins: tuple[str, ...] = ()  # exact origins, or "*"; empty = LOCAL_ORIGINS
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0  # from a request's arrival to its last token

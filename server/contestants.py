@@ -94,7 +94,7 @@ class Transformers:
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in answer.token_ids]
         return turn(
             [
-                Answer(answer.seconds, len(ids), 0, text, answer.first_s, answer.seconds)
+                Answer(answer.seconds, len(ids), 0, text, (answer.first_s, answer.seconds))
                 for ids, text in zip(answer.token_ids, texts, strict=True)
             ],
             self._asking.stream,

@@ -54,11 +54,11 @@ TAKING_A_VALUE = frozenset(
     --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl --model-loader-extra-config --num-lookahead-slots
     --num-redundant-experts --num-scheduler-steps --otlp-traces-endpoint --override-attention-dtype
     --override-generation-config --override-neuron-config --override-pooler-config --performance-mode --pooler-config
-    --preemption-mode --prefix-caching-hash-algo --pt-load-map-location --qlora-adapter-name-or-path --reasoning-parser
+    --preemption-mode --prefix-caching-hash-algo --pt-load-map-location --qlora-adapter-name-or-path
     --renderer-num-workers --response-role --root-path --rope-scaling --rope-theta --runner --safetensors-load-strategy
     --scheduler-cls --scheduler-delay-factor --scheduling-policy --show-hidden-metrics-for-version --ssl-ca-certs
     --ssl-cert-reqs --ssl-ciphers --structured-outputs-config --swap-space --task --tokenizer --tokenizer-mode
-    --tokenizer-pool-extra-config --tokenizer-pool-size --tokenizer-pool-type --tokenizer-revision --tool-call-parser
+    --tokenizer-pool-extra-config --tokenizer-pool-size --tokenizer-pool-type --tokenizer-revision
     --tool-parser-plugin --tool-server --typical-acceptance-sampler-posterior-alpha
     --typical-acceptance-sampler-posterior-threshold --uds --video-pruning-rate --worker-cls --worker-extension-cls
     """.split()

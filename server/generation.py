@@ -24,6 +24,7 @@ class ChoiceProgress:
     """What has come of one choice. Times are of the monotonic clock, in seconds."""
 
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0  # told by whoever reads the text
     first_token_time: float | None = None
     last_token_time: float = 0.0
     finish_reason: FinishReason | None = None
@@ -136,13 +137,15 @@ class Generation:
             if delta.queue_time_s is not None:
                 self._metrics.on_queued(delta.queue_time_s)
             choice.stats = delta.stats or choice.stats
+            self._metrics.on_speculation(choice.stats)
 
     def _report(self, unfinished: FinishReason) -> None:
         """Every accepted choice is counted once, whatever became of it."""
         duration = time.monotonic() - self._start_time
         for index, choice in enumerate(self.choices):
             num_prompt_tokens = len(self.prompts[index // self.params.n])
-            self._metrics.on_finish(choice.finish_reason or unfinished, duration, num_prompt_tokens, choice.num_tokens)
+            choice.finish_reason = choice.finish_reason or unfinished
+            self._metrics.on_finish(choice.finish_reason, duration, num_prompt_tokens, choice.num_tokens)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage. Rejected drafts, predictions included, are never counted as completion tokens."""
@@ -158,7 +161,7 @@ class Generation:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(choice.stats.accepted_prediction_tokens for choice in self.choices),
                 "rejected_prediction_tokens": sum(choice.stats.rejected_prediction_tokens for choice in self.choices),
-                "reasoning_tokens": 0,
+                "reasoning_tokens": sum(choice.num_reasoning_tokens for choice in self.choices),
             },
         }
 

@@ -23,6 +23,15 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class ServerFailed(Exception):
     """A server is not there, refuses, or does not answer as it should. The message names it and says what to do."""
 
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
+        """status: of the HTTP answer, where there was one. retry_after_s: what the server asks a client to wait."""
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
+class Unreachable(ServerFailed):
+    """Nothing takes connections at the address."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -32,9 +41,19 @@ class Answer:
     tokens: int  # of output, as the server's usage says
     prompt_tokens: int
     text: str
-    first_s: float | None = None  # until the first text, if streamed
-    last_s: float | None = None  # ... the last
-    chunks: int = 0  # with text, if streamed
+    arrivals: tuple[float, ...] = ()  # of each piece of text, if streamed
+
+    @property
+    def chunks(self) -> int:
+        return len(self.arrivals)
+
+    @property
+    def first_s(self) -> float | None:
+        return self.arrivals[0] if self.arrivals else None
+
+    @property
+    def last_s(self) -> float | None:
+        return self.arrivals[-1] if self.arrivals else None
 
 
 class LoadClient:
@@ -54,11 +73,22 @@ class LoadClient:
 
     async def model(self) -> str:
         """Name of the first model that the server lists. Raises ServerFailed."""
+        return (await self.models())[0]
+
+    async def models(self) -> list[str]:
+        """Names of the models that the server lists, at least one. Raises ServerFailed."""
         listed = _json(self.url, await self._bounded(self._whole("GET", "/v1/models", None)))
         try:
-            return str(listed["data"][0]["id"])
-        except (KeyError, IndexError, TypeError):
-            raise ServerFailed(f"{self.url} lists no model at /v1/models: is it an OpenAI-compatible server?") from None
+            names = [str(one["id"]) for one in listed["data"]]
+        except (KeyError, TypeError):
+            names = []
+        if not names:
+            raise ServerFailed(f"{self.url} lists no model at /v1/models: is it an OpenAI-compatible server?")
+        return names
+
+    async def page(self, path: str) -> str:
+        """The text that the server gives at a path. Raises ServerFailed."""
+        return (await self._bounded(self._whole("GET", path, None))).decode("utf-8", "replace")
 
     async def complete(self, path: str, request: Mapping[str, Any], stream: bool) -> Answer:
         """POST to /v1/completions or /v1/chat/completions. Raises ServerFailed, and where the answer counts no tokens."""
@@ -78,7 +108,7 @@ class LoadClient:
         request = {**request, "stream": True, "stream_options": {"include_usage": True}}
         texts: list[str] = []
         usage: dict[str, Any] = {}
-        first = last = None
+        arrivals: list[float] = []
         started = time.perf_counter()
         async with aclosing(self._request("POST", path, request)) as pieces:
             buffered = b""
@@ -89,12 +119,11 @@ class LoadClient:
                         continue
                     event = _json(self.url, line[5:])
                     if text := "".join(map(_text, event.get("choices", ()))):
-                        last = time.perf_counter() - started
-                        first = first or last
+                        arrivals.append(time.perf_counter() - started)
                         texts.append(text)
                     usage = event.get("usage") or usage
         seconds = time.perf_counter() - started
-        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(texts), first, last, len(texts))
+        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(texts), tuple(arrivals))
 
     async def _bounded(self, work: Any) -> Any:
         try:
@@ -114,7 +143,7 @@ class LoadClient:
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=MAX_LINE)
         except OSError as error:
-            raise ServerFailed(f"no server answers at {self.url} ({error.strerror or error}): start it, or correct the URL") from error
+            raise Unreachable(f"no server answers at {self.url} ({error.strerror or error}): start it, or correct the URL") from error
         try:
             kind = "Content-Type: application/json\r\n" if content else ""
             head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}{kind}Content-Length: {len(content)}\r\n\r\n"
@@ -122,7 +151,8 @@ class LoadClient:
             status, headers = await _head(reader, self.url)
             pieces = _body(reader, headers)
             if status != 200:
-                raise ServerFailed(f"{self.url}{path} answers with status {status}: {_reason(b''.join([p async for p in pieces]))}")
+                reason = _reason(b"".join([piece async for piece in pieces]))
+                raise ServerFailed(f"{self.url}{path} answers with status {status}: {reason}", status, _seconds(headers.get("retry-after")))
             async for piece in pieces:
                 yield piece
         finally:
@@ -148,6 +178,11 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> Asy
     else:  # the end of the connection is the end of the body
         while piece := await reader.read(MAX_LINE):
             yield piece
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Of a Retry-After header; None without one, or where it is a date."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
 
 
 def _text(choice: Mapping[str, Any]) -> str:

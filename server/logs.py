@@ -1,12 +1,22 @@
-"""The log: one line an event on stderr, with a timestamp, and nothing a client sent can break or colour a line."""
+"""The log: one line an event on stderr, one `key=value` line a request; nothing a client sent can break or colour a line.
+
+Prompts, answers and whatever else a client wrote are never logged; of a request's id only letters, digits and `._-` are taken.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from .generation import Generation
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+_PROBED = ("/health", "/metrics")
 
 
 class OneLineFormatter(logging.Formatter):
@@ -16,15 +26,56 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record).translate(_UNPRINTABLE)
 
 
-class NoProbes(logging.Filter):
-    """Drops the access log's lines of probes and scrapes: they come by the clock and say nothing."""
+def is_quiet(scope: Scope, status: int) -> bool:
+    """Whether an answer needs no line: those of probes and scrapes come by the clock and say nothing, unless they failed."""
+    return status == 200 and scope["path"].startswith(_PROBED)
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        match record.args:
-            case (_, _, str(path), _, 200):
-                return not path.startswith(("/health", "/metrics"))
-            case _:
-                return True
+
+def request_line(scope: Scope, status: int) -> str:
+    """What became of one HTTP request, in logfmt: `key=value` with spaces between, without a key where there is no value.
+
+    `scope["state"]` has request_id and start_time, and generation and model if the engine took the request.
+    """
+    state, client = scope["state"], scope.get("client")
+    route = scope.get("route")
+    facts: dict[str, object] = {
+        "request_id": state["request_id"],
+        "client": client[0] if client else None,
+        "method": scope["method"] if route is not None else None,  # else it is any word of the client's
+        "route": route.path if route is not None else "other",
+        "status": status,
+        "e2e_ms": round((time.monotonic() - state["start_time"]) * 1000, 3),
+    }
+    if (generation := state.get("generation")) is not None:
+        facts |= {"model": state["model"]} | _generated(generation)
+    return " ".join(f"{key}={_written(value)}" for key, value in facts.items() if value is not None)
+
+
+def _generated(generation: Generation) -> dict[str, object]:
+    """What the engine did for a request that has ended."""
+    usage, metrics = generation.usage(), generation.metrics()
+    speculation = metrics["speculative_decoding"]
+    return {
+        "id": generation.request_id,
+        "finish_reason": ",".join(sorted({choice.finish_reason or "abort" for choice in generation.choices})),
+        "choices": len(generation.choices),
+        "prompt_tokens": usage["prompt_tokens"],
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "output_tokens": usage["completion_tokens"],
+        "queue_ms": metrics.get("queue_time_ms"),
+        "ttft_ms": metrics.get("time_to_first_token_ms"),
+        "drafted": speculation["num_draft_tokens"],
+        "accepted": speculation["num_accepted_draft_tokens"],
+        "mean_accepted_length": speculation["mean_acceptance_length"],
+    }
+
+
+def _written(value: object) -> str:
+    """A value that cannot be taken for the next key: a model's name may have spaces."""
+    text = str(value)
+    if text and not any(character in text for character in ' "=\\'):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def log_config(level: str) -> dict[str, Any]:
@@ -35,12 +86,11 @@ def log_config(level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": OneLineFormatter, "fmt": FORMAT}},
-        "filters": {"no_probes": {"()": NoProbes}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {
             "foretoken": {"level": ours},
-            "uvicorn.access": {"level": ours, "filters": ["no_probes"]},
+            "uvicorn.access": {"level": "WARNING"},  # our own line says more
             "uvicorn.error": {"level": quiet},
         },
     }

@@ -1,7 +1,7 @@
-"""What Prometheus and the log are told. The engine's own counts are read from its snapshot, never counted twice.
+"""What Prometheus and the log are told of requests: times, tokens, endings, and how well guesses went in each.
 
 Names and the labels model_name and engine are vLLM's, so that its dashboards work; `foretoken:` names what it lacks.
-Label values come from closed sets.
+Label values come from closed sets. The engine's own counts are never counted twice: engine_metrics.py renders its snapshot.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-from ..engine.request import FinishReason
+from ..engine.request import FinishReason, SpeculationStats
 from ..engine.stats import EngineStats
+from .engine_metrics import LABELS, EngineCollector, share
 
 logger = logging.getLogger("foretoken.server")
 
@@ -28,21 +29,20 @@ LOG_INTERVAL_S = 10.0
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-_LABELS = ("model_name", "engine")
-_INFO_LABELS = (*_LABELS, "rule", "lossy")
+_ACCEPTED = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)  # 1 = every guess was rejected
 ENGINE = "0"  # one process is one replica
 
 
 class Metrics:
     """A registry of its own: several apps may live in one process."""
 
-    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str, proposer_names: Sequence[str]) -> None:
         self.registry = CollectorRegistry()
         self._stats = stats
         labels = (model_name, ENGINE)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets).labels(*labels)
+            return Histogram(name, text, LABELS, registry=self.registry, buckets=buckets).labels(*labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
         self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step, of a finished choice.", _SECONDS)
@@ -51,9 +51,13 @@ class Metrics:
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
         self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a finished choice.", _TOKENS)
         self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of a finished choice.", _TOKENS)
-        success = Counter("vllm:request_success", "Ended choices by reason.", (*_LABELS, "finished_reason"), registry=self.registry)
+        success = Counter("vllm:request_success", "Ended choices by reason.", (*LABELS, "finished_reason"), registry=self.registry)
         reasons: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
         self._success = {reason: success.labels(*labels, reason) for reason in reasons}
+        text = "Tokens per target pass with a draft of this proposer, the target's own one included, of a finished choice."
+        name = "foretoken:request_mean_accepted_length"
+        lengths = Histogram(name, text, (*LABELS, "proposer"), registry=self.registry, buckets=_ACCEPTED)
+        self._accepted = [lengths.labels(*labels, proposer) for proposer in proposer_names]
         self._http = Counter("foretoken:http_requests", "Answers by route and status.", ("route", "status"), registry=self.registry)
         self._unknown_fields = Counter(
             "foretoken:unknown_request_fields", "Request fields that were ignored because nobody knows them.", registry=self.registry
@@ -75,6 +79,11 @@ class Metrics:
         self._e2e.observe(seconds)
         self._prompt.observe(num_prompt_tokens)
         self._generated.observe(num_tokens)
+
+    def on_speculation(self, stats: SpeculationStats) -> None:
+        """What came of the guesses for one finished choice: an observation for each proposer that guessed."""
+        for proposer, (num_drafts, num_accepted) in stats.of_proposer.items():
+            self._accepted[proposer].observe(1 + num_accepted / num_drafts)
 
     def on_response(self, scope: Scope, status: int) -> None:
         route = scope.get("route")
@@ -114,7 +123,7 @@ def traffic_line(before: EngineStats, now: EngineStats, seconds: float) -> str:
     prompted = (now.prompt_tokens - before.prompt_tokens) / seconds
     return (
         f"{speculation}; running {now.num_running}, waiting {now.num_waiting}, generated {generated:.1f} tokens/s, "
-        f"prompts {prompted:.1f} tokens/s, KV cache {_share(now.kv_blocks_used, now.kv_blocks_total):.1%}"
+        f"prompts {prompted:.1f} tokens/s, KV cache {share(now.kv_blocks_used, now.kv_blocks_total):.1%}"
     )
 
 
@@ -132,83 +141,7 @@ class TokenLatency(Collector):
 
     def collect(self) -> Iterable[Metric]:
         text = "Gap between steps divided by the tokens of the step, per token."
-        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", text, labels=_LABELS)
+        family = HistogramMetricFamily("vllm:inter_token_latency_seconds", text, labels=LABELS)
         bounds = [*(str(float(bound)) for bound in _TOKEN_SECONDS), "+Inf"]
         family.add_metric(self._labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._seconds)
         return [family]
-
-
-class EngineCollector(Collector):
-    """Renders an EngineStats snapshot, taken when Prometheus asks."""
-
-    def __init__(self, stats: Callable[[], EngineStats], labels: tuple[str, str]) -> None:
-        self._stats = stats
-        self._labels = labels
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # the names are known only with a snapshot; the registry is ours, nothing can collide
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        yield from self._load(stats)
-        yield from self._speculation(stats)
-        yield from self._proposers(stats)
-
-    def _load(self, s: EngineStats) -> Iterable[Metric]:
-        yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", s.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", s.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", _share(s.kv_blocks_used, s.kv_blocks_total))
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens taken in.", s.prompt_tokens)
-        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.", s.cached_prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", s.generation_tokens)
-        yield self._counter("vllm:num_preemptions", "Requests put back into the queue for want of blocks.", s.num_preemptions)
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_cache_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there.", s.prefix_cache_hits)
-        yield self._counter("foretoken:steps", "Engine steps.", s.num_steps)
-        yield self._counter("foretoken:step_seconds", "Time in engine steps.", s.step_seconds)
-        yield self._counter("foretoken:target_seconds", "Time in forward passes of the target.", s.target_seconds)
-
-    def _speculation(self, s: EngineStats) -> Iterable[Metric]:
-        yield self._counter("vllm:spec_decode_num_drafts", "Drafts verified.", s.num_drafts)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", s.num_draft_tokens)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", s.num_accepted_tokens)
-        accepted = [(str(position), count) for position, count in enumerate(s.accepted_per_position)]
-        yield self._counters("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted by depth in the draft.", "position", accepted)
-        rate = _share(s.recent_accepted_tokens, s.recent_draft_tokens)
-        yield self._gauge("vllm:spec_decode_acceptance_rate", "Accepted / drafted, last 60 s.", rate)
-        yield self._gauge("foretoken:num_speculative_tokens", "Draft tokens per row in the latest step.", s.num_speculative_tokens)
-        rule = GaugeMetricFamily("foretoken:acceptance_info", "The rule that accepts drafts, and whether it is lossy.", labels=_INFO_LABELS)
-        rule.add_metric((*self._labels, s.acceptance, str(s.is_lossy).lower()), 1)
-        yield rule
-        off = list(s.steps_with_speculation_off.items())
-        yield self._counters("foretoken:spec_decode_disabled", "Steps that did not speculate, by reason.", "reason", off)
-
-    def _proposers(self, s: EngineStats) -> Iterable[Metric]:
-        def each(name: str, text: str, count: Callable[..., float]) -> Metric:
-            return self._counters(f"foretoken:proposer_{name}", text, "proposer", [(p.name, count(p)) for p in s.proposers])
-
-        yield each("drafts", "Drafts of this proposer verified.", lambda p: p.num_drafts)
-        yield each("draft_tokens", "Draft tokens of this proposer verified.", lambda p: p.num_draft_tokens)
-        yield each("accepted_tokens", "Draft tokens of this proposer accepted.", lambda p: p.num_accepted_tokens)
-        yield each("failures", "Steps in which this proposer failed.", lambda p: p.num_failures)
-        yield each("seconds", "Time spent drafting.", lambda p: p.draft_seconds)
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _counters(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
-        for of, value in values:
-            family.add_metric((*self._labels, of), value)
-        return family
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

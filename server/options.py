@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import yaml
 
 from .flags import UnknownFlag, separate
+from .reasoning import REASONING_FORMATS
+from .tools.formats import FORMATS, NO_PARSER
 
 DESCRIPTION = """\
 Serve a model behind an OpenAI-compatible API, with speculative decoding.
@@ -204,6 +206,8 @@ class ServeParser(argparse.ArgumentParser):
         add("--port", type=port, metavar="PORT", help="0 = any free one (8000)")
         add("--api-key", action="append", type=key, dest="api_keys", metavar="KEY", help="clients must send it; may be repeated")
         add("--insecure-no-auth", action="store_true", help="no key although the host is reachable from outside")
+        add("--tool-call-parser", choices=[*FORMATS, NO_PARSER], help="how the model writes tool calls (what its chat template says)")
+        add("--reasoning-parser", choices=[*REASONING_FORMATS, NO_PARSER], help="how it marks reasoning (what its chat template says)")
         add("--allowed-origins", type=origins, metavar="ORIGINS", help="web pages that may call: a JSON list, or commas")
         add("--max-body-bytes", type=count, metavar="N", help="longer requests are refused")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails (600)")

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ..engine.request import SamplingParams
+from .chat_messages import Messages, TextContent
 from .errors import ApiError, unsupported
+from .request_base import OpenAIObject, OurObject
+from .structured import FIELDS as FORM_FIELDS
+from .structured import grammar_of
+from .tools.request import Choice, Offer, Tools, offer
 
 MAX_PROMPTS = 64
-MAX_MESSAGES = 4096
 MAX_STOP_TOKEN_IDS = 1024
 
 
@@ -45,39 +49,10 @@ def _prompts(value: object) -> object:
     raise PydanticCustomError("prompt", "prompt must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
-def _text(value: object) -> object:
-    """A message's content: a string, or text parts. Parts of other kinds are refused, never dropped."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "content must be a string or a list of text parts")
-    return [_part_text(part) for part in value]
+TemplateKwargs = dict[str, str | int | float | bool | None]
 
 
-def _part_text(part: object) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise PydanticCustomError("content", "a content part must be an object with a type")
-    if part["type"] != "text":
-        raise ApiError(400, "This server reads text only; send content parts of type 'text'", param="messages", code="unsupported_content")
-    if not isinstance(part.get("text"), str):
-        raise PydanticCustomError("content", "a text part must have a text that is a string")
-    return part["text"]
-
-
-TextContent = Annotated[Any, BeforeValidator(_text)]  # str, list[str] (the texts of its parts), or None
-
-
-class _OpenAI(BaseModel):
-    """Keys nobody declared are kept in model_extra, for `settle_extras` to judge."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
-
-
-class _Ours(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class SpeculationField(_Ours):
+class SpeculationField(OurObject):
     """`speculation`: "auto", "off" or the name of a configured proposer, a ceiling for this request, and whom it learns from."""
 
     method: str = "auto"
@@ -85,13 +60,13 @@ class SpeculationField(_Ours):
     corpus_id: str | None = None
 
 
-class StreamOptions(_OpenAI):
+class StreamOptions(OpenAIObject):
     include_usage: bool | None = None
     include_speculation: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class Prediction(_OpenAI):
+class Prediction(OpenAIObject):
     type: Literal["content"]
     content: TextContent
 
@@ -100,13 +75,7 @@ class Prediction(_OpenAI):
         return self.content if isinstance(self.content, str) else "".join(self.content or ())
 
 
-class Message(_OpenAI):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextContent = None
-    name: str | None = None
-
-
-class GenerationRequest(_OpenAI):
+class GenerationRequest(OpenAIObject):
     """What both generating routes share. A field that is null or missing has SamplingParams' default."""
 
     model: str | None = None
@@ -145,6 +114,8 @@ class GenerationRequest(_OpenAI):
             given["prediction"] = self.prediction.text
         if self.speculation is not None:
             given["speculation"] = self.speculation.model_dump()
+        if (grammar := grammar_of(self.model_extra or {})) is not None:
+            given["grammar"] = grammar
         return SamplingParams(stop=self.stop, **given, **settled)
 
 
@@ -161,14 +132,28 @@ def _token_bias(bias: Mapping[str, float]) -> dict[int, float]:
 
 
 class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    tools: Tools | None = None
+    tool_choice: Choice = None
+    parallel_tool_calls: bool | None = None
+
+    def offer(self) -> Offer:
+        """Raises ApiError."""
+        return offer(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """chat_template_kwargs, and what reasoning_effort means to the templates that have a word for it."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        off = {"enable_thinking": False, "thinking": False} if self.reasoning_effort == "none" else {}
+        return effort | off | (self.chat_template_kwargs or {})
 
     def to_sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
@@ -192,36 +177,31 @@ class CompletionRequest(GenerationRequest):
         return self.sampling_params(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
 
 
-class TokenizeRequest(_OpenAI):
+class TokenizeRequest(OpenAIObject):
     """Either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(_OpenAI):
+class DetokenizeRequest(OpenAIObject):
     model: str | None = None
     tokens: list[int]
 
 
 # Known and not served. The values listed mean "without it" and pass.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
+    "tools": (None, []),  # of completions; chat declares it
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None, {}),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
     "suffix": (None, ""),
     "modalities": (None, [], ["text"]),
     "audio": (None,),
@@ -236,14 +216,11 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (None,),
     "thinking_token_budget": (None,),
     "echo": (None, False),  # of chat; completions declare it
-    "tool_calls": (None, []),  # of a message
-    "tool_call_id": (None,),
 }
 # Known, and nothing to do for a text server that stores nothing.
 _TOLERATED = frozenset(
-    "user metadata store service_tier parallel_tool_calls safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
-    "verbosity moderation include_obfuscation spaces_between_special_tokens include_reasoning request_id refusal annotations "
-    "reasoning reasoning_content".split()
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "verbosity moderation include_obfuscation spaces_between_special_tokens request_id refusal annotations".split()
 )
 
 
@@ -254,7 +231,7 @@ def settle_extras(body: BaseModel) -> int:
         if name in _UNSUPPORTED:
             if value not in _UNSUPPORTED[name]:
                 raise unsupported(name)
-        elif name not in _TOLERATED:
+        elif name not in _TOLERATED and name not in FORM_FIELDS:
             unknown += 1
     for name in type(body).model_fields:
         value = getattr(body, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.types import Scope
 
 from .. import __version__
 from ..engine.request import SamplingParams
@@ -18,11 +20,15 @@ from .config import ServerConfig
 from .errors import ApiError
 from .generation import Generation
 from .logprobs import TokenText
+from .logs import is_quiet, request_line
 from .metrics import Metrics
+from .replies import ReplyFormats
 from .schemas import GenerationRequest, StreamOptions, settle_extras
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
+
+request_logger = logging.getLogger("foretoken.request")
 
 SYSTEM_FINGERPRINT = f"fp_foretoken_{__version__}"
 
@@ -42,8 +48,9 @@ class Serving:
         self.model_names = config.served_model_names or (loaded.model.name,)
         self.max_model_len = loaded.model.max_model_len
         self.proposer_names = loaded.proposer_names
-        self.metrics = Metrics(engine.stats, self.model_names[0])
+        self.metrics = Metrics(engine.stats, self.model_names[0], self.proposer_names)
         self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode)
+        self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._speculative = loaded.speculative
@@ -100,7 +107,9 @@ class Serving:
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
             prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
             params = replace(params, prediction=prediction)
-        return Generation(
+        if params.grammar is not None:  # compiling takes up to two seconds
+            await asyncio.to_thread(self.engine.engine.intake.prepare, params)
+        generation = Generation(
             self.engine,
             self.metrics,
             prompts,
@@ -112,6 +121,14 @@ class Serving:
             speculative=self._speculative,
             timeout_s=self.config.request_timeout_s,
         )
+        request.state.generation, request.state.model = generation, body.model or self.model_names[0]  # for the log
+        return generation
+
+    def on_response(self, scope: Scope, status: int) -> None:
+        """An answer has left, or its client: count it, and log it unless it is a probe's."""
+        self.metrics.on_response(scope, status)
+        if not is_quiet(scope, status):
+            request_logger.info("%s", request_line(scope, status))
 
 
 def _parsed(raw: bytes, model: type[Body]) -> tuple[Body, int]:

@@ -31,11 +31,13 @@ T = TypeVar("T")
 
 
 class Shape(Protocol):
-    """How a route spells choices. Chunks of one choice without logprobs and before its end differ in nothing but their text."""
+    """How a route spells choices."""
 
+    @property
+    def only_text(self) -> bool: ...  # whether chunks of one choice without logprobs and before its end differ in nothing but their text
     def envelope(self, *, chunk: bool) -> dict[str, Any]: ...  # id, object, created, model
     def opening(self) -> list[dict[str, Any]]: ...  # choices of a stream's first chunks
-    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]: ...  # the choice of one delta
+    def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]: ...  # the choices of one delta, in order: one a chunk
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]: ...  # a whole choice
 
 
@@ -92,7 +94,8 @@ async def events(generation: Generation, shape: Shape, options: StreamOptions) -
             async for index, delta in deltas:
                 while opening:
                     yield chunks.of([opening.pop(0)])
-                yield chunks(index, delta)
+                if said := chunks(index, delta):
+                    yield said
         if options.include_usage:
             yield chunks.of([], usage=generation.usage(), metrics=generation.metrics())
     except ForetokenError as error:
@@ -113,28 +116,32 @@ class Chunks:
         self._envelope = shape.envelope(chunk=True)
         if options.include_usage or options.continuous_usage_stats:
             self._envelope["usage"] = None
-        self._only_text = not (options.include_speculation or options.continuous_usage_stats)
+        self._only_text = shape.only_text and not (options.include_speculation or options.continuous_usage_stats)
         self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice
 
     def __call__(self, index: int, delta: TokenDelta) -> bytes:
-        """The chunk of one delta, which `generation` has taken in."""
+        """The chunks of one delta, which `generation` has taken in."""
         if self._only_text and delta.logprobs is None and delta.finish_reason is None:
             around = self._around.get(index)
             if around is None:
                 around = self._around[index] = self._split(index, delta)
             return around[0] + _json(delta.text).encode() + around[1]
+        chunks = self._shape.chunks(index, delta)
+        if not chunks:
+            return b""
+        *before, last = chunks
         more: dict[str, Any] = {}
         if self._options.continuous_usage_stats:
             more["usage"] = self._generation.usage()
         if self._generation.finished and not self._options.include_usage:
             more["metrics"] = self._generation.metrics()
-        return self.of([self._shape.chunk(index, delta)], **more)
+        return b"".join([self.of([choice]) for choice in before]) + self.of([last], **more)
 
     def of(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return event(self._envelope | {"choices": choices} | more)
 
     def _split(self, index: int, delta: TokenDelta) -> tuple[bytes, bytes]:
-        marked = self.of([self._shape.chunk(index, replace(delta, text=_MARK))])
+        marked = self.of(self._shape.chunks(index, replace(delta, text=_MARK)))
         before, mark, after = marked.rpartition(_json(_MARK).encode())  # from the right: the envelope holds names of the user's
         assert mark, "a chunk without its text"
         return before, after

@@ -24,6 +24,7 @@ from ..proposers.training.encoding import Prompt, encode_prompt
 from ..proposers.training.family import RECIPE, Family, Member, Prepared, Training, hold_out, prepare
 from ..proposers.training.frozen import FrozenTarget
 from ..proposers.training.loop import Run, Trainee
+from ..proposers.training.model_card import write_card
 from ..proposers.training.packing import Packed, PackedStream, mean_tokens, write
 from ..proposers.training.reading import DataError
 from ..proposers.training.target import Shape, TargetTrainee, write_model
@@ -31,9 +32,11 @@ from .drafter_data import learned_counts
 from .generating import Generation, documents, generate
 from .train_head import make_head, settings_of
 from .train_options import Parser
+from .train_prompts import write_prompts
 from .train_run import Machine, show
 
 HELD_OUT_BATCHES = 8
+PROMPTS = "prompts.jsonl"
 GROUND_TRUTH_SHARE = 0.4             # of an MLP speculator's tokens: its first stage reads the target's own training text
 
 EXAMPLES = """\
@@ -59,6 +62,11 @@ class Paths:
     @property
     def target(self) -> Path:
         return self.family / "target"
+
+    @property
+    def evaluation(self) -> Path:
+        """Left by `foretoken train evaluate`."""
+        return self.work / "evaluation" / "evaluation.json"
 
     def run(self, name: str) -> Path:
         return self.work / "runs" / name
@@ -104,9 +112,13 @@ def make(family: Family, paths: Paths, chosen: Sequence[str], machine: Machine) 
     for name in drafters:
         if not (paths.family / name / "model.safetensors").exists():
             train_drafter(family, name, prepared, paths, machine)
+    measured = paths.evaluation.exists()
+    write_card(paths.family, family, json.loads(paths.evaluation.read_text(encoding="utf-8")) if measured else None, paths.work / "runs")
+    if (paths.work / "prompts_held_out.jsonl").exists():
+        write_prompts(paths.family / PROMPTS, prepared.prompts(True), family.seed)
     publish(paths.family, paths.out)
-    say(f"the family is in {paths.out}; measure it with: foretoken train evaluate --models {paths.out} --prompts "
-        f"{paths.work / 'prompts_held_out.jsonl'} --out {paths.work / 'evaluation'}")
+    say(f"the family is in {paths.out}" + ("" if measured else f"; measure it, then give this command again for a card with the figures: "
+        f"foretoken train evaluate --models {paths.out} --prompts {paths.work / 'prompts_held_out.jsonl'} --out {paths.evaluation.parent}"))
 
 
 def train_target(family: Family, prepared: Prepared, paths: Paths, machine: Machine) -> None:
@@ -153,15 +165,16 @@ def train_drafter(family: Family, name: str, prepared: Prepared, paths: Paths, m
     """From the target's answers to a folder in the method's published layout."""
     member, folder = family.members[name], paths.family / name
     target = FrozenTarget.load(paths.target, machine.device)
-    stream = PackedStream([paths.answers(False)], member.training.batch_tokens)
+    text = prepared.stage(len(family.stages) - 1)
+    stream = PackedStream([*([text] if member.training.text else []), paths.answers(False)], member.training.batch_tokens)
+    stream.thin(member.training.tokens)
     held_out = some(PackedStream([paths.answers(True)], member.training.batch_tokens))
     torch.manual_seed(family.seed)
     trainee, write_to = trainee_of(member, target, prepared.tokenizer, paths)
     training = member.training
     if member.method == "mlp_speculator":
-        text = PackedStream([prepared.stage(len(family.stages) - 1)], training.batch_tokens)
         first = replace(training, tokens=int(GROUND_TRUTH_SHARE * training.tokens))
-        run_of(trainee, text, first, paths.run(f"{name}_text"), machine, held_out)
+        run_of(trainee, PackedStream([text], training.batch_tokens), first, paths.run(f"{name}_text"), machine, held_out)
         training = replace(training, tokens=training.tokens - first.tokens)
     run = run_of(trainee, stream, training, paths.run(name), machine, held_out)
     write_to(folder)
@@ -222,7 +235,11 @@ def publish(family: Path, out: Path) -> None:
         destination = out / source.relative_to(family)
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = destination.with_name(destination.name + ".partial")
-        shutil.copyfile(source, partial)
+        if source.name == "tokenizer.json":  # is written with a line for each token: more than half of it is spaces
+            table = json.loads(source.read_text(encoding="utf-8"))
+            partial.write_text(json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+        else:
+            shutil.copyfile(source, partial)
         partial.replace(destination)
 
 

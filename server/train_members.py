@@ -33,10 +33,10 @@ class FamilyFolder:
         return (*WITHOUT_WEIGHTS, *(name for name in LEARNED if (self.folder / name / "config.json").exists()))
 
     def speculation(self, method: str, most: int) -> dict[str, Any]:
-        """A speculative config for at most so many guesses, on at any batch size."""
+        """A speculative config for always so many guesses, at any batch size."""
         if method == OFF:
             return {"method": OFF}
-        config: dict[str, Any] = {"method": method, "disable_by_batch_size": 1024, **WITHOUT_WEIGHTS.get(method, {})}
+        config: dict[str, Any] = {"method": method, "adaptive": False, "disable_by_batch_size": 1024, **WITHOUT_WEIGHTS.get(method, {})}
         if method not in OF_THEIR_OWN_LENGTH:
             config["num_speculative_tokens"] = most
         if method in LEARNED:

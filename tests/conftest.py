@@ -13,6 +13,14 @@ from running_server import RunningServer, start_server
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines keep between starts goes to a temporary folder, those of server processes too: never into the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETOKEN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with 2 layers of 64, 300 tokens, context 512."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from random_drafters import MAKERS, write
 
 from foretoken import LLM, SamplingParams
@@ -82,7 +83,7 @@ def configs(target: Path, folder: Path) -> list[dict[str, Any]]:
 def engine(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, LLM]]:
     target = folders["sliding" if request.param == "sliding window" else "embedded"]
     every = configs(target, tmp_path_factory.mktemp("drafters"))
-    with LLM(str(target), speculative_config=every, kv_cache_gb=0.3, **ENGINES[request.param]) as llm:
+    with LLM(str(target), speculative_config=fixed(every), kv_cache_gb=0.3, **ENGINES[request.param]) as llm:
         yield request.param, llm
 
 

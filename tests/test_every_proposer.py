@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from random_drafters import MAKERS, write
 
 from foretoken import LLM, SamplingParams
@@ -67,7 +68,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     every = configs(tmp_path_factory.mktemp("drafters"))
     if request.param == "torch":  # narrow weights are native only
         every = [{key: value for key, value in config.items() if key != "quantization"} for config in every]
-    with LLM(speculative_config=every, kv_cache_gb=0.5, **NETWORKS[request.param]) as made:
+    with LLM(speculative_config=fixed(every), kv_cache_gb=0.5, **NETWORKS[request.param]) as made:
         yield made
 
 

@@ -75,7 +75,7 @@ if NATIVE:
 @pytest.fixture(scope="module", params=NETWORKS)
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     configured = [
-        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4, "adaptive": False},
         {"method": "draft_model", "model": str(DEMO_DRAFT), "num_speculative_tokens": 4},
     ]
     with LLM(speculative_config=configured, kv_cache_gb=0.5, enable_prefix_caching=False, **NETWORKS[request.param]) as made:
@@ -197,7 +197,7 @@ def test_crossing_the_threshold_in_mid_stream_changes_no_text() -> None:
     from foretoken.engine.config import CacheConfig, EngineConfig
     from foretoken.proposers.config import DraftModelConfig, SpeculativeConfig
 
-    speculative = SpeculativeConfig((DraftModelConfig(str(DEMO_DRAFT), 3),), disable_by_batch_size=4)
+    speculative = SpeculativeConfig((DraftModelConfig(str(DEMO_DRAFT), 3),), adaptive=False, disable_by_batch_size=4)
     engine = boot(EngineConfig(cache=CacheConfig(num_blocks=400), speculative=speculative))
 
     def long_ones(method: str) -> list[Request]:

@@ -50,7 +50,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("method", ["off", "ngram", "draft_model"])
 def test_greedy_output_is_that_of_transformers(checkpoint: tuple[Path, Any], executor: str, method: str) -> None:
     folder, model = checkpoint
-    speculative = SpeculativeConfig((NgramConfig(4, 3, 1), DraftModelConfig(str(folder), 3, quantization="none")))
+    speculative = SpeculativeConfig((NgramConfig(4, 3, 1), DraftModelConfig(str(folder), 3, quantization="none")), adaptive=False)
     engine = boot(
         EngineConfig(
             ModelConfig(str(folder), executor=executor, dtype="float32"),

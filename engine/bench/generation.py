@@ -106,7 +106,7 @@ def measure_speculation(target: Model, draft: Model, k: int, threads: int, effor
     """Greedy generations of one stream with a draft model and without, in turn, and the share of them that are the same."""
     announce("draft model on and off")
     subject = Subject(target, "bf16", threads)
-    config = {"method": "draft_model", "model": str(draft.folder), "num_speculative_tokens": k}
+    config = {"method": "draft_model", "model": str(draft.folder), "num_speculative_tokens": k, "adaptive": False}
     with LLM(target.folder, config, **subject.options) as llm:
         generator, new = Generator(llm), effort.decode_tokens
         outputs: dict[str, list[list[int]]] = {"off": [], "draft_model": []}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 Case = TypeVar("Case")
+Turn = TypeVar("Turn")
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,26 @@ class Series:
         return Spread.of(tuple(mine / theirs for mine, theirs in zip(self.values, other.values, strict=True)))
 
 
-def take_turns(cases: Mapping[Case, Callable[[], float]], rounds: int, on_turn: Callable[[], None] = lambda: None) -> dict[Case, Series]:
+def take_turns(cases: Mapping[Case, Callable[[], float]], rounds: int, on_turn: Callable[[], object] = lambda: None) -> dict[Case, Series]:
+    """What each case returned in its turns, as a series."""
+    return {case: Series(tuple(found)) for case, found in keep_turns(cases, rounds, on_turn).items()}
+
+
+def keep_turns(
+    cases: Mapping[Case, Callable[[], Turn]], rounds: int, on_turn: Callable[[], object] = lambda: None
+) -> dict[Case, list[Turn]]:
     """Run all cases in every round, and keep what each returned. A first round that does not count finds the mistakes and warms up.
 
     Every second round runs backwards: what one case leaves in the caches is not always the same neighbour's advantage.
     """
-    values: dict[Case, list[float]] = {case: [] for case in cases}
+    kept: dict[Case, list[Turn]] = {case: [] for case in cases}
     for number in range(rounds + 1):
         for case in list(cases) if number % 2 else reversed(list(cases)):
-            value = cases[case]()
+            turn = cases[case]()
             if number:
-                values[case].append(value)
+                kept[case].append(turn)
             on_turn()
-    return {case: Series(tuple(found)) for case, found in values.items()}
+    return kept
 
 
 def seconds_of(run: Callable[[], object], at_least_s: float) -> float:

@@ -33,13 +33,14 @@ class Training:
     tokens: int
     batch_tokens: int = 4096
     accumulate: int = 2
+    text: bool = False               # of a drafter: read the target's last text before what the target says, of each its share
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     @staticmethod
     def read(table: dict[str, Any]) -> Training:
         """Take the training's keys out of `table`; what is left belongs to the model."""
-        names = ("tokens", "batch_tokens", "accumulate")
+        names = ("tokens", "batch_tokens", "accumulate", "text")
         numbers = {name: table.pop(name) for name in names if name in table}
         schedule, optimizer = Schedule(**table.pop("schedule", {})), OptimizerSettings(**table.pop("optimizer", {}))
         return Training(**numbers, schedule=schedule, optimizer=optimizer)

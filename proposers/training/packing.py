@@ -7,6 +7,7 @@ exactly where it stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +79,11 @@ class PackedStream:
         ]
         if not self.batches:
             raise ValueError(f"{', '.join(map(str, paths))}: no documents of at least two tokens")
+
+    def thin(self, tokens: float) -> None:
+        """Leave batches of about `tokens` tokens, evenly taken from all files; all of them if there are no more."""
+        count = min(len(self.batches), math.ceil(tokens / mean_tokens(self)))
+        self.batches = [self.batches[number * len(self.batches) // count] for number in range(count)]
 
     def __len__(self) -> int:
         return len(self.batches)

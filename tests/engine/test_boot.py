@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from decoding import Decoding
 from tiny_models import save_llama
 
-from foretoken.engine.boot import Engine, boot
+from foretoken.engine.boot import Engine, assemble, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from foretoken.engine.controller import Controller, ProposerInfo
 from foretoken.engine.errors import ConfigError, ContextTooLong
 from foretoken.engine.model import load_model
 from foretoken.engine.request import SamplingParams
+from foretoken.engine.runner import Runner
+from foretoken.engine.sampler import full_logits_wanted
 from foretoken.kernels import native
 from foretoken.kernels.layout import FINAL
 from foretoken.kernels.torch_kv import TorchKV
@@ -162,18 +164,13 @@ def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
     plain = run(start(tiny_target, (), executor, blocks=400), jobs, arrivals, poisoned=False)
     book = {tuple(p): plain[f"r{i}"] for i, (p, s, _) in enumerate(jobs) if s.n == 1}
     engine = start(tiny_target, (DraftModelConfig(str(tiny_target), 4),), executor, blocks=60)
-    core = engine.core
-    members = (*core.proposers.proposers[:1], TreeProposer(book), *core.proposers.proposers[1:])
-    proposers = ProposerSet(members, vocab_size=300)
-    controller = Controller(engine.speculative, tuple(ProposerInfo(p.name, p.max_tokens) for p in members))
-    core.proposers = proposers
-    core.controller = core.scheduler.controller = controller
-    core.scheduler._on_preempt = proposers.forget
-    # every other row is the draft model's
-    assign = controller.assign
-    controller.assign = lambda request: (2, 4) if int(request.request_id[1:2]) % 2 and request.params.n > 0 else assign(request)  # type: ignore
-    assert run(engine, jobs, arrivals) == plain
-    by_name = {t.name: t for t in controller.totals}
+    first, *others = engine.core.proposers.proposers
+    proposers = ProposerSet([first, TreeProposer(book), *others], vocab_size=300)
+    core = assemble(engine.config, engine.speculative, engine.model, engine.core.runner, proposers)
+    others_own = {"method": "draft_model"}  # every other request is the draft model's
+    shared = [(p, replace(s, speculation=others_own) if i % 2 else s, rank) for i, (p, s, rank) in enumerate(jobs)]
+    assert run(replace(engine, core=core), shared, arrivals) == plain
+    by_name = {t.name: t for t in core.controller.totals}
     assert by_name["trees"].num_accepted_tokens > 10 and by_name["draft_model"].num_accepted_tokens > 10
     assert all(p.num_failures == 0 for p in proposers.stats())
 
@@ -218,10 +215,8 @@ class Probe:
 def test_hidden_states_of_all_tokens_reach_feedback(tiny_target: Path, executor: str, hidden: tuple[int, ...]) -> None:
     engine = start(tiny_target, (NgramConfig(3, 2, 1),), executor)
     probe = Probe(Needs(hidden=hidden))
-    core = engine.core
-    core.proposers = ProposerSet([probe])
-    core.controller = core.scheduler.controller = Controller(engine.speculative, (ProposerInfo("probe", 3),))
-    core.runner._hidden = core.proposers.needs.hidden
+    runner = Runner(engine.model.executor, engine.core.runner.kv, probe.needs.hidden, full_logits_wanted)
+    engine = replace(engine, core=assemble(engine.config, engine.speculative, engine.model, runner, ProposerSet([probe])))
     prompts = [list(range(10, 40)), [7, 8, 9]]
     said = run(engine, [(p, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), 0) for p in prompts], [0, 0], poisoned=False)
     model = start(tiny_target, (), "torch").core.runner

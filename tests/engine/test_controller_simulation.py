@@ -80,7 +80,8 @@ class World:
     def costs(self) -> CostTable:
         known = self.known or self.target
         drafts = {
-            f"p{p}": {(k, rows): self.draft_seconds(p, k, rows) for k in (1, 4, 8) for rows in (1, 8, 64)} for p in range(len(self.draft_ms))
+            f"p{p}": {(k, rows): self.draft_seconds(p, k, rows) for k in (1, 4, 8) for rows in (1, 8, 64)}
+            for p in range(len(self.draft_ms))
         }
         return CostTable(CostFigures({t: known(t) for t in LADDER if t <= 1024}, 0.0, drafts), tuple(drafts), 1024)
 
@@ -155,7 +156,8 @@ TARGETS = {"memory-bound": memory_bound, "compute-bound": compute_bound, "steppe
 @pytest.mark.parametrize("batch", [1, 8, 64])
 @pytest.mark.parametrize("chance", [0.05, 0.5, 0.9])
 def test_as_good_as_the_best_fixed_k(name: str, batch: int, chance: float) -> None:
-    world = World(TARGETS[name], [steady(chance, length={1: 400, 8: 150, 64: 80}[batch])], batch, num_requests=max(5, {1: 5, 8: 6, 64: 4}[batch] * batch))
+    length, num_requests = {1: (400, 5), 8: (150, 48), 64: (80, 256)}[batch]
+    world = World(TARGETS[name], [steady(chance, length=length)], batch, num_requests)
     oracle = fixed(world)
     took = adaptive(world)
     assert took <= 1.05 * min(oracle.values()), (took, oracle)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.lossy import decreed_path, typical_path
@@ -72,7 +73,7 @@ def test_acceptance_by_decree() -> None:
 )
 def test_outputs_and_statistics_name_a_lossy_rule(tiny_target: Path, entry: dict[str, Any], name: str | None) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, **entry}
-    with LLM(str(tiny_target), speculative_config=config, kv_cache_gb=0.05, allow_synthetic_acceptance=True) as llm:
+    with LLM(str(tiny_target), speculative_config=fixed(config), kv_cache_gb=0.05, allow_synthetic_acceptance=True) as llm:
         params = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
         (output,) = llm.generate({"prompt_token_ids": [50, 51, 52, 53] * 6}, params, use_tqdm=False)
         assert llm._engine is not None

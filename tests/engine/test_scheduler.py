@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+import torch
 from rows import VOCAB, a_request, a_scheduler, computed
 
+from foretoken.engine.grammar import GrammarState
 from foretoken.engine.request import Status
 from foretoken.engine.scheduler import Scheduler
 from foretoken.proposers.base import Draft
@@ -156,6 +160,91 @@ def test_settle_cuts_a_tree_at_the_first_orphan() -> None:
     plan = scheduler.settle(grants, Draft([5, 6, 7, 8], [0, 4], [-1, -1, 1, 3], [0] * 4))
     assert plan.rows[0].draft_token_ids == [5, 6, 7]
     assert not plan.rows[0].is_chain
+
+
+class Lawful(GrammarState):
+    """A language of digits below 10, of which some come without a choice; no matcher behind it."""
+
+    def __init__(self, forced: list[int]) -> None:
+        self.run = forced
+
+    def forced(self, limit: int) -> list[int]:
+        return self.run[:limit]
+
+    def legal(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[int]:
+        kept: list[int] = []
+        for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+            if token < 10 and (parent < 0 or parent in kept):
+                kept.append(node)
+        return kept
+
+
+def test_settle_cuts_what_the_grammar_forbids_and_gives_its_places_back() -> None:
+    scheduler = a_scheduler(block_size=1, k=6)
+    running(scheduler, 3)
+    for request in scheduler.running:
+        request.grammar = Lawful([])
+    grants = scheduler.schedule(1.0)
+    draft = Draft([5, 11, 6, 12, 5, 5, 12, 6, 7], [0, 3, 5, 9], [-1, 0, 1, -1, 0, -1, -1, 0, 2], [0, 0, 0, 0, 0, 3, 4, 5, 6])
+    free = scheduler.kv.pool.num_free
+    plan = scheduler.settle(grants, draft)
+    assert [(row.draft_token_ids, row.parents, row.source) for row in plan.rows] == [
+        ([5], [-1], [0]),
+        ([], [], []),
+        ([5, 6, 7], [-1, 0, 1], [3, 5, 6]),
+    ]
+    assert scheduler.kv.pool.num_free == free + sum(row.ceiling for row in grants.rows) - 4
+    scheduler.kv.check()
+
+
+def test_a_drawn_guess_stays_for_the_rule_to_refuse_it() -> None:
+    """Dropping it would let what is likelier under p than under q come too rarely."""
+    scheduler = a_scheduler(k=6)
+    running(scheduler, 2)
+    for request in scheduler.running:
+        request.grammar = Lawful([])
+    probs = torch.arange(7.0)[:, None].expand(7, VOCAB)
+    draft = Draft([5, 11, 6, 12, 5, 6, 7], [0, 4, 7], [-1, 0, 1, 2, -1, 0, 1], [0] * 7, probs=probs)
+    plan = scheduler.settle(scheduler.schedule(1.0), draft)
+    assert [row.draft_token_ids for row in plan.rows] == [[5, 11], [5, 6, 7]]
+    assert plan.draft_probs is not None and plan.draft_probs[:, 0].tolist() == [0, 1, 4, 5, 6]
+
+
+def test_forced_tokens_come_on_top_of_a_rows_share() -> None:
+    scheduler = a_scheduler(k=2, max_drafts=16)
+    running(scheduler, 3)
+    long, short, free = scheduler.running
+    long.grammar, short.grammar = Lawful([1, 2, 3, 4, 5, 6, 7]), Lawful([1])
+    grants = scheduler.schedule(1.0)
+    assert [(row.ceiling, list(row.forced)) for row in grants.rows] == [(7, [1, 2, 3, 4, 5, 6, 7]), (2, [1]), (2, [])]
+    assert [list(row.forced) for row in grants.draft_context().rows] == [[1, 2, 3, 4, 5, 6, 7], [1], []]
+    assert all(row.ceiling <= len(row.block_table) * 4 - len(row.request.token_ids) for row in grants.rows)
+
+
+def test_forced_tokens_stay_inside_the_budget_and_the_length() -> None:
+    scheduler = a_scheduler(k=2, max_drafts=4)
+    running(scheduler, 2, max_tokens=6)
+    for request in scheduler.running:
+        request.grammar = Lawful([1] * 9)
+    assert [row.ceiling for row in scheduler.schedule(1.0).rows] == [2, 2]
+    wide = a_scheduler(k=2, max_drafts=32)
+    running(wide, 1, max_tokens=6)
+    wide.running[0].grammar = Lawful([1] * 9)
+    assert [row.ceiling for row in wide.schedule(1.0).rows] == [4]  # one token is there, and a step brings one of its own
+
+
+def test_no_forced_tokens_where_nobody_may_guess() -> None:
+    scheduler = a_scheduler(disable_by_batch_size=1)
+    running(scheduler, 2)
+    for request in scheduler.running:
+        request.grammar = Lawful([1, 2])
+    assert [list(row.forced) for row in scheduler.schedule(1.0).rows] == [[], []]
+    alone = a_scheduler()
+    alone.add(a_request("off", speculation={"method": "off"}))
+    alone.schedule(0.0)
+    computed(alone, alone.running[0])
+    alone.running[0].grammar = Lawful([1, 2])
+    assert [list(row.forced) for row in alone.schedule(1.0).rows] == [[]]
 
 
 def test_places_that_no_guess_used_go_back() -> None:

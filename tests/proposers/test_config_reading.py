@@ -76,7 +76,7 @@ def test_settings_for_all_proposers() -> None:
             "adaptive": False,
         }
     )
-    assert config == SpeculativeConfig((NgramConfig(),), 4, ((1, 4, 5), (5, 8, 0)), "standard")
+    assert config == SpeculativeConfig((NgramConfig(),), False, 4, ((1, 4, 5), (5, 8, 0)), "standard")
     assert parse_speculative_config({"method": "ngram"}).adaptive
     assert not parse_speculative_config({"method": "ngram", "adaptive": False}).adaptive
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixed_k import fixed
 from last_state_runs import Run, opened, resources
 
 from foretoken import LLM, SamplingParams
@@ -63,7 +64,7 @@ def test_the_documented_example_changes_nothing_of_what_is_said(tmp_path: Path) 
     for settings in each:
         said = []
         for speculative in (config, {"method": "off"}):
-            with LLM(speculative_config=speculative, kv_cache_gb=0.1, executor="torch", dtype="float32") as llm:
+            with LLM(speculative_config=fixed(speculative), kv_cache_gb=0.1, executor="torch", dtype="float32") as llm:
                 outputs = llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True, **settings), use_tqdm=False)
                 said.append([output.outputs[0].token_ids for output in outputs])
                 if speculative is config:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from block_checkpoints import Drafter, deepseek, speculators
 from block_reference import Spec
+from fixed_k import fixed
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
@@ -61,7 +62,7 @@ def configured(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module", params=NETWORKS)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("blocks")
-    with LLM(speculative_config=configured(folder), kv_cache_gb=0.2, **NETWORKS[request.param]) as made:
+    with LLM(speculative_config=fixed(configured(folder)), kv_cache_gb=0.2, **NETWORKS[request.param]) as made:
         yield made
 
 

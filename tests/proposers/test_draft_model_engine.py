@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken import LLM, SamplingParams
@@ -45,7 +46,7 @@ def running(request: pytest.FixtureRequest, tiny_draft: Path) -> Iterator[tuple[
     """With the name that each config got."""
     asked = configs(request.param, tiny_draft)
     every = [{**config, "num_speculative_tokens": 4} for _, config in asked.values()]
-    with LLM(TARGET, speculative_config=every, kv_cache_gb=0.3, **NETWORKS[request.param]) as llm:
+    with LLM(TARGET, speculative_config=fixed(every), kv_cache_gb=0.3, **NETWORKS[request.param]) as llm:
         names = [name for name in llm._running().proposer_names if name.startswith("draft_model")]
         yield llm, {what: (share, name) for (what, (share, _)), name in zip(asked.items(), names, strict=True)}
 
@@ -82,7 +83,7 @@ def prepared(bank: WeightBank) -> dict[Any, set[Any]]:
 
 
 def held_by(network: str, **speculative: Any) -> tuple[dict[Any, set[Any]], LLM]:
-    config = {"speculative_config": speculative} if speculative else {}
+    config = {"speculative_config": fixed(speculative)} if speculative else {}
     llm = LLM(TARGET, kv_cache_gb=0.1, **NETWORKS[network], **config)
     return prepared(llm._running().model.executor.bank), llm
 
@@ -117,7 +118,7 @@ def test_transformers_assisted_generation_says_the_same(tiny_draft: Path) -> Non
     for folder, others in ((DRAFT, {}), (str(tiny_draft), {"heterogeneous_vocab": "retokenize"})):
         assistant: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(folder)} if others else {}
-        with LLM(TARGET, speculative_config={"model": folder, **others}, kv_cache_gb=0.1, **NETWORKS["torch"]) as llm:
+        with LLM(TARGET, speculative_config=fixed({"model": folder, **others}), kv_cache_gb=0.1, **NETWORKS["torch"]) as llm:
             params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
             ours = [list(output.outputs[0].token_ids) for output in llm.generate(TEXTS[:2], params, use_tqdm=False)]
         for text, said in zip(TEXTS, ours, strict=False):

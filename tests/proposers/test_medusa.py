@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Run, opened, resources, save, state_of, target_head
 from torch import Tensor
 from torch.nn.functional import silu
@@ -273,7 +274,7 @@ def test_an_engine_says_the_same_with_and_without_heads(executor: str, tmp_path:
     save(tmp_path, {}, {f"{head}.0.linear.{part}": tensor.clone() for head in range(3) for part, tensor in unchanged.items()})
     chain: dict[str, Any] = {"method": "medusa", "model": str(tmp_path)}
     for config in (chain, {**chain, "speculative_token_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}):
-        with LLM(speculative_config=config, **options) as llm:
+        with LLM(speculative_config=fixed(config), **options) as llm:
             said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
             core = llm._running().core
             health = {p.name: p for p in core.proposers.stats()}["medusa"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Guess, Run, opened, resources, save, state_of
 from torch import Tensor
 from torch.nn.functional import gelu
@@ -270,7 +271,7 @@ def test_an_engine_says_the_same_with_and_without(executor: str, sampling: str, 
     sizes = {"emb_dim": width, "inner_dim": 32, "vocab_size": vocab_size, "n_predict": 3, "tie_weights": True}
     save(tmp_path, {"model_type": "mlp_speculator", **sizes}, tensors)
     speculative = {"method": "mlp_speculator", "model": str(tmp_path), "draft_sample_method": sampling}
-    with LLM(speculative_config=speculative, **options) as llm:
+    with LLM(speculative_config=fixed(speculative), **options) as llm:
         said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
         health = {p.name: p for p in llm._running().core.proposers.stats()}["mlp_speculator"]
         assert health.num_failures == 0 and health.draft_seconds > 0

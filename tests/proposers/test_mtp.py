@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_checkpoints import TORCH, Choose, Guess
+from fixed_k import fixed
 from mtp_checkpoints import CONFIGS, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -202,7 +203,7 @@ def test_layers_run_by_transformers_have_no_narrow_weights(targets: dict[str, Mt
 
 def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engine: Any) -> tuple[list[Any], list[Any]]:
     speculative = {"method": "mtp", "num_speculative_tokens": count}
-    with LLM(model=str(folder), speculative_config=speculative, kv_cache_gb=0.05, dtype="float32", **engine) as llm:
+    with LLM(model=str(folder), speculative_config=fixed(speculative), kv_cache_gb=0.05, dtype="float32", **engine) as llm:
         prompts = [{"prompt_token_ids": [token % HIDDEN for token in text(i, 3 + 15 * i)]} for i in range(4)]
 
         def generate(method: str) -> list[Any]:

@@ -27,7 +27,7 @@ PROMPTS = [list(range(40, 75)), [90, 91, 92] * 7, list(range(40, 75)) + [7], [30
 
 
 def start(folder: Path, executor: str = "torch", **settings: Any) -> Engine:
-    speculative = parse_speculative_config({"model": str(folder), "num_speculative_tokens": K, **settings})
+    speculative = parse_speculative_config({"model": str(folder), "num_speculative_tokens": K, "adaptive": False, **settings})
     config = ModelConfig(str(TARGET), dtype="float32", executor=executor)
     return boot(EngineConfig(config, CacheConfig(num_blocks=64), SchedulerConfig(64, 8, 64), speculative))
 

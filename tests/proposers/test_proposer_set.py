@@ -115,17 +115,45 @@ def test_drafters_with_a_cache_see_every_row_that_may_speculate_but_guess_for_th
     guesses, draft = ask(ProposerSet([first, drafter]), *rows)
     assert guesses == [[1], [5, 6], [], [9, 9], []]
     assert [(r.request_id, r.ceiling, r.num_filled) for r in drafter.seen[0]] == [
-        *[("r1", 0, (11,)), ("r2", 4, (11,)), ("r4", 0, (11,)), ("r5", 0, (11,))]
+        *[("r1", 0, (11,)), ("r2", 4, (11,)), ("r4", 4, (11,)), ("r5", 0, (11,))]
     ]
     assert draft.filled == {(1, f"r{i}"): 3 for i in (1, 2, 4, 5)}
     ask(ProposerSet([first, drafter]), row("r1", ceiling=0))
     assert len(drafter.seen) == 2  # it keeps up though nobody wants a guess
 
 
-def test_forced_tokens_are_the_draft() -> None:
+def test_forced_tokens_that_fill_the_room_are_the_draft() -> None:
     a = Scripted("a", {"r": [1]})
     guesses, draft = ask(ProposerSet([a]), row("r", ceiling=2, forced=[4, 5, 6]), row("s", ceiling=0, forced=[4]))
     assert guesses == [[4, 5], []] and draft.source == [FORCED, FORCED] and draft.parents == [-1, 0] and a.seen == []
+
+
+def test_a_guess_goes_on_behind_the_forced_tokens_if_it_has_them_too() -> None:
+    a = Scripted("a", {"agrees": [4, 5, 1, 2], "differs": [4, 6, 1, 2], "is shorter": [4], "has nothing": []})
+    rows = [row(name, forced=[4, 5]) for name in a.guesses]
+    guesses, draft = ask(ProposerSet([a]), *rows, row("free"))
+    assert guesses == [[4, 5, 1, 2], [4, 5], [4, 5], [4, 5], []]
+    assert draft.source == [FORCED, FORCED, 0, 0, *[FORCED] * 6]
+    assert draft.parents == [-1, 0, 1, 2, *[-1, 0] * 3]
+
+
+def test_the_subtree_behind_the_forced_tokens() -> None:
+    class Tree(Scripted):
+        def propose(self, context: DraftContext) -> Draft:
+            #            0   1   2    3   4   5   6   7    4 -> (5 -> (1 -> 8, 2), 9), 7 -> 5
+            token_ids = [7, 4, 5, 9, 5, 1, 2, 8]
+            return Draft(token_ids, [0, 8], [-1, -1, 0, 1, 1, 4, 4, 5], [0] * 8, confidence=[i / 8 for i in range(8)])
+
+    guesses, draft = ask(ProposerSet([Tree("tree", {"r": []})]), row("r", ceiling=8, forced=[4, 5]))
+    assert guesses == [[4, 5, 1, 2, 8]] and draft.parents == [-1, 0, 1, 1, 2]
+    assert draft.source == [FORCED, FORCED, 0, 0, 0] and draft.confidence == [1.0, 1.0, 5 / 8, 6 / 8, 7 / 8]
+
+
+def test_forced_tokens_are_certain_for_the_rules_of_ratios() -> None:
+    a = Scripted("a", {"r": [4, 1]}, probs=lambda draft: torch.full((len(draft.token_ids), 6), 1 / 6))
+    _, draft = ask(ProposerSet([a]), row("r", forced=[4]), row("s", forced=[5]))
+    assert draft.probs is not None
+    assert draft.probs.tolist() == [[0, 0, 0, 0, 1, 0], pytest.approx([1 / 6] * 6), [0, 0, 0, 0, 0, 1]]
 
 
 def test_confidence_and_probs_of_several_proposers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_k import fixed
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
@@ -106,7 +107,7 @@ def test_a_draft_of_another_vocabulary_is_as_good_as_its_twin(how: dict[str, Any
     """The same network with the ids turned around: outputs are the target's, and guesses nearly those of the twin."""
 
     def run(config: dict[str, Any]) -> tuple[list[Any], float]:
-        with LLM(str(DEMO / "target"), speculative_config=config, kv_cache_gb=0.2) as llm:
+        with LLM(str(DEMO / "target"), speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
             said = [list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)]
             assert llm._engine is not None
@@ -134,7 +135,7 @@ def test_the_targets_first_layers_guess_for_it() -> None:
     outputs: list[Any] = []
     for layers, rate in ((8, 1.0), (6, 0.0)):
         config = {"model": target, "draft_layers": layers, "num_speculative_tokens": 3}
-        with LLM(target, speculative_config=config, kv_cache_gb=0.2) as llm:
+        with LLM(target, speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
             outputs.append([list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)])
             assert llm._engine is not None

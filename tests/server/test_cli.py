@@ -24,7 +24,6 @@ from foretoken.server.cli import CONFIG, UNAVAILABLE, USAGE
 from foretoken.server.config import ServerConfig
 from foretoken.server.launch import ABORTED, require_model_folder, with_key
 from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
-from foretoken.server.logs import NoProbes, OneLineFormatter
 
 
 def foretoken(*argv: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -131,25 +130,6 @@ def test_what_only_the_loader_can_judge_is_left_to_it(tmp_path: Path, tiny_targe
         require_model_folder(str(path))
         with pytest.raises(ModelLoadError, match=advice):
             load_model(ModelConfig(str(path)), lambda line: None)
-
-
-def test_log_lines_cannot_be_forged() -> None:
-    import logging
-
-    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "GET %s", ("/a\r\n2026 INFO forged\x1b[31m\u2028",), None)
-    line = OneLineFormatter("%(message)s").format(record)
-    assert line == "GET /a\\x0d\\x0a2026 INFO forged\\x1b[31m\\u2028"
-
-
-def test_the_access_log_says_nothing_of_probes_that_succeed() -> None:
-    import logging
-
-    def kept(path: str, status: int) -> bool:
-        args = ("1.2.3.4:5", "GET", path, "1.1", status)
-        return NoProbes().filter(logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', args, None))
-
-    assert [kept(path, 200) for path in ("/health", "/health/ready", "/metrics", "/v1/models")] == [False, False, False, True]
-    assert kept("/health/ready", 503)
 
 
 def test_chat_without_a_server() -> None:

@@ -9,7 +9,10 @@ from fake_engine import STATS, FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from foretoken.engine.request import SpeculationStats
+from foretoken.engine.stats import EngineStats
 from foretoken.server import metrics as module
+from foretoken.server.engine_metrics import OFF_REASONS
 from foretoken.server.metrics import Metrics, traffic_line
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -27,6 +30,10 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     return found
 
 
+def rendered(stats: EngineStats) -> dict[tuple[str, ...], float]:
+    return samples(Metrics(lambda: stats, "tiny", ("ngram",)).render().decode())
+
+
 def test_the_engines_snapshot_is_rendered(client: TestClient) -> None:
     response = client.get("/metrics")
     found = samples(response.text)
@@ -38,10 +45,52 @@ def test_the_engines_snapshot_is_rendered(client: TestClient) -> None:
     assert found["vllm:spec_decode_num_accepted_tokens_total",] == 30
     assert [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(5)] == [10, 9, 6, 4, 1]
     assert found["vllm:spec_decode_acceptance_rate",] == 0.75
-    assert found["foretoken:spec_decode_disabled_total", "batch_size"] == 3
+    assert [found["foretoken:spec_decode_disabled_total", reason] for reason in OFF_REASONS] == [0, 3, 0]
+    assert found["foretoken:speculation_on",] == 1
+    assert [found["foretoken:speculation_off_reason", reason] for reason in OFF_REASONS] == [0, 0, 0]
+    assert found["foretoken:num_speculative_tokens",] == 5 and found["foretoken:mean_draft_ceiling",] == 4.5
     assert found["foretoken:acceptance_info", "true", "typical"] == 1
-    assert found["foretoken:proposer_seconds_total", "ngram"] == 0.25
-    assert found["foretoken:proposer_failures_total", "ngram"] == 1
+    told = {"drafts": 10, "draft_tokens": 50, "accepted_tokens": 30, "wasted_tokens": 20, "failures": 1}
+    told |= {"draft_seconds": 0.25, "verify_seconds": 0.5}
+    assert {name: found[f"foretoken:proposer_{name}_total", "ngram"] for name in told} == told
+    assert found["foretoken:proposer_on", "ngram"] == 1
+
+
+def test_why_speculation_is_off_is_one_of_a_closed_set() -> None:
+    for reason in OFF_REASONS:
+        found = rendered(replace(STATS, speculation_off=reason))
+        assert found["foretoken:speculation_on",] == 0
+        assert {of: found["foretoken:speculation_off_reason", of] for of in OFF_REASONS} == {of: of == reason for of in OFF_REASONS}
+    dead = replace(STATS.proposers[0], off_reason="RuntimeError: anything at all")
+    found = rendered(replace(STATS, proposers=(dead,)))
+    assert found["foretoken:proposer_on", "ngram"] == 0 and not any("anything" in part for key in found for part in key)
+
+
+def test_a_speed_up_that_nobody_knows_is_not_told() -> None:
+    assert not any(key[0] == "foretoken:estimated_speedup" for key in rendered(STATS))
+    assert rendered(replace(STATS, estimated_speedup=1.4))["foretoken:estimated_speedup",] == 1.4
+
+
+def test_each_choice_observes_the_accepted_length_of_each_proposer_that_guessed() -> None:
+    metrics = Metrics(lambda: STATS, "tiny", ("ngram", "suffix", "draft_model"))
+    metrics.on_speculation(SpeculationStats(5, 20, 10, of_proposer={0: (4, 10), 2: (1, 0)}))
+    metrics.on_speculation(SpeculationStats(2, 20, 20, of_proposer={0: (2, 20)}))
+    metrics.on_speculation(SpeculationStats())
+    found = samples(metrics.render().decode())
+    name = "foretoken:request_mean_accepted_length"
+    assert [found[f"{name}_count", proposer] for proposer in ("ngram", "suffix", "draft_model")] == [2, 0, 1]
+    assert found[f"{name}_sum", "ngram"] == (1 + 10 / 4) + (1 + 20 / 2)
+    # sample labels come in the order of their names: le before proposer
+    of_ngram = {key[1]: value for key, value in found.items() if key[0] == f"{name}_bucket" and key[-1] == "ngram"}
+    assert of_ngram["3.0"] == 0 and of_ngram["4.0"] == of_ngram["9.0"] == 1 and of_ngram["+Inf"] == 2
+    assert found[f"{name}_bucket", "1.0", "draft_model"] == 1
+
+
+def test_a_finished_request_tells_its_accepted_length(client: TestClient) -> None:
+    told = client.post("/v1/chat/completions", json=CHAT | {"n": 2}).json()["choices"][0]["speculative_decoding"]
+    found = samples(client.get("/metrics").text)
+    assert found["foretoken:request_mean_accepted_length_count", "ngram"] == 2
+    assert found["foretoken:request_mean_accepted_length_sum", "ngram"] == pytest.approx(2 * told["mean_acceptance_length"], abs=1e-3)
 
 
 def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) -> None:
@@ -62,7 +111,7 @@ def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) ->
 
 
 def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
-    metrics = Metrics(lambda: STATS, "tiny")
+    metrics = Metrics(lambda: STATS, "tiny", ("ngram",))
     metrics.on_tokens(0.4, 4)
     metrics.on_tokens(0.1, 1)
     found = samples(metrics.render().decode())
@@ -90,7 +139,7 @@ def test_no_request_can_make_new_series(client: TestClient) -> None:
 
 def test_two_apps_do_not_share_counts(client: TestClient, fake: FakeEngine) -> None:
     client.post("/v1/chat/completions", json=CHAT)
-    other = Metrics(fake.stats, "tiny")
+    other = Metrics(fake.stats, "tiny", ("ngram",))
     assert samples(other.render().decode())["vllm:request_success_total", "stop"] == 0
 
 
@@ -110,7 +159,7 @@ def test_the_log_line_comes_with_traffic_only(caplog: pytest.LogCaptureFixture, 
     current = [STATS]
 
     async def run() -> list[int]:
-        log = asyncio.create_task(Metrics(lambda: current[0], "tiny").log_traffic())
+        log = asyncio.create_task(Metrics(lambda: current[0], "tiny", ()).log_traffic())
         num_lines = []
         for stats in (STATS, replace(STATS, num_steps=41)):
             current[0] = stats

@@ -101,6 +101,7 @@ class Shape:
     """A route's, of a model whose name looks like JSON."""
 
     name = '"\\u0000","text":"\0'
+    only_text = True
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
         return {"id": "x", "model": self.name}
@@ -108,8 +109,8 @@ class Shape:
     def opening(self) -> list[dict[str, Any]]:
         return []
 
-    def chunk(self, index: int, delta: TokenDelta) -> dict[str, Any]:
-        return {"index": index, "text": delta.text, "finish_reason": delta.finish_reason}
+    def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
+        return [{"index": index, "text": delta.text, "finish_reason": delta.finish_reason}]
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
         raise NotImplementedError

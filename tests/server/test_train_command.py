@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixed_k import fixed
 from running_server import environment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -123,7 +124,7 @@ def test_a_drafter_is_trained_on_the_targets_own_answers_and_served(method: str,
     assert (work / "run_text").exists() == (method == "mlp_speculator")      # which alone has a stage on the data itself
     prompts = ["Note 5: the quick", "3 + 4"]
     greedy = SamplingParams(temperature=0, max_tokens=12)
-    with LLM(trained, {"method": method, "model": str(out), "num_speculative_tokens": 3}) as llm:
+    with LLM(trained, fixed({"method": method, "model": str(out), "num_speculative_tokens": 3})) as llm:
         drafted = llm.generate(prompts, greedy, use_tqdm=False)
         assert llm.stats().num_draft_tokens > 0
     with LLM(trained, {"method": "off"}) as llm:

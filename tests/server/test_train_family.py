@@ -79,7 +79,7 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
     command = ["family", "--config", str(recipe), "--data", str(corpora), "--work", str(work), "--out", str(out), "--device", "cpu"]
     assert main([*command, "--only", "target"]) == 0
     weights = (out / "target" / "model.safetensors").read_bytes()
-    assert [path.name for path in out.iterdir()] == ["target"]
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "target"]
 
     assert main(command) == 0                                  # the rest; what is there stays
     assert (out / "target" / "model.safetensors").read_bytes() == weights
@@ -87,6 +87,7 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
         facts = json.loads((out / name / "facts.json").read_text())
         assert facts["tokens"] > 500 and (out / name / "curves.png").exists()
     assert "foretoken train evaluate" in capsys.readouterr().err
+    assert "`mlp_speculator/`" in (out / "README.md").read_text() and (out / "prompts.jsonl").exists()
 
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
     plain = LLM(str(out / "target"), dtype="float32", speculative_config={"method": "off"}).generate("Write", greedy)[0]

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.intake import Intake
 from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
+from foretoken.engine.speculation_policy import BATCH_SIZE
 from foretoken.engine.stats import EngineStats, ProposerStats
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig, Typical
 
@@ -36,8 +37,9 @@ STATS = EngineStats(
     num_speculative_tokens=5,
     acceptance="typical",
     is_lossy=True,
-    steps_with_speculation_off={"batch_size": 3},
-    proposers=(ProposerStats("ngram", 10, 50, 30, 1, 0.25),),
+    steps_with_speculation_off={BATCH_SIZE: 3},
+    mean_draft_ceiling=4.5,
+    proposers=(ProposerStats("ngram", 10, 50, 30, verify_seconds=0.5, num_failures=1, draft_seconds=0.25),),
 )
 
 
@@ -93,7 +95,7 @@ class FakeEngine:
     def _deltas(self, request_id: str, params: SamplingParams) -> list[TokenDelta]:
         tokens = self.tokenizer.encode(self.reply, add_special_tokens=False)
         steps = [tokens[start : start + 2] for start in range(0, len(tokens), 2)]
-        stats = SpeculationStats(len(steps), len(steps) * 2, len(tokens) // 2, [0, len(steps)], 4, 1)
+        stats = SpeculationStats(len(steps), len(steps) * 2, len(tokens) // 2, [0, len(steps)], 4, 1, {0: (len(steps), len(tokens) // 2)})
         deltas: list[TokenDelta] = []
         for number, step in enumerate(steps):
             if number == self.fails_after:

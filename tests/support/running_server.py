@@ -18,8 +18,8 @@ STOP_TIMEOUT_S = 20.0
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of ours and with one thread, for many processes on few cores."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORETOKEN_")}
+    """This process's environment without settings of ours but the cache folder, with one thread, for many processes on few cores."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORETOKEN_") or name == "FORETOKEN_CACHE"}
     return inherited | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"} | variables
 
 

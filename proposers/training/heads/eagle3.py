@@ -25,6 +25,8 @@ from .base import Head
 from .eagle import chain_starts, layer_config, published_config
 from .published import write_published
 
+SHARPNESS = 1.2                      # of a first look: a place is then some e^10 times as near to itself as to others
+
 
 @dataclass(frozen=True)
 class Eagle3Settings:
@@ -56,6 +58,8 @@ class Eagle3(Head):
         self.layer_config = config = layer_config(target, settings.intermediate_size)
         width, vocab_size = config.hidden_size, len(target.head)
         self.fc = nn.Linear(len(self.taps) * width, width, bias=False)
+        # Begin with the deepest state as it is: the head's rows are the target's, and read something near to it.
+        self.fc.weight.data.zero_()[:, -width:].fill_diagonal_(1.0)
         self.midlayer = Midlayer(config)
         self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
         self.rotary: nn.Module = LlamaRotaryEmbedding(config)
@@ -145,6 +149,21 @@ class Midlayer(nn.Module):
             narrow = getattr(self.self_attn, name)
             setattr(self.self_attn, name, nn.Linear(2 * width, narrow.out_features, bias=False))
         self.mlp = LlamaMLP(config)
+        self.look_at_itself(config)
+
+    @torch.no_grad()
+    def look_at_itself(self, config: LlamaConfig) -> None:
+        """Begin with half of the heads looking at their own place: keys and queries are the same there, and alike nowhere else.
+
+        The embedding comes in through attention alone. Until heads have found it by themselves, nothing is known of the token before.
+        """
+        width = config.head_dim
+        heads_per_key = config.num_attention_heads // (config.num_key_value_heads or 1)
+        for number in range(max(1, (config.num_key_value_heads or 1) // 2)):
+            keys = self.self_attn.k_proj.weight[number * width:(number + 1) * width]
+            nn.init.orthogonal_(keys, SHARPNESS)
+            for head in range(number * heads_per_key, (number + 1) * heads_per_key):
+                self.self_attn.q_proj.weight[head * width:(head + 1) * width] = keys
 
     def forward(self, embedded: Tensor, state: Tensor, rope: tuple[Tensor, Tensor], unroll: Unroll) -> Tensor:
         read = torch.cat([self.input_layernorm(embedded), self.hidden_norm(state)], -1)

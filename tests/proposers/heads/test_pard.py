@@ -90,7 +90,8 @@ def test_it_learns_and_its_export_guesses_as_it_does(target: Whole, trained: tup
     target.tokenizer.save_pretrained(tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["pard_token"] == ROWS and config["vocab_size"] == ROWS + 1 and config["architectures"] == ["LlamaForCausalLM"]
-    speculative = parse_speculative_config({"model": str(tmp_path / "head"), "num_speculative_tokens": 4, "quantization": "none"})
+    entry = {"model": str(tmp_path / "head"), "num_speculative_tokens": 4, "adaptive": False, "quantization": "none"}
+    speculative = parse_speculative_config(entry)
     assert [type(entry).__name__ for entry in speculative.proposers] == ["PardConfig"]
     model = ModelConfig(str(target.folder), dtype="float32", executor="torch")
     engine = boot(EngineConfig(model, CacheConfig(num_blocks=64), SchedulerConfig(64, 8, 64), speculative))

@@ -1,0 +1,131 @@
+"""One turn of a speculation benchmark: prompts through one core, so many at a time, and where each second of it went.
+
+Steps in which every row decodes are told from those that read a prompt: speculation speeds up the first kind alone. Knows no method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..core import EngineCore
+from ..errors import RequestFailed
+from ..request import Request, TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine. Seconds."""
+
+    decodes: bool  # nobody reads a prompt in it
+    passes: int  # rows that got tokens
+    tokens: int
+    drafted: int
+    accepted: int
+    seconds: float
+    target_s: float  # in the target's forward pass
+    draft_s: float  # of all proposers, their listening included
+
+    @property
+    def bookkeeping_s(self) -> float:
+        """The rest: scheduling, sampling, matching, text."""
+        return self.seconds - self.target_s - self.draft_s
+
+    def describe(self) -> str:
+        guessed = f"accepted {self.accepted}/{self.drafted}" if self.drafted else "nothing guessed"
+        kind = "" if self.decodes else " (prompt)"
+        return f"Draft: {self.draft_s * 1e3:.1f} ms, verify: {self.target_s * 1e3:.1f} ms, {guessed}{kind}"
+
+
+@dataclass
+class Answered:
+    """One request of a turn."""
+
+    token_ids: list[int] = field(default_factory=list)
+    passes: int = 0  # of the target that gave it tokens
+    drafts: int = 0  # passes with a draft
+    drafted: int = 0
+    accepted: int = 0
+    histogram: list[int] = field(default_factory=list)  # [j]: drafts of which j guesses were accepted
+    first_s: float = 0.0  # from being asked to the first token
+    seconds: float = 0.0  # and to the last
+
+    @property
+    def decode_s(self) -> float:
+        return self.seconds - self.first_s
+
+
+@dataclass(frozen=True)
+class Turn:
+    """All prompts answered once."""
+
+    seconds: float
+    steps: tuple[Step, ...]
+    answers: tuple[Answered, ...]  # in the order of the requests
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def decoding(self) -> tuple[Step, ...]:
+        """Steps in which everybody decodes; all of them if there is none."""
+        return tuple(step for step in self.steps if step.decodes) or self.steps
+
+    @property
+    def decode_share(self) -> float:
+        """Of the requests' time, the part behind the first token."""
+        return sum(answer.decode_s for answer in self.answers) / max(sum(answer.seconds for answer in self.answers), 1e-9)
+
+
+def take(core: EngineCore, requests: Sequence[Request], concurrency: int, on_step: Callable[[Step], None] = lambda step: None) -> Turn:
+    """Answer all requests; whoever ends makes room for the next one. Raises RequestFailed if one of them cannot be answered."""
+    waiting, found, begun = deque(requests), {request.request_id: Answered() for request in requests}, dict[str, float]()
+    unread: set[str] = set()  # running, without a token yet
+    steps: list[Step] = []
+    running = 0
+    started = time.perf_counter()
+    while waiting or running:
+        while waiting and running < concurrency:
+            request = waiting.popleft()
+            core.add_request(request)
+            begun[request.request_id] = time.perf_counter()
+            unread.add(request.request_id)
+            running += 1
+        decodes = not unread
+        before = _counters(core)
+        deltas = core.step(time.monotonic())
+        now = time.perf_counter()
+        spent = [after - then for after, then in zip(_counters(core), before, strict=True)]
+        grown = [delta for delta in deltas if delta.token_ids]
+        tokens = sum(len(delta.token_ids) for delta in grown)
+        steps.append(Step(decodes, len(grown), tokens, int(spent[3]), int(spent[4]), *spent[:3]))
+        on_step(steps[-1])
+        for delta in deltas:
+            _add(found[delta.request_id], delta, now - begun[delta.request_id])
+            if delta.token_ids:
+                unread.discard(delta.request_id)
+            running -= delta.finish_reason is not None
+    return Turn(time.perf_counter() - started, tuple(steps), tuple(found.values()))
+
+
+def _counters(core: EngineCore) -> tuple[float, ...]:
+    controller = core.controller
+    drafting = sum(core.proposers.draft_seconds)
+    return core.step_seconds, core.target_seconds, drafting, controller.num_draft_tokens, controller.num_accepted_tokens
+
+
+def _add(answer: Answered, delta: TokenDelta, seconds: float) -> None:
+    if delta.error is not None:
+        raise RequestFailed(f"prompt {delta.request_id}: {delta.error}", delta.error_code or "engine_error")
+    if delta.token_ids:
+        answer.first_s = answer.first_s or seconds
+        answer.seconds = seconds
+        answer.passes += 1
+        answer.token_ids.extend(delta.token_ids)
+    if delta.stats is not None:
+        stats = delta.stats
+        answer.drafts, answer.drafted, answer.accepted = stats.num_steps, stats.num_draft_tokens, stats.num_accepted_tokens
+        answer.histogram = list(stats.histogram)

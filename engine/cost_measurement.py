@@ -1,0 +1,187 @@
+"""Measures at start what steps cost: the target by tokens and context, each proposer by depth and rows.
+
+Runs real steps over the engine's own networks and caches, with books of its own that are thrown away: nothing of it is seen
+afterwards. Times are those that the core reports of every step later on. Decides nothing and keeps no file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from tqdm import tqdm
+
+from ..proposers.base import Proposer
+from ..proposers.proposer_set import ProposerSet
+from .core import EngineCore
+from .costs import LADDER, CostFigures
+from .shaped_steps import Filler, ShapedSteps
+
+BUDGET_S = 2.5
+"""For everything; a network so slow that the least there is to measure takes longer is measured all the same."""
+TARGET_SHARE, CONTEXT_SHARE = 0.55, 0.65  # of the budget, at the end of these parts; drafting has the rest
+COARSE = (1, 4, 8, 2, 16, 32, 64, 128, 256, 512)  # numbers of tokens in the order of their worth
+LEAST = 2  # of them are measured in any case
+TOKENS_PER_ROW = 8  # up to here one row with guesses, behind it several: as real steps are
+VISITS = 3  # to each number, far apart: what disturbs one hardly disturbs all
+SAMPLES = 2  # in one visit
+SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
+LONG_CONTEXT = 1024
+DRAFT_CONTEXT = 32
+DRAFT_ROWS = 8
+MIDDLE_DEPTH = 4
+DRAFT_SAMPLES = 3
+
+
+class _Budget:
+    """Seconds left, shown as a bar."""
+
+    def __init__(self, seconds: float, bar: tqdm[Any]) -> None:
+        self._seconds = seconds
+        self._bar = bar
+        self._started = time.perf_counter()
+
+    def left(self, share: float = 1.0) -> float:
+        """Seconds until this share of the budget is spent."""
+        return share * self._seconds - (time.perf_counter() - self._started)
+
+    def show(self) -> None:
+        self._bar.update(min(self._seconds, time.perf_counter() - self._started) - self._bar.n)
+
+
+def measure(
+    open_core: Callable[[ProposerSet], EngineCore], proposers: Sequence[Proposer], text: Sequence[int], budget_s: float = BUDGET_S
+) -> CostFigures | None:
+    """What steps cost now; None if the cache is too small to run any.
+
+    open_core: a core with books of its own over the engine's networks and caches, prefix caching on. text: token ids of
+    something said, as long as it is at hand; it is repeated. Call before anything else runs.
+    """
+    text = (list(text) * (1 + LONG_CONTEXT * 2 // len(text)))[: LONG_CONTEXT * 2]
+    bar: tqdm[Any] = tqdm(
+        desc="measuring step times", total=budget_s, delay=0.5, leave=False, dynamic_ncols=True,
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f} of {total:.1f} s",
+    )  # fmt: skip
+    with bar:
+        budget = _Budget(budget_s, bar)
+        steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)
+        target = _target(steps, budget)
+        if 1 not in target:
+            return None
+        slope = _per_context_token(steps, budget, target[1])
+        guessing = [p for p in proposers if p.max_tokens]
+        drafts: dict[str, Mapping[tuple[int, int], float]] = {}
+        for index, proposer in enumerate(guessing):
+            alone = ShapedSteps(open_core(ProposerSet([proposer])), text, budget.show, verifies=False)
+            if grid := _draft(alone, proposer.max_tokens, budget.left() / (len(guessing) - index)):
+                drafts[proposer.name] = grid
+    return CostFigures(target, slope, drafts)
+
+
+def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
+    """Seconds by numbers of tokens: as many of the ladder's as there is time for, each several times."""
+    config, size = steps.core.scheduler.config, steps.core.scheduler.kv.block_size
+    most = min(config.max_num_batched_tokens, config.max_num_seqs * TOKENS_PER_ROW)
+    context = size if steps.core.scheduler.max_model_len > 4 * size else 0
+    samples: dict[int, list[float]] = {}
+
+    def visit(tokens: int) -> None:
+        num_rows = -(-tokens // TOKENS_PER_ROW)
+        steps.start(num_rows, context)
+        for _ in range(SAMPLES):
+            sample = steps.step([(tokens + row) // num_rows - 1 for row in range(num_rows)])
+            if sample is None:
+                return steps.stop()  # the cache or the model's length leaves no room
+            samples.setdefault(sample.num_tokens, []).append(sample.seconds)
+            if sample.seconds > SLOW_S:
+                return
+
+    def expected(tokens: int) -> float:
+        """Of a visit, at most."""
+        near = max((known for known in samples if known <= tokens), default=tokens)
+        seconds = median_low(samples[near]) * tokens / near if samples else 0.0
+        return 2 * seconds if seconds > SLOW_S else (1 + SAMPLES) * seconds
+
+    steps.start(1, context)  # the first step of a process is no measure of the others
+    for tokens in (*COARSE, *(tokens for tokens in LADDER if tokens not in COARSE)):
+        if tokens <= most and (len(samples) < LEAST or expected(tokens) < budget.left(TARGET_SHARE / 2)):
+            visit(tokens)
+    for _ in range(VISITS - 1):
+        for tokens in sorted(samples):
+            if expected(tokens) < budget.left(TARGET_SHARE):
+                visit(tokens)
+    steps.stop()
+    return _rising({tokens: median_low(seconds) for tokens, seconds in samples.items()})
+
+
+def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> float:
+    """Seconds more for each token in the cache, from one row with a short text and with a long one; 0 if there is no time or room.
+
+    plain: seconds of a step of one token.
+    """
+    scheduler, size = steps.core.scheduler, steps.core.scheduler.kv.block_size
+    room = min(LONG_CONTEXT, scheduler.max_model_len - 4 * size, (scheduler.kv.pool.num_blocks - 4) * size)
+    context = room // size * size
+    if context < 8 * size or 8 * plain > budget.left(CONTEXT_SHARE):
+        return 0.0
+    steps.start(1, size)
+    steps.stop()
+    steps.lengthen(context)
+    seconds: dict[int, list[float]] = {size: [], context: []}
+    for _ in range(VISITS):
+        if 2 * (1 + SAMPLES) * plain > budget.left(CONTEXT_SHARE) and seconds[context]:
+            break
+        for length, taken in seconds.items():
+            steps.start(1, length)
+            taken += [sample.seconds for sample in (steps.step([0]) for _ in range(SAMPLES)) if sample is not None]
+    steps.stop()
+    if not all(seconds.values()):
+        return 0.0
+    return max(0.0, median_low(seconds[context]) - median_low(seconds[size])) / (context - size)
+
+
+def _draft(steps: ShapedSteps, most: int, seconds: float) -> dict[tuple[int, int], float]:
+    """(k, rows) -> seconds of one proposer, for all k and rows that are in it at all. `seconds`: the time there is."""
+    size, max_rows = steps.core.scheduler.kv.block_size, steps.core.scheduler.config.max_num_seqs
+    context = min(-(-DRAFT_CONTEXT // size) * size, steps.core.scheduler.max_model_len // (2 * size) * size)
+    few, many = (1,), tuple({1, min(DRAFT_ROWS, max_rows)})
+    ends, middle = tuple({1, most}), tuple({1, min(MIDDLE_DEPTH, most), most})
+    grid: dict[tuple[int, int], float] = {}
+    started = time.perf_counter()
+    steps.start(1, context)  # once for all: the others find it in the cache
+    for depths, rows in ((ends, few), (ends, many), (middle, many)):
+        spent = time.perf_counter() - started
+        if grid and 3 * spent > seconds - spent:
+            break
+        cells = {(k, r): _draft_seconds(steps, k, r, context) for r in rows for k in depths if (k, r) not in grid}
+        found = {key: cell for key, cell in cells.items() if cell is not None}
+        if len(found) < len(cells):
+            break  # no room for so much, or the proposer is broken
+        grid.update(found)
+    steps.stop()
+    return dict(sorted(grid.items()))
+
+
+def _draft_seconds(steps: ShapedSteps, depth: int, num_rows: int, context: int) -> float | None:
+    steps.start(num_rows, context)
+    taken: list[float] = []
+    for _ in range(DRAFT_SAMPLES):
+        sample = steps.step([depth] * num_rows)
+        if sample is None or any(health.num_failures for health in steps.core.proposers.stats()):
+            return None
+        taken.append(sample.draft_seconds)
+        if sample.seconds > SLOW_S:
+            break
+    return median_low(taken)
+
+
+def _rising(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Disturbances only ever make a step slower: what more tokens took is the most that fewer can cost."""
+    rising: dict[int, float] = {}
+    least = math.inf
+    for tokens in sorted(seconds, reverse=True):
+        least = rising[tokens] = min(least, seconds[tokens])
+    return dict(sorted(rising.items()))

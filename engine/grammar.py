@@ -1,0 +1,186 @@
+"""Where each output stands in its grammar: which tokens may come next, behind its own tokens and behind guesses.
+
+A state follows its request's tokens by itself. Looking ahead leaves no trace, so that the mask at a place depends on the tokens
+before it only, whether they were guessed or not. Knows nothing of logits and of what is chosen under a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+_LEFT = "the output has left its grammar"
+
+
+class Mask:
+    """Which tokens may come: bit t % 32 of word t / 32. `address` is that of `bits`, for native code."""
+
+    __slots__ = ("address", "bits")
+
+    def __init__(self, num_words: int) -> None:
+        self.bits: NDArray[np.uint32] = np.zeros(num_words, np.uint32)
+        self.address: int = self.bits.ctypes.data
+
+    def allows(self, token: int) -> bool:
+        return bool(int(self.bits[token >> 5]) >> (token & 31) & 1)
+
+    @property
+    def only(self) -> int | None:
+        """The one token that may come; None if there are several."""
+        words = self.bits.nonzero()[0]
+        if len(words) != 1:
+            return None
+        word = int(self.bits[words[0]])
+        return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
+
+    def to_bool(self, vocab_size: int) -> NDArray[np.bool_]:
+        """[vocab_size]"""
+        return np.unpackbits(self.bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+
+
+@dataclass(frozen=True)
+class Sayable:
+    """What a target can say in a grammar: tokens that stand for text, and those that end it."""
+
+    words: NDArray[np.uint32]  # bits as in Mask; ids behind the vocabulary are out, ends are in, other special tokens as the grammar says
+    end_ids: frozenset[int]
+    end: Mask  # end_ids only
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A grammar over a target's tokens, ready for any number of outputs. num_bytes: an estimate."""
+
+    matcher: LLMatcher  # at the start; only ever copied
+    sayable: Sayable
+    num_bytes: int
+
+    def open(self, token_ids: Sequence[int]) -> GrammarState:
+        """The state of an output that starts behind token_ids, which grow with it (a live view)."""
+        return GrammarState(self, token_ids)
+
+
+class GrammarState:
+    """One output's place in its grammar.
+
+    A path is tokens that are guessed to follow the known ones. `error`: why the grammar cannot be followed from here on; the output
+    must end.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, token_ids: Sequence[int]) -> None:
+        self.error: str | None = None
+        self._grammar = grammar
+        self._token_ids = token_ids
+        self._start = self._num_known = len(token_ids)
+        self._has_ended = False
+        self._matcher = grammar.matcher.deep_copy()
+        self._path: tuple[int, ...] = ()  # what the matcher has read behind the known tokens
+        self._masks: dict[tuple[int, ...], Mask | None] = {}  # by path behind the known tokens
+        self._pool: list[Mask] = []
+
+    def require(self) -> None:
+        """Raise InvalidRequest if the output cannot go on."""
+        if self.mask(()) is None:
+            raise InvalidRequest(self.error or "the grammar cannot be followed")
+
+    def mask(self, path: Sequence[int]) -> Mask | None:
+        """What may come behind a path; valid until the request grows. None: the grammar became too complex there.
+
+        Behind an end, and behind what is not in the language, only ends may come.
+        """
+        self._follow()
+        key = tuple(path)
+        if key not in self._masks:
+            self._masks[key] = self._computed(key)
+        return self._masks[key]
+
+    def forced(self, limit: int) -> list[int]:
+        """The next tokens as long as the grammar leaves no choice, at most `limit`."""
+        run: list[int] = []
+        while len(run) < limit and (mask := self.mask(run)) is not None and (token := mask.only) is not None:
+            run.append(token)
+            if token in self._grammar.sayable.end_ids:
+                break
+        return run
+
+    def legal(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Nodes of a draft, in order, that may be said: each one behind those that lead to it."""
+        paths: dict[int, tuple[int, ...]] = {-1: ()}
+        for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+            path = paths.get(parent)
+            if path is None or (mask := self.mask(path)) is None or not mask.allows(token):
+                continue
+            path = (*path, token)
+            # Where the grammar breaks only the target itself may go: then the output ends there, guessed or not.
+            if self.mask(path) is not None:
+                paths[node] = path
+        return [*paths][1:]
+
+    def _follow(self) -> None:
+        """Take in what the request has grown by."""
+        new = self._token_ids[self._num_known :]
+        if not new:
+            return
+        self._num_known += len(new)
+        self._pool += [mask for mask in self._masks.values() if mask is not None and mask is not self._grammar.sayable.end]
+        self._masks.clear()
+        if self._has_ended or self.error is not None:
+            return
+        ends = [i for i, token in enumerate(new) if token in self._grammar.sayable.end_ids]
+        if ends:
+            self._has_ended, new = True, new[: ends[0]]
+        if self._move(tuple(new)):
+            self._path = ()
+        elif self._matcher.is_error():
+            self._broken(())
+        else:
+            self.error = _LEFT
+
+    def _computed(self, path: tuple[int, ...]) -> Mask | None:
+        sayable = self._grammar.sayable
+        if self.error is not None:
+            return None
+        if self._has_ended or not sayable.end_ids.isdisjoint(path) or not self._move(path) or self._matcher.is_stopped():
+            return self._broken(path) if self._matcher.is_error() else sayable.end
+        mask = self._pool.pop() if self._pool else Mask(len(sayable.words))
+        self._matcher.unsafe_compute_mask_ptr(mask.address, mask.bits.nbytes)
+        if self._matcher.is_error():
+            return self._broken(path)
+        mask.bits &= sayable.words
+        if not mask.bits.any():
+            return self._broken(path, "the grammar asks for a token that stands for no text")
+        return mask
+
+    def _move(self, path: tuple[int, ...]) -> bool:
+        """Let the matcher stand behind this path. False if the language has no text that starts like this."""
+        common = 0
+        for before, after in zip(self._path, path, strict=False):
+            if before != after:
+                break
+            common += 1
+        if len(self._path) > common:
+            self._matcher.rollback(len(self._path) - common)
+        num_read = self._matcher.try_consume_tokens([*path[common:]])
+        self._path = path[: common + num_read]
+        return len(self._path) == len(path)
+
+    def _broken(self, path: tuple[int, ...], why: str = "") -> None:
+        """The matcher gave up behind this path: for the known tokens that is the end, a guess is only not worth it."""
+        if not path:
+            self.error = why or f"the grammar became too complex to follow ({self._matcher.stop_reason()}); simplify it"
+            return
+        self._matcher = self._grammar.matcher.deep_copy()
+        self._path = ()
+        known = [*self._token_ids[self._start : self._num_known]]
+        if self._matcher.try_consume_tokens(known) < len(known):
+            self.error = _LEFT

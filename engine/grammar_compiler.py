@@ -1,0 +1,179 @@
+"""From schemas, expressions and grammars to what masks a target's tokens, through llguidance. Compiled ones are kept for the next request.
+
+Compiling runs in threads of its own, under a deadline and limits of size: nobody's grammar may hold up the others, or fill the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TookTooLong
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
+
+from .errors import InvalidGrammar
+from .grammar import CompiledGrammar, Mask, Sayable
+from .grammar_spec import GrammarSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEADLINE_S = 2.0
+CACHE_BYTES = 64 * 2**20
+NUM_THREADS = 2
+STACK_BYTES = 256 * 2**20
+"""Address space: llguidance follows references from schema to schema by recursion, and a stack that overflows ends the process.
+The longest chain that the limits of size allow takes some 50 MB."""
+BYTES_EACH = 128 * 2**10  # of memory for a compiled grammar ...
+BYTES_PER_CHARACTER = 64  # ... and for what it is made from
+WHITESPACE = r"(|\x20|\x0A[\x20\x09]{0,16})"
+"""Between the parts of JSON: none, a space or an indented line. Small models like to go on with spaces for ever."""
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class GrammarCompiler:
+    """Compiles for one target. May be called from any thread, but not from one that others wait for."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        end_ids: Iterable[int],
+        deadline_s: float = DEADLINE_S,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """vocab_size: width of the logits. end_ids: tokens that end an output. The vocabulary is read on first use: a second."""
+        self.deadline_s = deadline_s
+        self.cache_bytes = cache_bytes
+        self.num_bytes = 0  # of what is kept
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = frozenset(end_ids)
+        self._tokens: _Vocabulary | None = None
+        self._kept: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()  # latest used last
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "foretoken-grammar")  # which start when there is something to do
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline."""
+        with self._lock:
+            if spec in self._kept:
+                self._kept.move_to_end(spec)
+                return self._kept[spec]
+        vocabulary = self._vocabulary(spec)
+        try:
+            compiled = self._submit(spec, vocabulary).result(self.deadline_s)
+        except TookTooLong:
+            raise InvalidGrammar(
+                f"the {_NAMES[spec.kind]} could not be compiled within {self.deadline_s:g} s; simplify it", spec.param
+            ) from None
+        with self._lock:
+            if spec not in self._kept:
+                self._kept[spec] = compiled
+                self.num_bytes += compiled.num_bytes
+            while self.num_bytes > self.cache_bytes and self._kept:
+                self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+        return compiled
+
+    def _submit(self, spec: GrammarSpec, vocabulary: _Vocabulary) -> Future[CompiledGrammar]:
+        with self._lock:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                return self._threads.submit(_compiled, spec, vocabulary)
+            finally:
+                threading.stack_size(before)
+
+    def _vocabulary(self, spec: GrammarSpec) -> _Vocabulary:
+        with self._reading:
+            if self._tokens is None:
+                self._tokens = _read_vocabulary(self._tokenizer, self._vocab_size, self._end_ids, spec.param)
+            return self._tokens
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    tokenizer: LLTokenizer
+    text: Sayable
+    text_and_special: Sayable
+
+
+def _read_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_ids: frozenset[int], param: str) -> _Vocabulary:
+    known_ids = tokenizer.get_vocab().values()
+    size = max(vocab_size, max(known_ids, default=0) + 1)
+    ends = sorted(token for token in end_ids if 0 <= token < vocab_size)
+    if not ends:
+        raise InvalidGrammar("this model has no token that ends an output, so that no form can be enforced", param)
+    try:
+        tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError) as error:
+        raise InvalidGrammar(f"the form of an output cannot be enforced with this model's tokenizer: {_line(error)}", param) from error
+    can_come = {token for token in known_ids if token < vocab_size}
+    special = {token for token in can_come if tokens.is_special_token(token)}
+    end = Mask(-(-size // 32))
+    end.bits[:] = _bits(ends, size)
+    text, everything = (_bits([*some, *ends], size) for some in (can_come - special, can_come))
+    return _Vocabulary(tokens, Sayable(text, frozenset(ends), end), Sayable(everything, frozenset(ends), end))
+
+
+def _bits(token_ids: Sequence[int], size: int) -> NDArray[np.uint32]:
+    bits = np.zeros(-(-size // 32) * 32, bool)
+    bits[token_ids] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
+    what = _NAMES[spec.kind]
+    try:
+        text = _grammar_text(spec)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the {what} is not valid: {_line(error)}", spec.param) from None
+    matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise InvalidGrammar(f"the {what} cannot be enforced: {_line(matcher.get_error())}", spec.param)
+    sayable = vocabulary.text_and_special if spec.trusted else vocabulary.text
+    compiled = CompiledGrammar(matcher, sayable, BYTES_EACH + BYTES_PER_CHARACTER * len(text))
+    first = compiled.open(())
+    if first.mask(()) is None:  # before anybody waits for it
+        raise InvalidGrammar(f"the {what} cannot be enforced: {first.error}", spec.param)
+    return compiled
+
+
+def _grammar_text(spec: GrammarSpec) -> str:
+    """In llguidance's own form."""
+    json_options = {"whitespace_pattern": WHITESPACE, "lenient": not spec.strict}
+    match spec.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(spec.text, overrides=json_options)  # type: ignore[arg-type]
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=json_options)  # type: ignore[arg-type]
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.text)
+        case "choice":
+            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(json.loads(spec.text)))
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
+        case "grammar":
+            return grammar_from("grammar", spec.text)
+
+
+_NAMES = {
+    "json_schema": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+}
+
+
+def _line(error: object) -> str:
+    """An error on one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

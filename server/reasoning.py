@@ -1,0 +1,74 @@
+"""The reasoning that a model writes before its answer, between markers such as <think> and </think>, told from the answer.
+
+Knows the names that vLLM gives to these formats, and which of them a chat template speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .tools.scanner import Reasoning, Scanner, Waiting
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a model family marks its reasoning."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    begins_inside: bool = False  # an answer without a marker at its start is reasoning up to the end marker
+
+    def inside(self, prompt: str, continued: str | None = None) -> bool:
+        """Whether what follows this prompt begins inside of reasoning. continued: the message of the assistant that it goes on with.
+
+        Only the prompt's very end counts, which is the template's: what a user writes opens nothing.
+        """
+        if continued is not None:
+            opened, closed = continued.rfind(self.begin), continued.rfind(self.end)
+            return opened > closed
+        prompt = prompt.rstrip()
+        if prompt.endswith(self.end):
+            return False
+        return self.begins_inside or prompt.endswith(self.begin)
+
+
+_THINK, _THINK_AT_ONCE = ReasoningFormat(), ReasoningFormat(begins_inside=True)
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek_r1": _THINK_AT_ONCE,
+    "glm45": _THINK,
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "olmo3": _THINK_AT_ONCE,
+    "qwen3": _THINK,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
+}
+
+
+def detected(template: str) -> ReasoningFormat | None:
+    """The format that a chat template speaks of; None if it speaks of none that is known."""
+    for format in (REASONING_FORMATS["mistral"], REASONING_FORMATS["seed_oss"], _THINK):
+        if format.begin in template and format.end in template:
+            return format
+    return _THINK_AT_ONCE if _THINK.end in template else None  # it drops the reasoning of earlier turns, and the model begins at once
+
+
+class ReasoningParser(Scanner):
+    """Gives out reasoning and what follows it, without the markers and the white space around them."""
+
+    def __init__(self, format: ReasoningFormat, inside: bool) -> None:
+        super().__init__()
+        self._format = format
+        self.inside = inside  # so far
+
+    def scan(self) -> Waiting[None]:
+        yield from self.space()
+        if (yield from self.skip(self._format.begin)):
+            self.inside = True
+        if not self.inside:
+            self._at = self._mark
+            return
+        yield from self.space()
+        self.settle()
+        if (yield from self.until((self._format.end,), Reasoning)):
+            self.inside = False
+            yield from self.space()
+            self.settle()

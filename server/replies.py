@@ -1,0 +1,153 @@
+"""How the served model writes reasoning and tool calls, and a reply in the making: from its text to the parts of a message.
+
+Owns the choice of formats, from the flags or the model's template. Knows the API's shape of a message, not of a response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..engine.grammar_spec import GrammarSpec
+from .chat_format import ChatPrompt, template_text
+from .errors import ApiError
+from .reasoning import REASONING_FORMATS, ReasoningParser
+from .reasoning import detected as detected_reasoning
+from .reply_grammar import reply_grammar
+from .tools.formats import FORMATS, takes_tools
+from .tools.formats import detected as detected_tools
+from .tools.parser import ToolParser, quoted
+from .tools.request import Offer
+from .tools.scanner import Arguments, CallBegun, Content, Piece, Reasoning
+
+
+class ReplyFormats:
+    """Those of one model. tool_parser, reasoning_parser: names, "none", or None for what the chat template says."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tool_parser: str | None, reasoning_parser: str | None) -> None:
+        template = template_text(tokenizer)
+        self._takes_tools = takes_tools(template)
+        self._tools = detected_tools(template) if tool_parser is None else FORMATS.get(tool_parser)
+        self._reasoning = detected_reasoning(template) if reasoning_parser is None else REASONING_FORMATS.get(reasoning_parser)
+        self._added = {str(entry): (token, entry.special) for token, entry in tokenizer.added_tokens_decoder.items()}
+
+    def of_tools(self, offer: Offer) -> type[ToolParser] | None:
+        """The format that this offer needs; None for an empty one. Raises ApiError if the model has none."""
+        if not offer.tools:
+            return None
+        if not self._takes_tools:
+            message = "this model cannot call tools: its chat template does not know of them; leave tools out"
+            raise ApiError(400, message, param="tools", code="unsupported_parameter")
+        if self._tools is None:
+            message = "how this model writes tool calls is not known; the server's flag --tool-call-parser names a format"
+            raise ApiError(400, message, param="tools", code="unsupported_parameter")
+        return self._tools
+
+    def needs_special_tokens(self, tools: type[ToolParser] | None) -> bool:
+        """Whether a marker is a special token, which would not be in the text."""
+        markers = [*(tools.markers if tools else ()), *((self._reasoning.begin, self._reasoning.end) if self._reasoning else ())]
+        return any(self._added.get(marker, (0, False))[1] for marker in markers)
+
+    def grammar(self, wanted: GrammarSpec | None, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt) -> GrammarSpec | None:
+        """What the reply must look like; None if it may be anything. wanted: the form that an answer must have."""
+        return reply_grammar(wanted, tools, offer, self._reasoning, self._inside(prompt), self._spell)
+
+    def _inside(self, prompt: ChatPrompt) -> bool:
+        return self._reasoning is not None and self._reasoning.inside(prompt.text, prompt.continued)
+
+    def _spell(self, marker: str) -> str:
+        """A marker as grammars write it: by its token, if it has one of its own, since no text stands for that."""
+        return f"<[{self._added[marker][0]}]>" if marker in self._added else quoted(marker)
+
+    def reply(self, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt, include_reasoning: bool) -> Reply:
+        """A reply to this prompt."""
+        reasoning = None if self._reasoning is None else ReasoningParser(self._reasoning, self._inside(prompt))
+        return Reply(reasoning, tools(offer.tools) if tools else None, offer.parallel, include_reasoning)
+
+    def plain(self, tools: type[ToolParser] | None) -> bool:
+        """Whether a reply is its text alone."""
+        return tools is None and self._reasoning is None
+
+
+class Reply:
+    """One choice: text in, parts of an assistant's message out, as deltas of a stream have them."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, parallel: bool, include_reasoning: bool) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._parallel = parallel
+        self._include_reasoning = include_reasoning
+        self.num_calls = 0
+        self.num_reasoning_tokens = 0
+
+    def feed(self, text: str, num_tokens: int, last: bool) -> list[dict[str, Any]]:
+        """The parts that this text settles, in order; `last` settles all. num_tokens: how many the text came from."""
+        if self._reasoning is not None and self._reasoning.inside:
+            self.num_reasoning_tokens += num_tokens
+        pieces: Iterable[Piece] = _fed(self._reasoning, [Content(text)], last)
+        return [part for piece in _joined(_fed(self._tools, pieces, last)) if (part := self._part(piece)) is not None]
+
+    def _part(self, piece: Piece) -> dict[str, Any] | None:
+        match piece:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning": text} if self._include_reasoning else None
+            case CallBegun(name):
+                self.num_calls += 1
+                call = {"id": self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+            case Arguments(text):
+                call = {"function": {"arguments": text}}
+        if self.num_calls > 1 and not self._parallel:
+            return None
+        return {"tool_calls": [{"index": self.num_calls - 1} | call]}
+
+    def _new_id(self) -> str:
+        assert self._tools is not None, "a call without a parser of calls"
+        return self._tools.new_id()
+
+
+def message(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The whole message that the parts of a reply make."""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        for delta in part.get("tool_calls", ()):
+            if "id" in delta:
+                calls.append({"id": delta["id"], "type": delta["type"], "function": dict(delta["function"])})
+            else:
+                calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    content = "".join(part.get("content", "") for part in parts)
+    whole: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if reasoning := "".join(part.get("reasoning", "") for part in parts):
+        whole["reasoning"] = reasoning
+    return whole | ({"tool_calls": calls} if calls else {})
+
+
+def _fed(parser: ReasoningParser | ToolParser | None, pieces: Iterable[Piece], last: bool) -> Iterable[Piece]:
+    """The pieces with their content read by the parser."""
+    if parser is None:
+        return pieces
+    found: list[Piece] = []
+    for piece in pieces:
+        found.extend(parser.feed(piece.text) if isinstance(piece, Content) else [piece])
+    return found + parser.finish() if last else found
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces without empty ones, and one in place of neighbours of a kind."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        match joined[-1] if joined else None, piece:
+            case (Content(before), Content(text)):
+                joined[-1] = Content(before + text)
+            case (Reasoning(before), Reasoning(text)):
+                joined[-1] = Reasoning(before + text)
+            case (Arguments(before), Arguments(text)):
+                joined[-1] = Arguments(before + text)
+            case _ if isinstance(piece, CallBegun) or piece.text:
+                joined.append(piece)
+            case _:
+                pass
+    return joined

@@ -1,0 +1,81 @@
+"""What can be refused before a grammar is compiled: size, depth, number of alternatives, texts that are no JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foretoken.engine.errors import InvalidGrammar, InvalidRequest
+from foretoken.engine.grammar_spec import MAX_ALTERNATIVES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, GrammarSpec
+from foretoken.engine.request import SamplingParams
+
+
+def test_what_is_asked_for_is_compared_by_what_it_says() -> None:
+    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+    spec = GrammarSpec.json_schema(schema, param="response_format")
+    assert spec == GrammarSpec.json_schema(schema) and hash(spec) == hash(GrammarSpec.json_schema(schema))
+    assert spec != GrammarSpec.json_schema(schema, strict=False) != GrammarSpec.json_object()
+    assert GrammarSpec.json_schema(True).text == "true"
+    assert GrammarSpec.choice(["a", "b"]) == GrammarSpec("choice", '["a", "b"]')
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GrammarSpec.json_schema("{"), "not valid JSON"),
+        (lambda: GrammarSpec.json_schema('{"minimum": NaN}'), "NaN"),
+        (lambda: GrammarSpec.json_schema("[1]"), "must be an object"),
+        (lambda: GrammarSpec.json_schema({"const": {1, 2}}), "cannot be written as JSON"),
+        (lambda: GrammarSpec.json_schema({"const": float("inf")}), "cannot be written as JSON"),
+        (lambda: GrammarSpec.json_schema({"title": "x" * MAX_SCHEMA_BYTES}), "the limit is 65,536"),
+        (lambda: GrammarSpec.json_schema({"title": "ä" * (MAX_SCHEMA_BYTES // 2)}), "the limit is 65,536"),
+        (lambda: GrammarSpec.json_schema(deep(MAX_SCHEMA_DEPTH)), "nested more than 64 levels"),
+        (lambda: GrammarSpec.json_schema("[" * 60_000), "nested too deeply"),
+        (lambda: GrammarSpec.json_schema('{"const": "\ud800"}'), "lone surrogate"),
+        (lambda: GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES + 1))}), "an enum has 1,001 values"),
+        (lambda: GrammarSpec.json_schema("  "), "is empty"),
+        (lambda: GrammarSpec.regex("a" * 5000), "the limit is 4,096"),
+        (lambda: GrammarSpec.regex(""), "is empty"),
+        (lambda: GrammarSpec.grammar("a" * 20_000), "the limit is 16,384"),
+        (lambda: GrammarSpec.grammar("a" * 300_000, trusted=True), "the limit is 262,144"),
+        (lambda: GrammarSpec.choice([]), "at least one"),
+        (lambda: GrammarSpec.choice("yes"), "list of non-empty strings"),
+        (lambda: GrammarSpec.choice(["yes", ""]), "list of non-empty strings"),
+        (lambda: GrammarSpec.choice(["yes", 1]), "list of non-empty strings"),  # type: ignore[list-item]
+        (lambda: GrammarSpec.choice([f"c{i}" for i in range(MAX_ALTERNATIVES + 1)]), "1,001 choices"),
+        (lambda: GrammarSpec.regex(5), "must be a string"),  # type: ignore[arg-type]
+        (lambda: GrammarSpec("yaml", "x"), "not 'yaml'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_refused_at_once(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make()
+    assert isinstance(caught.value, InvalidGrammar) and caught.value.param == "grammar"
+
+
+def test_limits_are_inclusive() -> None:
+    GrammarSpec.json_schema(deep(MAX_SCHEMA_DEPTH - 1))
+    GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES))})
+    GrammarSpec.regex("a" * 4096)
+    GrammarSpec.choice([f"c{i}" for i in range(MAX_ALTERNATIVES)])
+
+
+def test_errors_name_the_field_that_asked() -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        GrammarSpec.json_schema("{", param="response_format.json_schema.schema")
+    assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_sampling_params_take_nothing_else() -> None:
+    with pytest.raises(InvalidRequest, match="GrammarSpec"):
+        SamplingParams(grammar={"type": "object"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="allowed_token_ids"):
+        SamplingParams(grammar=GrammarSpec.json_object(), allowed_token_ids=[1])

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detected
+from foretoken.server.tools.scanner import Content, Reasoning
+
+THINK = REASONING_FORMATS["qwen3"]
+
+
+def told(pieces: list[str], inside: bool, format: ReasoningFormat = THINK) -> tuple[str, str]:
+    """(reasoning, content)"""
+    parser = ReasoningParser(format, inside)
+    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+    assert not inside or not parser.inside or "</think>" not in "".join(pieces)
+    reasoning = [part for part in found if isinstance(part, Reasoning)]
+    content = [part for part in found if isinstance(part, Content)]
+    assert found == reasoning + content, "reasoning comes first"
+    return "".join(part.text for part in reasoning), "".join(part.text for part in content)
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("<think>\nHm, 2.\n</think>\n\nTwo", False, ("Hm, 2.", "Two")),
+        ("Hm, 2.\n</think>\n\nTwo", True, ("Hm, 2.", "Two")),
+        ("<think>Hm</think>Two", True, ("Hm", "Two")),  # it writes what the prompt has already
+        ("\n<think></think> Two", False, ("", "Two")),
+        ("Two </think> <think>", False, ("", "Two </think> <think>")),
+        (" Two", False, ("", " Two")),
+        ("<thin", False, ("", "<thin")),
+        ("still thinking </thin", True, ("still thinking </thin", "")),
+        ("a</think>b</think>c", True, ("a", "b</think>c")),
+        ("", True, ("", "")),
+    ],
+)
+def test_reasoning_is_told_from_the_answer(text: str, inside: bool, expected: tuple[str, str]) -> None:
+    for length in range(1, len(text) + 2):
+        assert told([text[start : start + length] for start in range(0, len(text), length)], inside) == expected
+
+
+snippets = st.sampled_from(["<think>", "</think>", "<", ">", " ", "\n", "think", "x"])
+
+
+@given(st.lists(snippets, max_size=20), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_pieces_do_not_matter(pieces: list[str], inside: bool) -> None:
+    text = "".join(pieces)
+    assert told(pieces, inside) == told(list(text), inside) == told([text], inside)
+
+
+def test_reasoning_streams() -> None:
+    parser = ReasoningParser(THINK, inside=True)
+    assert parser.feed("Let me") == [Reasoning("Let me")] and parser.inside
+    assert parser.feed(" see.\n</th") == [Reasoning(" see.")]
+    assert parser.feed("ink>\n") == [] and parser.feed("Two") == [Content("Two")] and not parser.inside
+    assert parser.feed("</think>") == [Content("</think>")]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "continued", "inside"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", None, False),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", None, True),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", None, False),
+        ("qwen3", "user: <think> what is this?<|im_start|>assistant\n", None, False),
+        ("deepseek_r1", "<|Assistant|>", None, True),
+        ("deepseek_r1", "<|Assistant|><think>\n", None, True),
+        ("deepseek_r1", "<|Assistant|></think>", None, False),
+        ("qwen3", "... <think>\nHm", "<think>\nHm", True),
+        ("qwen3", "... <think>\nHm</think> so", "<think>\nHm</think> so", False),
+        ("deepseek_r1", "... so", "so", False),
+        ("mistral", "[/INST]", None, False),
+    ],
+)
+def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, inside: bool) -> None:
+    assert REASONING_FORMATS[name].inside(prompt, continued) is inside
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<think>\n\n</think>\n\n' }}", "qwen3"),
+        ("{% set content = content.split('</think>')[-1] %}", "deepseek_r1"),
+        ("[THINK]{{ thinking }}[/THINK]", "mistral"),
+        ("<seed:think></seed:think>", "seed_oss"),
+        ("{{ messages }}", None),
+    ],
+)
+def test_the_format_is_what_the_template_says(template: str, name: str | None) -> None:
+    assert detected(template) == (None if name is None else REASONING_FORMATS[name])

@@ -1,0 +1,323 @@
+"""Tools and reasoning through the API: what the template gets, what a client gets, streamed or not, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from starlette.testclient import TestClient
+from transformers import PreTrainedTokenizerBase
+
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+ROUTE = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+HERMES = (
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.reasoning_content %}~{{ m.reasoning_content }}~{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
+    "{% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THINKING = HERMES + "{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
+CALLS = (
+    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}} | more}
+
+
+TOOLS = [tool("weather", description="Of a city", strict=True), tool("time")]
+
+
+@pytest.fixture
+def hermes(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    return client_of(fake, monkeypatch, HERMES)
+
+
+def client_of(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, template: str, **settings: Any) -> TestClient:
+    monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+    return TestClient(create_app(fake.as_engine(), ServerConfig(**settings)))
+
+
+def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
+    response = client.post(ROUTE, json={"messages": MESSAGES} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
+    response = client.post(ROUTE, json={"messages": MESSAGES, "stream": True} | fields)
+    assert response.status_code == 200, response.text
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def refusal(client: TestClient, **fields: Any) -> dict[str, Any]:
+    response = client.post(ROUTE, json={"messages": MESSAGES} | fields)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+def prompt(fake: FakeEngine) -> str:
+    return str(fake.tokenizer.decode(fake.calls[-1].prompt))
+
+
+def test_calls_of_a_whole_answer(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS
+    (choice,) = whole(hermes, tools=TOOLS)["choices"]
+    first, second = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+    assert first["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'} and first["type"] == "function"
+    assert second["function"] == {"name": "time", "arguments": "{}"} and first["id"] != second["id"]
+
+
+def test_content_is_null_beside_calls_alone(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS.partition("\n")[2]
+    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] is None
+
+
+def test_calls_of_a_stream_come_as_openais(hermes: TestClient, fake: FakeEngine) -> None:
+    """First the name, with an id and no arguments, then the arguments in pieces; one part a chunk."""
+    fake.reply = CALLS
+    choices = [chunk["choices"][0] for chunk in streamed(hermes, tools=TOOLS)]
+    deltas = [choice["delta"] for choice in choices]
+    assert deltas[0] == {"role": "assistant", "content": ""} and all(len(delta) <= 1 for delta in deltas[1:])
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    begun = [call for call in calls if "id" in call]
+    assert [call["index"] for call in begun] == [0, 1] and begun[0]["id"] != begun[1]["id"]
+    assert all(call["type"] == "function" and call["function"]["arguments"] == "" for call in begun)
+    assert [call["function"]["name"] for call in begun] == ["weather", "time"]
+    assert calls[0] is begun[0] and [call["index"] for call in calls] == sorted(call["index"] for call in calls)
+    pieces = [call for call in calls if "id" not in call]
+    assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in pieces)
+    said = ["".join(call["function"]["arguments"] for call in pieces if call["index"] == index) for index in (0, 1)]
+    assert said == ['{"city": "Paris"}', "{}"] and len(pieces) > 3
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+
+
+def test_every_choice_has_its_own_calls(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS
+    choices = whole(hermes, tools=TOOLS, n=3)["choices"]
+    ids = [call["id"] for choice in choices for call in choice["message"]["tool_calls"]]
+    assert len(set(ids)) == 6 and all(choice["finish_reason"] == "tool_calls" for choice in choices)
+
+
+def test_a_stream_without_calls_is_what_it_was(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = "1 < 2 <tool_call> is no call <tool"
+    chunks = streamed(hermes, tools=TOOLS)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == fake.reply
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop" and "metrics" in chunks[-1]
+    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+
+
+def test_logprobs_of_a_stream_with_calls_are_those_of_every_token(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS
+    chunks = streamed(hermes, tools=TOOLS, logprobs=True)
+    content = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert "".join(entry["token"] for entry in content) == fake.reply
+    usage = streamed(hermes, tools=TOOLS, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert usage[-1]["usage"]["completion_tokens"] == len(content)
+
+
+def test_parallel_calls_can_be_declined(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS
+    message = whole(hermes, tools=TOOLS, parallel_tool_calls=False)["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
+
+
+def test_the_template_gets_the_tools(hermes: TestClient, fake: FakeEngine) -> None:
+    whole(hermes, tools=TOOLS)
+    offered, _, rest = prompt(fake).partition("<tool_call>")
+    weather = {"name": "weather", "description": "Of a city", "parameters": {"type": "object", "properties": {}}}
+    assert json.loads(offered) == [{"type": "function", "function": weather}, tool("time")] and rest == "<|user|>Hi<|end|><|assistant|>"
+
+
+def test_none_means_that_the_model_hears_of_no_tools(hermes: TestClient, fake: FakeEngine) -> None:
+    fake.reply = CALLS
+    message = whole(hermes, tools=TOOLS, tool_choice="none")["choices"][0]["message"]
+    assert message["content"] == CALLS and "tool_calls" not in message and prompt(fake).startswith("<|user|>")
+
+
+def test_allowed_tools_are_those_the_model_hears_of(hermes: TestClient, fake: FakeEngine) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "time"}}]}
+    whole(hermes, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert json.loads(prompt(fake).partition("<tool_call>")[0]) == [tool("time")] and fake.calls[-1].params.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", ["weather", "time"]),
+        ({"type": "function", "function": {"name": "time"}}, ["time"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}},
+            ["time"],
+        ),
+    ],
+)
+def test_a_call_that_must_be_made_is_a_grammar(hermes: TestClient, fake: FakeEngine, choice: Any, names: list[str]) -> None:
+    fake.reply = CALLS
+    assert whole(hermes, tools=TOOLS, tool_choice=choice)["choices"][0]["finish_reason"] == "tool_calls"
+    grammar = fake.calls[-1].params.grammar
+    assert grammar is not None and grammar.kind == "grammar"
+    assert [name for name in ("weather", "time") if f'\\"{name}\\"' in grammar.text] == names
+    assert "{0,15}" in grammar.text
+    whole(hermes, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert "{0,15}" not in fake.calls[-1].params.grammar.text
+
+
+def test_a_conversation_with_calls_and_results(hermes: TestClient, fake: FakeEngine) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":  "Paris"}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "reasoning_content": "Hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sunny"}]},
+    ]
+    whole(hermes, messages=messages)
+    rest = '<|end|><|tool|>Sunny=call_1<|end|><|assistant|>'
+    assert prompt(fake) == '<|user|>Hi<|end|><|assistant|>~Hm~weather({"city": "Paris"})' + rest
+    call["function"]["arguments"] = "no JSON"  # a model may have written it
+    whole(hermes, messages=messages)
+    assert prompt(fake).endswith('weather("no JSON")' + rest)
+
+
+def test_arguments_stay_as_written_where_the_template_takes_text(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.function.arguments is string %}{{ c.function.arguments }}"
+    client = client_of(fake, monkeypatch, template + "{% endif %}{% endfor %}{% endfor %}")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a" :1}'}}
+    whole(client, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert prompt(fake) == '{"a" :1}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [tool("a b")]}, "tools.0.function.name"),
+        ({"tools": [tool("f" * 129)]}, "tools.0.function.name"),
+        ({"tools": [tool("f", parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [tool("f", parameters={"properties": []})]}, "tools.0.function.parameters"),
+        ({"tools": [tool("f", parameters={"required": "a"})]}, "tools.0.function.parameters"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": [tool(f"f{i}") for i in range(257)]}, "tools"),
+        ({"tools": "f"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "time"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["f"]}}}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"tools": TOOLS, "structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.function"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+    ],
+)
+def test_mistakes_are_named(hermes: TestClient, fake: FakeEngine, fields: dict[str, Any], param: str) -> None:
+    error = refusal(hermes, **fields)
+    assert error["param"] == param and error["type"] == "invalid_request_error", error
+    assert not fake.calls
+
+
+def test_harmless_choices_need_no_tools(hermes: TestClient) -> None:
+    for fields in ({"tools": [], "tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": None, "parallel_tool_calls": True}):
+        whole(hermes, **fields)
+
+
+def test_a_model_without_tools_says_so(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refusal(client, tools=TOOLS)
+    assert error["param"] == "tools" and "chat template" in error["message"]
+    unknown = client_of(fake, monkeypatch, "{{ tools }}{{ messages }}")
+    assert "--tool-call-parser" in refusal(unknown, tools=TOOLS)["message"]
+    assert "--tool-call-parser" in refusal(client_of(fake, monkeypatch, HERMES, tool_call_parser="none"), tools=TOOLS)["message"]
+
+
+def test_the_parsers_flag_overrides_the_template(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.reply = "[TOOL_CALLS]time[ARGS]{}"
+    client = client_of(fake, monkeypatch, HERMES, tool_call_parser="mistral")
+    (call,) = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "time" and len(call["id"]) == 9
+
+
+def test_special_tokens_that_mark_calls_are_asked_for(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no text otherwise; the tiny tokenizer's <|user|> stands for such a marker."""
+    from foretoken.server.tools.llama3_json import Llama3Json
+
+    whole(client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
+    assert fake.calls[-1].params.skip_special_tokens
+    monkeypatch.setattr(Llama3Json, "markers", ("<|user|>",))
+    client = client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json")
+    whole(client, tools=TOOLS)
+    assert not fake.calls[-1].params.skip_special_tokens
+    whole(client)
+    assert fake.calls[-1].params.skip_special_tokens
+
+
+def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.reply = "Paris? Easy.\n</think>\n\n" + CALLS
+    client = client_of(fake, monkeypatch, THINKING)
+    fields = {"tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
+    body = whole(client, **fields)
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Paris? Easy.", "Let me see.", 2)
+    deltas = [chunk["choices"][0]["delta"] for chunk in streamed(client, **fields)]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Paris? Easy."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    spent, thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"], fake.tokenizer.encode("Paris? Easy.\n</think>")
+    assert len(thought) <= spent <= len(thought) + 1  # the step that ends it may hold one more
+
+
+def test_reasoning_can_be_left_out(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.reply = "Easy.</think>Two"
+    client = client_of(fake, monkeypatch, THINKING)
+    fields = {"include_reasoning": False, "chat_template_kwargs": {"enable_thinking": True}}
+    body = whole(client, **fields)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Two", "refusal": None}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert all("reasoning" not in chunk["choices"][0]["delta"] for chunk in streamed(client, **fields))
+
+
+def test_a_closed_reasoning_leaves_the_reply_alone(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(fake, monkeypatch, THINKING)
+    for fields in ({}, {"reasoning_effort": "none"}, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}):
+        message = whole(client, **fields)["choices"][0]["message"]
+        assert message["content"] == fake.reply and "reasoning" not in message
+    fake.reply = "<think>Hm</think>Two"
+    assert whole(client)["choices"][0]["message"]["reasoning"] == "Hm"
+    plain = client_of(fake, monkeypatch, THINKING, reasoning_parser="none")
+    assert whole(plain)["choices"][0]["message"]["content"] == fake.reply
+
+
+def test_tokenize_counts_tools(hermes: TestClient, fake: FakeEngine) -> None:
+    whole(hermes, tools=TOOLS)
+    tokens = hermes.post("/tokenize", json={"messages": MESSAGES, "tools": TOOLS}).json()["tokens"]
+    assert tokens == fake.calls[-1].prompt
+
+
+def test_an_answer_of_a_form_leaves_room_for_calls(hermes: TestClient, fake: FakeEngine, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}}}
+    fake.reply = '{"a": 1}'
+    assert whole(hermes, **form)["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert fake.calls[-1].params.grammar.kind == "json_schema"
+    whole(hermes, tools=TOOLS, **form)
+    assert "(calls | answer)" in fake.calls[-1].params.grammar.text
+    whole(hermes, tools=TOOLS, tool_choice="required", **form)
+    assert "answer" not in fake.calls[-1].params.grammar.text

@@ -1,0 +1,294 @@
+"""Every format of tool calls: what it reads, and that it reads the same however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretoken.server.tools.formats import FORMATS, detected
+from foretoken.server.tools.hermes import Hermes
+from foretoken.server.tools.llama3_json import Llama3Json
+from foretoken.server.tools.mistral import Mistral, MistralList
+from foretoken.server.tools.parser import Tool, ToolParser
+from foretoken.server.tools.qwen3_xml import Qwen3Xml, as_json, parameter_kinds
+from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
+
+PROPERTIES = {
+    "text": {"type": "string"},
+    "number": {"type": "integer"},
+    "list": {"type": "array"},
+    "object": {"$ref": "#/$defs/point"},
+    "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "unknown": {},
+}
+TOOLS: list[Tool] = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": PROPERTIES, "$defs": {"point": {"type": "object"}}}},
+    }
+    for name in ("f", "g.h")
+]
+ALL: list[type[ToolParser]] = sorted(set(FORMATS.values()), key=lambda format: format.__name__)
+Told = list[str | tuple[str, str]]  # content, and calls as (name, arguments)
+
+
+def told(format: type[ToolParser], pieces: list[str]) -> Told:
+    parser = format(TOOLS)
+    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+    said: Told = []
+    for part in found:
+        match part, said:
+            case CallBegun(name), _:
+                said.append((name, ""))
+            case Arguments(text), [*_, (name, before)]:
+                said[-1] = (str(name), before + text)
+            case Content(text), [*_, str(before)]:
+                said[-1] = before + text
+            case Content(text), _:
+                said.append(text)
+            case _:
+                pytest.fail(f"{part} behind {said}")
+    return said
+
+
+def cut(text: str, length: int) -> list[str]:
+    return [text[start : start + length] for start in range(0, len(text), length)]
+
+
+CASES: list[tuple[type[ToolParser], str, Told]] = [
+    (Hermes, "", []),
+    (Hermes, "just text < <tool", ["just text < <tool"]),
+    (Hermes, ' <tool_call>\n{"name": "f", "arguments": {"a": "}\\"{"}}\n</tool_call>\n', [("f", '{"a": "}\\"{"}')]),
+    (Hermes, '<tool_call>\n{"name": "f", "arguments": {"b": [1, {}]}}</tool_call>', [("f", '{"b": [1, {}]}')]),
+    (
+        Hermes,
+        'Two:\n<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>{"arguments": {"x":1} , "name" : "g.h"}</tool_call> done',
+        ["Two:", ("f", "{}"), ("g.h", '{"x":1}'), "done"],
+    ),
+    (Hermes, '<tool_call>{"name": "unknown", "parameters": {}}</tool_call>', [("unknown", "{}")]),
+    (Hermes, '<tool_call>{"name": "f"}</tool_call>', [("f", "{}")]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", "{}")]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": ""}</tool_call>', [("f", "{}")]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"é\\"}"}</tool_call>', [("f", '{"a": "é"}')]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}, "why": "so"}</tool_call>.', [("f", '{"a": 1}'), "."]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>.', [("f", '{"a": 1}'), "."]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}}.', [("f", '{"a": 1}'), "."]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}', [("f", '{"a": 1}'), ", oops}"]),
+    # Cut by the token limit.
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": "b', [("f", '{"a": "b')]),
+    (Hermes, '<tool_call>{"name": "f", "argu', [("f", "")]),
+    (Hermes, '<tool_call>{"name": "f", "arguments": {}}</tool_', [("f", "{}")]),
+    (Hermes, 'Hm <tool_call>{"na', ['Hm <tool_call>{"na']),
+    # No calls.
+    (Hermes, "a <tool_call> b", ["a <tool_call> b"]),
+    (Hermes, '<tool_call>{"name": 1}</tool_call>', ['<tool_call>{"name": 1}</tool_call>']),
+    (Hermes, '<tool_call>{"city": "f"}</tool_call>', ['<tool_call>{"city": "f"}</tool_call>']),
+    (Hermes, '<tool_call><tool_call>{"name": "f"}</tool_call>', ["<tool_call>", ("f", "{}")]),
+    (Hermes, '<tool_call>{"<tool_call>{"name": "f"}', ['<tool_call>{"', ("f", "{}")]),
+    (Llama3Json, '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+    (Llama3Json, ' <|python_tag|>{"type": "function", "name": "f", "arguments": {"a": 1}}\n', [("f", '{"a": 1}')]),
+    (Llama3Json, '{"name": "f", "parameters": {}}; {"name": "g.h", "parameters": {"a": []}} z', [("f", "{}"), ("g.h", '{"a": []}'), "z"]),
+    (Llama3Json, '{"name": "Bob", "parameters": {}}', ['{"name": "Bob", "parameters": {}}']),
+    (Llama3Json, '{"city": "Paris", "name": "f"}', ['{"city": "Paris", "name": "f"}']),
+    (Llama3Json, 'Like {"name": "f", "parameters": {}}', ['Like {"name": "f", "parameters": {}}']),
+    (Llama3Json, 'Hi <|python_tag|>print(1) <|python_tag|>{"name": "f"}', ["Hi <|python_tag|>print(1)", ("f", "{}")]),
+    (MistralList, '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "]"}}, {"name": "x"}]', [("f", '{"a": "]"}'), ("x", "{}")]),
+    (MistralList, 'Well [TOOL_CALLS][{"name": "f"}, 3] so', ["Well", ("f", "{}"), ", 3] so"]),
+    (Mistral, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]x{"b": 2}', [("f", '{"a": 1}'), ("x", '{"b": 2}')]),
+    (Mistral, 'Hm\n[TOOL_CALLS]f[CALL_ID]012345678[ARGS]{"a": {"b": [2]}} x', ["Hm", ("f", '{"a": {"b": [2]}}'), "x"]),
+    (Mistral, "[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)", ["[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)"]),
+    (
+        Qwen3Xml,
+        "Sure.\n<tool_call>\n<function=f>\n<parameter=text>\nif a < b:\n  \"c\"\n\n</parameter>\n<parameter=number>\n3\n</parameter>\n"
+        "<parameter=maybe>True</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g.h>\n</function>\n</tool_call>",
+        ["Sure.", ("f", '{"text": "if a < b:\\n  \\"c\\"\\n", "number": 3, "maybe": true}'), ("g.h", "{}")],
+    ),
+    (
+        Qwen3Xml,
+        '<function=f><parameter=list>[1, "]"]</parameter><parameter=object>{"a": 1}</parameter>\n'
+        "<parameter=unknown>7</parameter></function>.",
+        [("f", '{"list": [1, "]"], "object": {"a": 1}, "unknown": "7"}'), "."],
+    ),
+    (Qwen3Xml, "<function=f><parameter=number>three</parameter></function>", [("f", '{"number": "three"}')]),
+    (Qwen3Xml, "<function=f><parameter=text>cut", [("f", '{"text": "cut')]),
+    (Qwen3Xml, "<function=f><parameter=number>4", [("f", '{"number": ')]),
+    (Qwen3Xml, "<tool_call>x <function=> <function=a b>", ["<tool_call>x <function=> <function=a b>"]),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "expected"), CASES)
+def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], text: str, expected: Told) -> None:
+    assert told(format, [text]) == expected
+    for length in range(1, len(text)):
+        assert told(format, cut(text, length)) == expected, length
+
+
+SNIPPETS = [
+    "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
+    *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
+]  # fmt: skip
+texts = st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=3), max_size=30).map("".join)
+
+
+@pytest.mark.parametrize("format", ALL)
+@given(text=texts, cuts=st.lists(st.integers(1, 9), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_read_the_same_in_any_pieces(format: type[ToolParser], text: str, cuts: list[int]) -> None:
+    pieces, start = [], 0
+    while start < len(text):
+        length = cuts[len(pieces) % len(cuts)]
+        pieces.append(text[start : start + length])
+        start += length
+    whole = told(format, [text])
+    assert told(format, pieces) == whole
+    if all(isinstance(part, str) for part in whole):
+        assert "".join(map(str, whole)) == text, "a text without calls comes out as it is"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10
+)
+
+
+@given(
+    arguments=st.dictionaries(st.text(), json_values), ascii=st.booleans(), indent=st.sampled_from([None, 2]), length=st.integers(1, 40)
+)
+@settings(max_examples=60, deadline=None)
+def test_arguments_come_out_as_they_were_written(arguments: dict[str, Any], ascii: bool, indent: int | None, length: int) -> None:
+    written = json.dumps(arguments, ensure_ascii=ascii, indent=indent)
+    call = f'{{"name": "f", "arguments": {written}}}'
+    for format, text in [
+        (Hermes, f"<tool_call>{call}</tool_call>"),
+        (Llama3Json, call),
+        (MistralList, f"[TOOL_CALLS][{call}]"),
+        (Mistral, f"[TOOL_CALLS]f[ARGS]{written}"),
+    ]:
+        assert told(format, cut(text, length)) == [("f", written)]
+
+
+@given(value=st.text(), number=st.integers(), length=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_bare_values_become_json(value: str, number: int, length: int) -> None:
+    text = f"<function=f><parameter=text>\n{value}\n</parameter><parameter=number>\n{number}\n</parameter></function>"
+    ((name, arguments),) = told(Qwen3Xml, cut(text, length))
+    assert json.loads(arguments) == {"text": value, "number": number}
+
+
+def test_content_and_arguments_come_at_once() -> None:
+    """Only what may be a marker waits."""
+    parser = Hermes(TOOLS)
+    assert parser.feed("Hello <") == [Content("Hello")]
+    assert parser.feed("b") == [Content(" <b")]
+    assert parser.feed('> <tool_call>{"name": "f", ') == [Content(">"), CallBegun("f")]
+    assert parser.feed('"arguments": {"a') == [Arguments('{"a')]
+    assert parser.feed('": "<') == [Arguments('": "<')]
+    assert parser.feed('"}') == [Arguments('"}')]
+    assert parser.feed("}</tool_call>") == [] and parser.finish() == []
+
+
+def test_an_answer_in_json_waits_for_its_first_key_only() -> None:
+    parser = Llama3Json(TOOLS)
+    assert parser.feed('{"summ') == []
+    assert parser.feed('ary": "') == [Content('{"summary": "')]
+
+
+HOSTILE = [
+    "<tool_call>" * 1_000,
+    '<tool_call>{"' * 1_000,
+    '<tool_call>{"arguments":"' * 600,
+    '<tool_call>{"arguments":{' * 600,
+    '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 4_000,
+    '<tool_call>{"name": "f", "arguments": ' + "[" * 20_000,
+    '<tool_call>{"name": "' + "f" * 20_000,
+    '<tool_call>{"name": "f", "arguments": "' + "\\" * 20_001,
+    "<tool_call>" + " " * 20_000 + "{",
+    " " * 20_000,
+    "[TOOL_CALLS]" * 1_600,
+    "[TOOL_CALLS][" * 1_600,
+    "[TOOL_CALLS]" + "f" * 20_000,
+    "<|python_tag|>{" * 1_000,
+    '{"name": "f", "parameters": {}};' * 600,
+    "<function=f>" * 1_000,
+    "<function=f>" + "<parameter=text>" * 1_000,
+    "<function=f><parameter=number>" + "1" * 20_000,
+    "<function=f>" + "<parameter=number>1</parameter>" * 600,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:40])
+@pytest.mark.parametrize("format", ALL)
+def test_no_text_takes_long_or_is_held_for_long(format: type[ToolParser], text: str) -> None:
+    parser, num_in, num_out, start = format(TOOLS), 0, 0, time.process_time()
+    for piece in cut(text, 16):
+        num_in += len(piece)
+        num_out += sum(len(part.text) for part in parser.feed(piece) if not isinstance(part, CallBegun))
+        held = len(parser._text) - parser._mark
+        assert held <= 2 * MAX_HELD + 4 * MAX_SPACE, held
+    parser.finish()
+    assert time.process_time() - start < 2.0
+
+
+@pytest.mark.parametrize("character", ['"', "\\", "{", "\ud800", "\x00"])
+def test_what_is_no_text_is_no_name(character: str) -> None:
+    name = json.dumps(character)
+    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    named = told(Hermes, [text])
+    assert named == ([(character, "{}")] if character.isprintable() else [text])
+
+
+TEMPLATES = [
+    ("{%- if tools %}<tools></tools> <tool_call>\n{\"name\": <function-name>}", Hermes),
+    ("{% for tool in tools %}<tool_call>\n<function=example>", Qwen3Xml),
+    ("{{ '[AVAILABLE_TOOLS]' + (tools | tojson) }} [TOOL_CALLS][{", MistralList),
+    ("{% if tools %}[TOOL_CALLS]{{ name }}[ARGS]", Mistral),
+    ("{% if tools %}<|python_tag|>", Llama3Json),
+    ('{% if tools %}<|start_header_id|> {"name": function name, "parameters": dict', Llama3Json),
+    ("{% if tools %}{{ tools | tojson }}", None),
+    ("{{ messages }} <tool_call>", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("template", "format"), TEMPLATES)
+def test_the_format_is_what_the_template_says(template: str, format: type[ToolParser] | None) -> None:
+    assert detected(template) is format
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_ids_differ(format: type[ToolParser]) -> None:
+    assert len({format.new_id() for _ in range(100)}) == 100
+
+
+def test_mistral_takes_no_other_ids() -> None:
+    assert all(len(made) == 9 and made.isalnum() for made in (Mistral.new_id(), MistralList.new_id()))
+
+
+@pytest.mark.parametrize(
+    ("raw", "kinds", "written"),
+    [
+        ("1", {"number"}, "1"),
+        ("1.5", {"integer"}, '"1.5"'),
+        ("1", {"string", "integer"}, "1"),
+        ("None", {"null", "string"}, "null"),
+        ("NaN", {"number"}, '"NaN"'),
+        ('"a"', {"string", "null"}, '"\\"a\\""'),
+        ("[" * 100_000, {"array"}, json.dumps("[" * 100_000)),
+        ("9" * 5000, {"integer"}, json.dumps("9" * 5000)),
+    ],
+)
+def test_a_value_is_what_its_schema_asks_for_or_a_text(raw: str, kinds: set[str], written: str) -> None:
+    assert as_json(raw, frozenset(kinds)) == written
+
+
+def test_kinds_of_odd_schemas() -> None:
+    odd = {"a": True, "b": {"type": 3}, "c": {"type": ["string", 4]}, "d": {"anyOf": 1}, "e": {"$ref": "#/$defs/x"}, "f": {"$ref": "http://x"}}
+    looping = {"properties": odd, "$defs": {"x": {"$ref": "#/$defs/x"}}}
+    assert {key: set(kinds) for key, kinds in parameter_kinds(looping).items()} == {
+        "a": set(), "b": set(), "c": {"string"}, "d": set(), "e": set(), "f": set(),
+    }  # fmt: skip

@@ -1,0 +1,243 @@
+"""Grammars of calls that must be made: what they let a model write is what the format's parser reads, with arguments that fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from tiny_models import save_tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import AddedToken
+
+from foretoken.engine.errors import InvalidGrammar
+from foretoken.engine.grammar import GrammarState
+from foretoken.engine.grammar_compiler import GrammarCompiler
+from foretoken.engine.grammar_spec import GrammarSpec
+from foretoken.server.errors import ApiError
+from foretoken.server.reasoning import REASONING_FORMATS
+from foretoken.server.reply_grammar import reply_grammar
+from foretoken.server.tools.formats import FORMATS
+from foretoken.server.tools.parser import Tool, ToolParser, quoted
+from foretoken.server.tools.request import Offer
+from foretoken.server.tools.scanner import Arguments, CallBegun
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}, "at": {"$ref": "#/$defs/point"}, "note": {"type": "string"},
+    },
+    "required": ["city", "note"],
+    "additionalProperties": False,
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}},
+}  # fmt: skip
+TOOLS: tuple[Tool, ...] = (
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "weather.now"}},
+)
+FORMAT_NAMES = ["hermes", "llama3_json", "mistral", "mistral_list", "qwen3_xml"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """One with markers among its tokens, as models have them."""
+    tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("[TOOL_CALLS]", special=True)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: PreTrainedTokenizerBase) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, len(tokenizer), [0])
+
+
+def spell_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+    tokens = {str(entry): token for token, entry in tokenizer.added_tokens_decoder.items()}
+    return lambda marker: f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
+
+
+
+
+def opened(compiler: GrammarCompiler, spec: GrammarSpec | None) -> tuple[GrammarState, list[int]]:
+    """A state and the tokens that it follows."""
+    assert spec is not None
+    tokens: list[int] = []
+    return compiler.compile(spec).open(tokens), tokens
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase, spec: GrammarSpec | None, text: str) -> bool:
+    state, tokens = opened(compiler, spec)
+    for token in [*tokenizer.encode(text, add_special_tokens=False), 0]:
+        mask = state.mask(())
+        if mask is None or not mask.allows(token):
+            return False
+        tokens.append(token)
+    return True
+
+
+def written(
+    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase, spec: GrammarSpec | None, chance: Random, most: int = 300
+) -> str | None:
+    """A text at random that the grammar allows; None if it does not end in time."""
+    state, tokens = opened(compiler, spec)
+    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ('"', "\n", "<", "}")}
+    while len(tokens) < most:
+        mask = state.mask(())
+        assert mask is not None, state.error
+        allowed = mask.to_bool(len(tokenizer)).nonzero()[0].tolist()
+        if 0 in allowed and chance.random() < 0.7:
+            return str(tokenizer.decode(tokens))
+        short = [token for token in allowed if token in closing]
+        choice = chance.choice(short if short and chance.random() < 0.5 else [token for token in allowed if token] or [0])
+        tokens.append(choice)
+        if choice == 0:
+            return str(tokenizer.decode(tokens[:-1]))
+    return None
+
+
+def calls_of(format: type[ToolParser], text: str) -> list[tuple[str, Any]]:
+    parser = format(TOOLS)
+    calls: list[list[str]] = []
+    for part in [*parser.feed(text), *parser.finish()]:
+        match part:
+            case CallBegun(name):
+                calls.append([name, ""])
+            case Arguments(more):
+                calls[-1][1] += more
+            case _:
+                pytest.fail(f"{part} beside the calls in {text!r}")
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def fits(name: str, arguments: dict[str, Any]) -> bool:
+    if name == "weather.now":
+        return arguments == {}
+    return (
+        name == "weather"
+        and {"city", "note"} <= arguments.keys() <= WEATHER["properties"].keys()
+        and arguments["city"] in ("Paris", "Rome")
+        and isinstance(arguments["note"], str)
+        and type(arguments.get("days", 0)) is int
+        and isinstance(arguments.get("at", {"x": True})["x"], bool)
+    )
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_whatever_a_grammar_lets_through_is_calls(
+    name: str, parallel: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    format = FORMATS[name]
+    spec = reply_grammar(None, format, Offer(TOOLS, required=True, parallel=parallel), None, False, spell_by(tokenizer))
+    num_calls = []
+    for seed in range(12):
+        text = written(compiler, tokenizer, spec, Random(seed))
+        if text is not None:
+            calls = calls_of(format, text)
+            assert calls and all(fits(name, arguments) for name, arguments in calls), text
+            num_calls.append(len(calls))
+    assert len(num_calls) >= 4 and (parallel or set(num_calls) == {1})
+
+
+EXAMPLES = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3, "at": {"x": true}, "note": "é\\n"}}\n</tool_call>',
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Rome", "note": ""}}; {"name": "weather.now", "parameters": {}}',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Rome", "note": ""}[TOOL_CALLS]weather.now[ARGS]{}',
+    "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
+    "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=note>\na\nb\n</parameter>\n"
+    "</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_model_may_write_as_it_was_taught(name: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+    spec = reply_grammar(None, FORMATS[name], Offer(TOOLS, required=True), None, False, spell_by(tokenizer))
+    assert accepts(compiler, tokenizer, spec, EXAMPLES[name])
+    assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("Rome", "Oslo"))
+    assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("weather", "whether"))
+    assert not accepts(compiler, tokenizer, spec, "Sure!") and not accepts(compiler, tokenizer, spec, "")
+
+
+THINK = REASONING_FORMATS["qwen3"]
+CALL = '<tool_call>\n{"name": "weather.now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("inside", "text", "allowed"),
+    [
+        (True, f"Hm <b>\n</think>\n\n{CALL}", True),
+        (True, CALL, False),
+        (True, "Hm</think>No", False),
+        (False, CALL, True),
+        (False, f"<think>Hm</think>{CALL}", True),
+        (False, f"Hm</think>{CALL}", False),
+    ],
+)
+def test_reasoning_may_come_before_calls(
+    inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, required=True), THINK, inside, spell_by(tokenizer))
+    assert accepts(compiler, tokenizer, spec, text) is allowed
+
+
+FORM = GrammarSpec.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, param="response_format")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tools", "inside", "text", "allowed"),
+    [
+        (FORM, False, True, 'Hm</think>\n{"a": 1}', True),
+        (FORM, False, True, '{"a": 1}', False),
+        (FORM, False, False, '{"a": 1}', True),
+        (FORM, False, False, '<think></think>{"a": "1"}', False),
+        (FORM, True, False, '{"a": 1}', True),
+        (FORM, True, False, CALL, True),
+        (FORM, True, False, "Sure", False),
+        (FORM, True, True, f"Hm</think>{CALL}", True),
+        (GrammarSpec.choice(["yes", "no"]), True, False, "no", True),
+        (GrammarSpec.choice(["yes", "no"]), True, False, "so", False),
+        (GrammarSpec.json_object(), False, True, "</think>{}", True),
+    ],
+)
+def test_an_answers_form_stands_beside_calls_and_behind_reasoning(
+    wanted: GrammarSpec, tools: bool, inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    offer = Offer(TOOLS) if tools else Offer()
+    spec = reply_grammar(wanted, FORMATS["hermes"] if tools else None, offer, THINK, inside, spell_by(tokenizer))
+    assert accepts(compiler, tokenizer, spec, text) is allowed
+
+
+def test_forms_that_stand_alone_do() -> None:
+    expression = GrammarSpec.regex("[ab]+", param="structured_outputs.regex")
+    assert reply_grammar(expression, None, Offer(), None, False, quoted) == expression
+    assert reply_grammar(expression, None, Offer(), THINK, False, quoted) == expression
+    assert reply_grammar(None, FORMATS["hermes"], Offer(TOOLS), THINK, True, quoted) is None
+    for tools, inside in ((FORMATS["hermes"], False), (None, True)):
+        with pytest.raises(ApiError, match="cannot be combined") as refused:
+            reply_grammar(expression, tools, Offer(TOOLS if tools else ()), THINK, inside, quoted)
+        assert refused.value.param == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"pattern": "("}}, "required": ["a"]},
+        {"properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]},
+        {"properties": {"a": {"enum": []}}, "required": ["a"]},
+        {"properties": {'"\n%llguidance {}': {}, "</parameter>": {"type": "integer"}}},
+        {"properties": {str(i): {"type": "object"} for i in range(2_000)}},
+        {"description": "x" * 100_000},
+    ],
+)
+def test_odd_parameters_are_refused_or_followed(
+    name: str, parameters: dict[str, Any], compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """They may be refused, by the one error that a client gets; nothing else may come of them."""
+    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    try:
+        compiler.compile(reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell_by(tokenizer)) or FORM)
+    except InvalidGrammar as error:
+        assert error.param == "tools"
