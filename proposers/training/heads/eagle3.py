@@ -157,9 +157,9 @@ class Midlayer(nn.Module):
 
         The embedding comes in through attention alone. Until heads have found it by themselves, nothing is known of the token before.
         """
-        width = config.head_dim
-        heads_per_key = config.num_attention_heads // (config.num_key_value_heads or 1)
-        for number in range(max(1, (config.num_key_value_heads or 1) // 2)):
+        width, num_keys = self.self_attn.head_dim, config.num_key_value_heads or 1
+        heads_per_key = config.num_attention_heads // num_keys
+        for number in range(max(1, num_keys // 2)):
             keys = self.self_attn.k_proj.weight[number * width:(number + 1) * width]
             nn.init.orthogonal_(keys, SHARPNESS)
             for head in range(number * heads_per_key, (number + 1) * heads_per_key):
