@@ -29,16 +29,16 @@ def test_learned_proposers_are_tried_out_and_leave_no_trace(engine: Engine) -> N
 
 
 def test_afterwards_the_engine_answers_as_without_it(engine: Engine) -> None:
-    def answer() -> list[int]:
+    def answer(engine: Engine) -> list[int]:
         request = Request("r", [5, 6, 7, 8] * 5, SamplingParams(temperature=0.0, ignore_eos=True), 0.0, 24, seed=1)
         engine.core.add_request(request)
         while engine.core.has_work:
             engine.core.step(0.0)
         return request.token_ids
 
-    before = answer()
     self_test(engine)
-    assert answer() == before
+    off = parse_speculative_config({"method": "off"})
+    assert answer(engine) == answer(boot(EngineConfig(ModelConfig(), CacheConfig(num_blocks=16), speculative=off)))
 
 
 def test_a_draft_that_knows_nothing_is_pointed_out() -> None:

@@ -29,7 +29,7 @@ def test_the_sample_holds_the_whole_text_once() -> None:
     whole = tokenizer.decode([token for window in sample.windows for token in window])
     assert whole.startswith("<|im_start|>user\nOne?<|im_end|>") and whole.count("Three?") == 1 and "more words. It has" in whole
     assert [len(prompt) for prompt in sample.prompts] == [8, 8, 8]
-    assert tokenizer.decode(sample.prompts[0]).endswith("One?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(sample.prompts[0]).endswith("?<|im_end|>\n<|im_start|>assistant\n")
     for nothing in ("", "short"):
         with pytest.raises(ConfigError, match="too short"):
             read_sample(tokenizer, nothing, 16, num_prompts=10, prompt_tokens=8)
