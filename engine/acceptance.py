@@ -12,7 +12,7 @@ from dataclasses import dataclass
 ROW_FADE = 0.95  # of a row's evidence with each draft
 IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
 IDLE_WEIGHT = 3.0  # drafts of evidence that stay
-AVERAGE_FADE = 0.995  # of a proposer's evidence with each draft of any row
+AVERAGE_FADE = 0.97  # of a proposer's evidence with each draft of any row
 ROW_WEIGHT = 10.0  # drafts that the proposer's average is worth to a row
 AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
 FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing

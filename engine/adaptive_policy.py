@@ -25,6 +25,7 @@ UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
 PLAIN_EVERY = 200  # steps after which one goes without guesses, to see what they are compared with
 PLAIN_SOON = 10  # if the latest one was a surprise
+REST = 8  # steps for which "nobody guesses" stands unless the rows change: to ask costs time, too
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 
 
@@ -64,6 +65,8 @@ class AdaptivePolicy:
         self._allowance = 0.0  # seconds that probes may lose
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
+        self._rest = 0  # steps for which the latest "nobody guesses" still stands
+        self._resting: set[str] = set()  # for these rows
         self._k = 0.0
         self._plain_seconds = self._seconds = 0.0
 
@@ -92,6 +95,11 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         self._step += 1
+        if self._rest and all(wish.num_scheduled == 1 and wish.request.request_id in self._resting for wish in wishes):
+            self._rest -= 1
+            self._plain_at = self._step
+            return [(-1, 0)] * len(wishes)
+        self._rest = 0
         self._was_open, self._asked, self._probe, self._k = set(self._asked), {}, None, 0.0
         answer = [(-1, 0)] * len(wishes)
         num_rows = num_prompt = context = 0
@@ -141,6 +149,8 @@ class AdaptivePolicy:
                 answer[i] = (candidate.proposer, depth)
                 self._asked[wishes[i].request.request_id] = _Asked(candidate.proposer, depth)
         self._k = sum(depths) / len(depths)
+        if not self._is_open and not any(depths):
+            self._rest, self._resting = REST, {wish.request.request_id for wish in wishes}
         return answer
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
@@ -177,6 +187,9 @@ class AdaptivePolicy:
         return sizes
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
+        if 0 < self._rest < REST:  # nothing was asked, and what such a step costs was seen when the rest began
+            self._allowance += PROBE_SHARE * times.step
+            return
         num_tokens = num_rows = context = committed = 0
         is_decode = True
         for row, said in zip(plan.rows, verdict.rows, strict=True):
@@ -190,7 +203,8 @@ class AdaptivePolicy:
                 self._learn(asked, row.request.request_id, row.draft_token_ids, row.parents, row.source, row.is_chain, said.accepted)
         if not is_decode or times.step <= 0:
             return
-        self.costs.target.observe(num_tokens, context, times.step)
+        if self._rest < REST:  # the step that begins a rest has weighed everything; those that nobody guesses in have not
+            self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
         if all(request_id in self._was_open for request_id in self._asked):  # else some of it was catching up
             self._observe_drafts(times.draft)

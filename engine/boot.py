@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..kernels import native
-from ..proposers.config import MtpConfig, NgramConfig, SpeculativeConfig
+from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
 from .adaptive_policy import AdaptivePolicy
 from .committer import Committer
@@ -40,7 +40,6 @@ TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
 MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the lazy dog looks after the quick brown fox. "
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
-DEMO_DRAFTER = DEMO_DRAFT.with_name("mtp")
 
 
 @dataclass(frozen=True)
@@ -177,11 +176,11 @@ def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
     """The configured proposers, or the default, and why: the embedded model has drafters of its own, others get prompt lookup."""
     if config.speculative is not None:
         return config.speculative, "as configured"
-    lookup = NgramConfig(prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
+    lookup = NgramConfig(8, prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
     if config.model.model == DEMO_MODEL:
         # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
-        drafter = MtpConfig(num_speculative_tokens=5, model=str(DEMO_DRAFTER), draft_sample_method="probabilistic")
-        why = "the best of the embedded model's own drafters, and prompt lookup where that pays more; --speculative-config changes it"
+        drafter = DraftModelConfig(str(DEMO_DRAFT), draft_sample_method="probabilistic")
+        why = "the embedded model's own draft model, and prompt lookup where that pays more; --speculative-config changes it"
         return SpeculativeConfig((drafter, lookup)), why
     return (
         SpeculativeConfig((lookup,)),

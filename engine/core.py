@@ -46,6 +46,7 @@ class EngineCore:
         self._stopwatch = stopwatch  # measures durations: how much is guessed may depend on them, what is said does not
         self._now = 0.0
         self._proposing = 0.0  # seconds of the running step in proposers
+        self._observing = 0.0  # seconds that the controller took to learn from the step before: guessing is to blame for them
         self._started = 0.0  # of the running step, by the stopwatch
         self._drafting = proposers.draft_seconds  # up to the last observed step
 
@@ -148,7 +149,10 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
         deltas = self.committer.commit(plan, verdict)
-        self.controller.observe(plan, verdict, self._now, self._times())
+        times = self._times()
+        started = self._stopwatch()
+        self.controller.observe(plan, verdict, self._now, times)
+        self._observing = self._stopwatch() - started
         self.proposers.observe(verdict.feedback(plan, target))
         return deltas
 
@@ -156,7 +160,7 @@ class EngineCore:
         drafting = self.proposers.draft_seconds
         draft = tuple(after - before for after, before in zip(drafting, self._drafting, strict=True))
         self._drafting = drafting
-        return StepTimes(self._stopwatch() - self._started - self._proposing, draft)
+        return StepTimes(self._stopwatch() - self._started - self._proposing + self._observing, draft)
 
     def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:
         rows = grants.rows
