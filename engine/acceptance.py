@@ -12,7 +12,7 @@ from dataclasses import dataclass
 ROW_FADE = 0.95  # of a row's evidence with each draft
 IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
 IDLE_WEIGHT = 3.0  # drafts of evidence that stay
-AVERAGE_FADE = 0.97  # of a proposer's evidence with each draft of any row
+AVERAGE_FADE = 0.97  # of a proposer's evidence with each draft of any row: traffic changes
 ROW_WEIGHT = 10.0  # drafts that the proposer's average is worth to a row
 AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
 FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing
@@ -169,6 +169,7 @@ class Calibration:
     """What a drafter's own probabilities are worth: share of guesses kept among those it was about as sure of."""
 
     NUM_BINS = 10
+    FADE = 0.995  # of a bin's evidence with each guess in it
     WEIGHT = 8.0  # guesses that the drafter's word is worth in a bin
 
     def __init__(self) -> None:
@@ -178,8 +179,8 @@ class Calibration:
     def observe(self, confidence: float, kept: bool) -> None:
         """A guess whose parent was kept. confidence: in [0, 1]."""
         i = min(int(confidence * self.NUM_BINS), self.NUM_BINS - 1)
-        self._seen[i] = AVERAGE_FADE * self._seen[i] + 1.0
-        self._kept[i] = AVERAGE_FADE * self._kept[i] + kept
+        self._seen[i] = self.FADE * self._seen[i] + 1.0
+        self._kept[i] = self.FADE * self._kept[i] + kept
 
     def chance(self, confidence: float) -> float:
         i = min(int(confidence * self.NUM_BINS), self.NUM_BINS - 1)

@@ -89,13 +89,16 @@ class AdaptivePolicy:
                 return num_rows - 1
         return max_rows
 
+    def rests(self, num_rows: int) -> bool:
+        return self._rest > 0 and num_rows <= len(self._resting)  # rows that ended are no longer in there: as many means nobody new
+
     def likely(self, request: Request, room: int) -> int:
         asked = self._asked.get(request.request_id)
         return min(room, asked.ceiling if asked is not None else 0)
 
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         self._step += 1
-        if self._rest and all(wish.num_scheduled == 1 and wish.request.request_id in self._resting for wish in wishes):
+        if self.rests(len(wishes)):
             self._rest -= 1
             self._plain_at = self._step
             return [(-1, 0)] * len(wishes)
@@ -221,6 +224,7 @@ class AdaptivePolicy:
 
     def forget(self, request_id: str) -> None:
         self._asked.pop(request_id, None)
+        self._resting.discard(request_id)
         self._probed.pop(request_id, None)
         for acceptance in self.acceptance:
             acceptance.forget(request_id)

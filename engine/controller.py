@@ -23,6 +23,7 @@ from .stats import EngineStats, ProposerStats
 
 RECENT_WINDOW_S = 60
 NOT_MEASURED = StepTimes()
+RESTING = StepLimits(0, SLOWER)
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Controller:
 
     def limits(self, num_rows: int) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do at most."""
+        if self.policy.rests(num_rows):
+            return RESTING
         return self.rules.limits(num_rows, self.policy.threshold(num_rows))
 
     def assign(self, request: Request) -> tuple[int, int]:

@@ -27,6 +27,9 @@ class FixedPolicy:
         given = self._rules.config.disable_by_batch_size
         return DEFAULT_THRESHOLD if given is None else given
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def likely(self, request: Request, room: int) -> int:
         return min(self.assign(request)[1], room)
 

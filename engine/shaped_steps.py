@@ -45,6 +45,9 @@ class _Shape:
     def threshold(self, max_rows: int) -> int | None:
         return None
 
+    def rests(self, num_rows: int) -> bool:
+        return False
+
     def likely(self, request: Request, room: int) -> int:
         return 0
 

@@ -76,6 +76,10 @@ class Policy(Protocol):
         """Running requests above which nobody may guess; None = there is no such number up to max_rows."""
         ...
 
+    def rests(self, num_rows: int) -> bool:
+        """Whether nobody may guess in this step because nobody was to in the latest one, with so many rows that none can be new."""
+        ...
+
     def likely(self, request: Request, room: int) -> int:
         """Guesses that the row will probably get, so that prompts leave room for them."""
         ...
