@@ -137,15 +137,14 @@ class AdaptivePolicy:
             return answer
         depths = choose(candidates, num_rows, num_prompt, context, budget, self.costs).depths
         self._is_open = any(depths)
-        if not self._is_open:
-            self._plain_at = self._step
-        elif self._step - self._plain_at > (PLAIN_SOON if self.costs.target.in_doubt(num_rows + num_prompt) else PLAIN_EVERY):
-            self._plain_at = self._step
+        every = PLAIN_SOON if self.costs.target.in_doubt(num_rows + num_prompt) else PLAIN_EVERY
+        is_due = self._is_open and self._step - self._plain_at > every
+        if is_due:
             depths = [0] * len(candidates)
+        if is_due or not self._is_open:
+            self._plain_at = self._step
         used = sum(depths)
-        if self._is_open and not used:
-            pass
-        elif self._allowance > 0 and used < budget:
+        if not is_due and self._allowance > 0 and used < budget:
             self._try_one(wishes, places, candidates, depths, num_rows + num_prompt + used, context, budget - used)
         for i, candidate, depth in zip(places, candidates, depths, strict=True):
             if depth:

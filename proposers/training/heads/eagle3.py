@@ -6,7 +6,7 @@ it made, and attends as it will when it drafts. All steps learn the target's pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from ..cross_entropy import Teacher, linear_cross_entropy
 from ..frozen import Features, FrozenTarget, product_type
 from ..loop import Losses
-from ..packing import Packed, PackedFile
+from ..packing import Packed
 from ..unrolled_attention import Unroll
 from .base import Head
 from .eagle import chain_starts, layer_config, published_config
@@ -179,16 +179,6 @@ def draft_vocabulary(counts: Tensor | None, size: int, vocab_size: int) -> Tenso
     if counts is None:
         raise ValueError(f"a draft vocabulary of {size} tokens is chosen by how often the training text has them: pass counts")
     return counts.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def count_learned(paths: Sequence[Path], vocab_size: int) -> Tensor:
-    """[vocabulary] int64: how often the packed files `paths` have each token as one to be learned."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for path in paths:
-        file = PackedFile(path)
-        learned = torch.from_numpy(file.token_ids[file.learn.astype(bool)].astype("int64"))
-        counts += torch.bincount(learned, minlength=vocab_size)
-    return counts
 
 
 def usual_taps(num_layers: int) -> tuple[int, ...]:

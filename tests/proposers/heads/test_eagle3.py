@@ -19,8 +19,9 @@ from training_heads import HIDDEN, VOCAB, Training, UnshiftedStream, check_guess
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
 from foretoken.proposers.detection import detect_method
-from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, count_learned, draft_vocabulary, usual_taps
+from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, draft_vocabulary, usual_taps
 from foretoken.proposers.training.packing import Document, Packed, write
+from foretoken.server.drafter_data import learned_counts
 
 DRAFT = VOCAB - 6
 SETTINGS = Eagle3Settings(draft_vocab_size=DRAFT, num_steps=3)
@@ -151,7 +152,7 @@ def test_the_draft_vocabulary_is_what_is_said_most(target: TaughtTarget, tmp_pat
         Document(np.array([5, 5, 5, 9, 2, 9]), np.array([0, 0, 0, 1, 1, 1])), Document(np.array([7, 2, 9]), np.array([0, 1, 1])),
     ]  # fmt: skip
     write(tmp_path / "text", documents, VOCAB)
-    counts = count_learned([tmp_path / "text"], VOCAB)
+    counts = torch.from_numpy(learned_counts(tmp_path / "text", VOCAB))
     assert counts.sum() == 5 and counts[9] == 3 and counts[2] == 2
     assert draft_vocabulary(counts, 2, VOCAB).tolist() == [2, 9]
     assert draft_vocabulary(None, VOCAB, VOCAB).tolist() == list(range(VOCAB))
