@@ -7,7 +7,7 @@ that a change in mid-request is followed. Knows no cost and takes no decision.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ROW_FADE = 0.95  # of a row's evidence with each draft
 IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
@@ -18,14 +18,26 @@ AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
 FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing
 HEREDITY = 0.5  # of what a row is better or worse at one depth, expected at the next
 LOWEST, HIGHEST = 0.005, 0.995
+NEGLIGIBLE = 0.01  # chance below which a guess is no candidate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Worth:
     """What a row's draft is expected to bring, by number of guesses asked for: index 0 is one guess."""
 
     accepted: Sequence[float]  # chance that guess i is made and kept; their sum is the tokens gained
     made: Sequence[float]  # chance that guess i is made at all: the tokens to verify
+    chances: list[float] = field(init=False)
+    """Chance that guess i, if it is made, is kept, or that of a guess before it if that is less; ends where it is negligible."""
+
+    def __post_init__(self) -> None:
+        self.chances = []
+        worst = 1.0
+        for accepted, made in zip(self.accepted, self.made, strict=True):
+            worst = min(worst, accepted / made if made > 0 else 0.0)  # of a tree, a node may be worth more than the one before
+            if worst < NEGLIGIBLE:
+                break
+            self.chances.append(worst)
 
 
 class _Evidence:
@@ -66,6 +78,7 @@ class ProposerAcceptance:
         self._average = _Evidence(depth)
         self._rows: dict[str, _Row] = {}
         self._prior: tuple[list[float], list[float]] | None = None
+        self._expected: Worth | None = None
 
     def observe(
         self, request_id: str, wanted: int, made: int, drafted: int, accepted: Sequence[int], is_chain: bool, step: int
@@ -90,7 +103,7 @@ class ProposerAcceptance:
         row.evidence.add(wanted, made, kept, reached, ROW_FADE)
         row.step, row.worth = step, None
         self._average.add(wanted, made, kept, reached, AVERAGE_FADE)
-        self._prior = None
+        self._prior = self._expected = None
 
     def worth(self, request_id: str) -> Worth:
         """What this row may expect now; of an unknown row, what the proposer's average says."""
@@ -108,8 +121,9 @@ class ProposerAcceptance:
 
     def expected(self) -> Worth:
         """What a row that nobody knows may expect."""
-        keep, make = self._priors()
-        return self._worth(keep, make)
+        if self._expected is None:
+            self._expected = self._worth(*self._priors())
+        return self._expected
 
     @property
     def num_seen(self) -> float:

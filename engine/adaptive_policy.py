@@ -23,9 +23,17 @@ PROBE_DEPTH = 3  # of a closed row: enough to learn how chances go on
 PROBE_DEEPER = 2  # of an open row
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
-PLAIN_EVERY = 200  # steps after which one goes without guesses, to see what they are compared with
+PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they are compared with
 PLAIN_SOON = 10  # if the latest one was a surprise
+PLAIN_RUN = 3  # of them: the last one says what such a step costs where no drafter has just emptied the processor's caches
+LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
+LITTLE = 1.5  # times the plain rate
 REST = 8  # steps for which "nobody guesses" stands unless the rows change: to ask costs time, too
+LONG_REST = 32  # and when it was the answer again and again
+HOLD = 4  # steps for which each row's number of guesses stands, likewise, where steps are short
+CHOSEN_STEPS = 4  # for which a row's best proposer is not asked for again
+WEIGHING_S = 30e-6  # seconds that it takes to ask for one row
+DEAR = 0.05  # share of a step from which asking is worth avoiding
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 
 
@@ -47,6 +55,16 @@ class _Probe:
     is_alone: bool  # nobody else guesses: then all drafting of the step is the probe's
 
 
+@dataclass(slots=True)
+class _Row:
+    """What is known of a request: who may guess for it, how much, and who should."""
+
+    options: Sequence[int]  # proposers
+    ceilings: Sequence[int]  # of each
+    best: int = 0  # index into them
+    until: int = 0  # step from which that is asked again
+
+
 class AdaptivePolicy:
     """Owner of acceptance estimates and costs, and of what probing may still spend."""
 
@@ -62,11 +80,18 @@ class AdaptivePolicy:
         self._was_open: set[str] = set()
         self._probe: _Probe | None = None
         self._probed: dict[str, int] = {}  # request -> step of its latest probe
+        self._rows: dict[str, _Row] = {}
         self._allowance = 0.0  # seconds that probes may lose
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
+        self._is_resting = False
         self._rest = 0  # steps for which the latest "nobody guesses" still stands
+        self._next_rest = REST
         self._resting: set[str] = set()  # for these rows
+        self._hold = 0  # steps for which the latest answer still stands
+        self._held: list[tuple[int, int]] = []
+        self._held_rows: list[str] = []  # for these rows
+        self._held_asked: dict[str, _Asked] = {}
         self._k = 0.0
         self._plain_seconds = self._seconds = 0.0
 
@@ -98,11 +123,16 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         self._step += 1
-        if self.rests(len(wishes)):
+        self._is_resting = self.rests(len(wishes))
+        if self._is_resting:
             self._rest -= 1
             self._plain_at = self._step
             return [(-1, 0)] * len(wishes)
-        self._rest = 0
+        if self._holds(wishes, budget):
+            self._hold -= 1
+            self._was_open, self._asked, self._probe = set(self._asked), dict(self._held_asked), None
+            return self._held
+        self._rest = self._hold = 0
         self._was_open, self._asked, self._probe, self._k = set(self._asked), {}, None, 0.0
         answer = [(-1, 0)] * len(wishes)
         num_rows = num_prompt = context = 0
@@ -116,26 +146,30 @@ class AdaptivePolicy:
         places: list[int] = []
         candidates: list[Candidate] = []
         trials = [0] * len(self.acceptance)
+        rates: dict[tuple[int, ...], int] = {}  # most rows that nobody has guessed for yet are worth the same
         for i, wish in enumerate(wishes):
-            options = self._rules.options(wish.request)
-            if not options:
+            row = self._row(wish.request)
+            if not row.options:
                 continue
             if wish.room <= 0 or budget <= 0:
                 # Who reads a prompt must read it from the start, if the row is likely to be guessed for.
-                answer[i] = (self._best(options, wish.request, num_rows or 1, context)[0] if self._is_open else -1, 0)
+                if self._is_open:
+                    answer[i] = row.options[self._best(row, wish.request.request_id, num_rows or 1, context, rates)], 0
                 continue
-            proposer, worth = self._best(options, wish.request, num_rows, context)
-            ceiling = min(wish.room, self._ceiling(wish.request, proposer))
+            best = self._best(row, wish.request.request_id, num_rows, context, rates)
+            proposer = row.options[best]
+            ceiling = min(wish.room, row.ceilings[best])
             if self.acceptance[proposer].num_seen < UNPROVEN:
                 if trials[proposer] >= TRIAL_ROWS:
                     ceiling = 0
                 trials[proposer] += 1
             if ceiling > 0:
                 places.append(i)
-                candidates.append(Candidate(proposer, ceiling, worth))
+                candidates.append(Candidate(proposer, ceiling, self.acceptance[proposer].worth(wish.request.request_id)))
         if not candidates:
             return answer
-        depths = choose(candidates, num_rows, num_prompt, context, budget, self.costs).depths
+        choice = choose(candidates, num_rows, num_prompt, context, budget, self.costs)
+        depths = choice.depths
         self._is_open = any(depths)
         every = PLAIN_SOON if self.costs.target.in_doubt(num_rows + num_prompt) else PLAIN_EVERY
         is_due = self._is_open and self._step - self._plain_at > every
@@ -151,8 +185,18 @@ class AdaptivePolicy:
                 answer[i] = (candidate.proposer, depth)
                 self._asked[wishes[i].request.request_id] = _Asked(candidate.proposer, depth)
         self._k = sum(depths) / len(depths)
-        if not self._is_open and not any(depths):
-            self._rest, self._resting = REST, {wish.request.request_id for wish in wishes}
+        if any(depths):
+            self._next_rest = REST if self._is_open else self._next_rest
+            is_dear = len(wishes) * WEIGHING_S > DEAR * self.costs.target.seconds(num_rows, context)
+            if is_dear and self._probe is None and not is_due and num_prompt == 0:
+                self._hold, self._held, self._held_asked = HOLD, answer, dict(self._asked)
+                self._held_rows = [wish.request.request_id for wish in wishes]
+        else:
+            self._resting = {wish.request.request_id for wish in wishes}
+            if is_due:
+                self._rest = PLAIN_RUN if choice.rate > LITTLE * choice.plain_rate else LONG_PLAIN_RUN
+            else:
+                self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONG_REST)
         return answer
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
@@ -189,7 +233,7 @@ class AdaptivePolicy:
         return sizes
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
-        if 0 < self._rest < REST:  # nothing was asked, and what such a step costs was seen when the rest began
+        if self._is_resting and self._rest:  # nothing was asked, and the last of these steps says what they cost
             self._allowance += PROBE_SHARE * times.step
             return
         num_tokens = num_rows = context = committed = 0
@@ -205,7 +249,7 @@ class AdaptivePolicy:
                 self._learn(asked, row.request.request_id, row.draft_token_ids, row.parents, row.source, row.is_chain, said.accepted)
         if not is_decode or times.step <= 0:
             return
-        if self._rest < REST:  # the step that begins a rest has weighed everything; those that nobody guesses in have not
+        if self._is_resting or not self._rest:  # the step that begins a rest has weighed everything; those that nobody guesses in have not
             self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
         if all(request_id in self._was_open for request_id in self._asked):  # else some of it was catching up
@@ -225,6 +269,7 @@ class AdaptivePolicy:
         self._asked.pop(request_id, None)
         self._resting.discard(request_id)
         self._probed.pop(request_id, None)
+        self._rows.pop(request_id, None)
         for acceptance in self.acceptance:
             acceptance.forget(request_id)
 
@@ -232,30 +277,43 @@ class AdaptivePolicy:
         speedup = self._plain_seconds / self._seconds if self._seconds else None
         return PolicyState(self._k, None if self._asked or self._is_open else SLOWER, speedup)
 
-    def _ceiling(self, request: Request, proposer: int) -> int:
-        most = self._rules.proposers[proposer].max_tokens
-        told = request.params.speculation_settings.num_speculative_tokens
-        return most if told is None else min(most, told)
+    def _holds(self, wishes: Sequence[Wish], budget: int) -> bool:
+        """Whether the latest answer stands: for the same rows, if there is still room for it."""
+        if not self._hold or len(wishes) != len(self._held_rows):
+            return False
+        return sum(ceiling for _, ceiling in self._held) <= budget and all(
+            wish.request.request_id == request_id and wish.num_scheduled == 1 and wish.room >= ceiling
+            for wish, request_id, (_, ceiling) in zip(wishes, self._held_rows, self._held, strict=True)
+        )
 
-    def _best(self, options: Sequence[int], request: Request, num_rows: int, context: int) -> tuple[int, Worth]:
-        """The proposer with the most tokens a second if all rows were like this one."""
-        best, best_worth, best_rate = -1, Worth((), ()), 0.0
-        for p in options:
-            worth = self.acceptance[p].worth(request.request_id)
-            if len(options) == 1:
-                return p, worth
-            rate = self._rate(p, worth, num_rows, context)
-            if rate > best_rate:
-                best, best_worth, best_rate = p, worth, rate
-        return best, best_worth
+    def _row(self, request: Request) -> _Row:
+        row = self._rows.get(request.request_id)
+        if row is None:
+            options = self._rules.options(request)
+            told = request.params.speculation_settings.num_speculative_tokens
+            most = [self._rules.proposers[p].max_tokens for p in options]
+            row = self._rows[request.request_id] = _Row(options, most if told is None else [min(k, told) for k in most])
+        return row
+
+    def _best(self, row: _Row, request_id: str, num_rows: int, context: int, known: dict[tuple[int, ...], int]) -> int:
+        """The row's proposer with the most tokens a second if all rows were like it. known: answers of this step, by worths."""
+        if len(row.options) == 1 or self._step < row.until:
+            return row.best
+        worths = [self.acceptance[p].worth(request_id) for p in row.options]
+        key = tuple(map(id, worths))
+        if key not in known:
+            rates = [self._rate(p, worth, num_rows, context) for p, worth in zip(row.options, worths, strict=True)]
+            known[key] = rates.index(max(rates))
+        row.best, row.until = known[key], self._step + CHOSEN_STEPS
+        return row.best
 
     def _rate(self, proposer: int, worth: Worth, num_rows: int, context: int) -> float:
-        target, draft = self.costs.target.seconds, self.costs.drafts[proposer].seconds
+        target, draft = self.costs.target.at(context), self.costs.drafts[proposer].seconds
         gained, tokens, best = 1.0, 1.0, 0.0
         for depth, (accepted, made) in enumerate(zip(worth.accepted, worth.made, strict=True), 1):
             gained += accepted
             tokens += made
-            best = max(best, gained / (target(num_rows * tokens, context) + draft(depth, num_rows)))
+            best = max(best, gained / (target(num_rows * tokens) + draft(depth, num_rows)))
         return best
 
     def _try_one(
@@ -272,10 +330,10 @@ class AdaptivePolicy:
         waited = [self._probed.get(wishes[i].request.request_id, -1) for i in places]
         j = min(range(len(places)), key=waited.__getitem__)
         request, candidate = wishes[places[j]].request, candidates[j]
-        options = self._rules.options(request)
-        stale = min(options, key=lambda p: self.acceptance[p].last_step(request.request_id))
+        row = self._row(request)
+        stale = min(row.options, key=lambda p: self.acceptance[p].last_step(request.request_id))
         proposer = stale if self._step % 2 or not depths[j] else candidate.proposer
-        room = min(wishes[places[j]].room, self._ceiling(request, proposer))
+        room = min(wishes[places[j]].room, row.ceilings[row.options.index(proposer)])
         depth = min(room, max(depths[j] + PROBE_DEEPER if depths[j] else PROBE_DEPTH, 1), depths[j] + budget)
         if depth <= depths[j] and proposer == candidate.proposer:
             self._probed[request.request_id] = self._step  # it guesses all it can already

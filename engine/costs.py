@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LADDER = (
@@ -55,13 +55,21 @@ class TargetCost:
 
     def seconds(self, num_tokens: float, context: int = 0) -> float:
         """num_tokens may be an expectation: 3.5 is half way between 3 and 4. context: tokens in the cache, over all rows."""
-        low = int(num_tokens)
-        curve = self._curve
-        if low >= self.max_tokens:
-            base = curve[-1] * num_tokens / self.max_tokens
-        else:
-            base = curve[low] + (num_tokens - low) * (curve[low + 1] - curve[low])
-        return self._drift * (base + self._per_context_token * context)
+        return self.at(context)(num_tokens)
+
+    def at(self, context: int) -> Callable[[float], float]:
+        """`seconds` by tokens at one context, for those who ask often; good until the next observation."""
+        curve, most, drift = self._curve, self.max_tokens, self._drift
+        of_context = drift * self._per_context_token * context
+
+        def seconds(num_tokens: float) -> float:
+            low = int(num_tokens)
+            if low >= most:
+                return drift * curve[-1] * num_tokens / most + of_context
+            base = curve[low]
+            return drift * (base + (num_tokens - low) * (curve[low + 1] - base)) + of_context
+
+        return seconds
 
     def in_doubt(self, num_tokens: int) -> bool:
         """Whether the latest steps of so many tokens took much longer, or less long, than expected."""

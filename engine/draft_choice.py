@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from .acceptance import Worth
 from .costs import CostTable
 
-NEGLIGIBLE = 0.01  # chance below which a guess is no candidate
 MARGIN = 1.03  # a gain smaller than this is as likely an error of the estimates
 
 
@@ -38,21 +37,15 @@ def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: in
 
     Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it.
     """
-    target, drafts = costs.target.seconds, costs.drafts
+    target, drafts = costs.target.at(context), costs.drafts
     depths = [0] * len(candidates)
     base = num_rows + num_prompt_tokens
     # A prompt in the step is paid for whatever is guessed, and its tokens are no part of what guesses are measured by.
-    discount = target(base, context) - target(num_rows, context) if num_prompt_tokens else 0.0
-    plain_rate = best_rate = num_rows / (target(base, context) - discount)
+    discount = target(base) - target(num_rows) if num_prompt_tokens else 0.0
+    plain_rate = best_rate = num_rows / (target(base) - discount)
     order: list[tuple[float, int, int]] = []
     for index, candidate in enumerate(candidates):
-        worst = 1.0
-        accepted, made = candidate.worth.accepted, candidate.worth.made
-        for d in range(min(candidate.ceiling, len(accepted))):
-            worst = min(worst, accepted[d] / made[d] if made[d] > 0 else 0.0)  # of a tree, a node may be worth more than the one before
-            if worst < NEGLIGIBLE:
-                break
-            order.append((-worst, index, d))
+        order += [(-chance, index, d) for d, chance in enumerate(candidate.worth.chances[: candidate.ceiling])]
     if len(candidates) > 1:
         order.sort()
     gained, tokens, best_length = 0.0, float(base), 0
@@ -71,7 +64,7 @@ def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: in
             draft_seconds -= cost_of[p]
             cost_of[p] = drafts[p].seconds(depth_of[p], rows_of[p])
             draft_seconds += cost_of[p]
-        rate = (num_rows + gained) / (target(tokens, context) - discount + draft_seconds)
+        rate = (num_rows + gained) / (target(tokens) - discount + draft_seconds)
         if rate > best_rate:
             best_rate, best_length = rate, length
     if best_rate < MARGIN * plain_rate:

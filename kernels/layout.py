@@ -5,10 +5,11 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,54 @@ class RaggedBatch:
     block_size: int
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
 
+    @staticmethod
+    def of_lists(
+        token_ids: list[int],
+        positions: list[int],
+        slots: list[int],
+        tree_mask: list[int],
+        logits_indices: list[int],
+        full_logits: list[int],
+        query_start_loc: list[int],
+        seq_lens: list[int],
+        num_causal: list[int],
+        tables: Sequence[Sequence[int]],
+        block_size: int,
+        first_places: list[int] | None = None,
+    ) -> RaggedBatch:
+        """The same from lists. tables: each row's blocks, at least one row.
+
+        One array is made of all lists of a kind: after a pass that has read all weights every call into numpy or torch finds the
+        processor's caches empty, and costs several times what it does in a loop.
+        """
+        block_tables = np.zeros((len(tables), max(1, *map(len, tables))), np.int32)
+        for index, table in enumerate(tables):
+            block_tables[index, : len(table)] = table
+        wide = tensors_of_lists(np.int64, token_ids, positions, slots, tree_mask, logits_indices, full_logits)
+        narrow = tensors_of_lists(np.int32, query_start_loc, seq_lens, num_causal, first_places or [])
+        return RaggedBatch(
+            token_ids=wide[0],
+            positions=wide[1],
+            slot_mapping=wide[2],
+            query_start_loc=narrow[0],
+            seq_lens=narrow[1],
+            block_tables=torch.from_numpy(block_tables),
+            num_causal=narrow[2],
+            tree_mask=wide[3],
+            logits_indices=wide[4],
+            full_logits=wide[5],
+            block_size=block_size,
+            first_places=narrow[3] if first_places else None,
+        )
+
+
+def tensors_of_lists(dtype: type[np.integer], *lists: list[int]) -> Sequence[Tensor]:
+    """One tensor for each list, all in one piece of memory."""
+    everything: list[int] = []
+    for values in lists:
+        everything += values
+    return torch.from_numpy(np.array(everything, dtype)).split([len(values) for values in lists])
+
 
 @dataclass(frozen=True)
 class ForwardOutput:
@@ -59,6 +108,11 @@ class ForwardOutput:
     top: Tensor  # [N] float32, its logit; NaN or infinite if the row is not finite
     logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
+
+    def on_host(self) -> ForwardOutput:
+        """The same with logits and states on the CPU; an executor may leave those on its device."""
+        logits = None if self.logits is None else self.logits.cpu()
+        return ForwardOutput(self.argmax, self.top, logits, {boundary: state.cpu() for boundary, state in self.hidden.items()})
 
 
 @dataclass(frozen=True)

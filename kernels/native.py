@@ -52,6 +52,8 @@ def supports(program: Program, execution: Execution) -> str | None:
     """None if the program can run natively on this machine, else one sentence why not."""
     if (available := availability()).isa is None:
         return available.reason
+    if execution.on_gpu:
+        return "the network runs on a GPU"
     if not execution.prefer_native:
         return "the torch executor was asked for"
     if execution.dtype not in _CACHE:
@@ -166,10 +168,10 @@ class NativeExecutor:
     ) -> ChainOutput:
         """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV)
-        steps = int(counts.max()) if len(counts) else 0
-        token_ids = torch.zeros(len(counts), steps, dtype=torch.int64)
-        confidence = torch.zeros(len(counts), steps)
-        logits = torch.zeros(len(counts), steps, self.vocab_size) if draws is not None and draws.keep_logits else None
+        steps = max(counts.tolist(), default=0)
+        token_ids = torch.zeros((len(counts), steps), dtype=torch.int64)
+        confidence = torch.zeros((len(counts), steps))
+        logits = torch.zeros((len(counts), steps, self.vocab_size)) if draws is not None and draws.keep_logits else None
         bound = dict(inputs or {})
         request = ChainRequest(self._request(batch, kv, bound), _address(counts, torch.int64), steps, choosable=self.vocab_size)
         request.input = request.state = -1

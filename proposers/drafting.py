@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,57 +181,35 @@ def ragged_batch(feeds: Sequence[Feed], block_size: int, tail: int | None = None
     """The pass over all feeds: one row each, all causal, scores wanted behind the rows that guess. At least one feed.
 
     tail: a mask token; count - 1 of them follow the known tokens of each row that guesses, and scores are wanted behind them
-    too. Without it blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed. numpy,
-    because on so little data a torch op costs several times as much.
+    too. Without it blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed.
     """
     token_ids: list[int] = []
-    tables: list[list[int]] = []
+    positions: list[int] = []
+    slots: list[int] = []
     wanted: list[int] = []
-    stops: list[int] = []
+    query_start_loc = [0]
+    seq_lens: list[int] = []
+    num_causal: list[int] = []
+    tables: list[Sequence[int]] = []
     for feed in feeds:
-        num_guessed = max(feed.count - 1, 0)
-        token_ids.extend(feed.row.token_ids[feed.start : feed.stop])
+        table, start, num_guessed = feed.row.block_table, feed.start, max(feed.count - 1, 0)
+        token_ids += feed.row.token_ids[start : feed.stop]
         last = len(token_ids) - 1
+        stop = feed.stop
         if tail is not None:
-            token_ids.extend([tail] * num_guessed)
-        stops.append(feed.stop + (num_guessed if tail is not None else 0))
+            token_ids += [tail] * num_guessed
+            stop += num_guessed
         if feed.count:
-            wanted.extend(range(last, len(token_ids)))
-        tables.append(list(feed.row.block_table[: -(-(feed.stop + num_guessed) // block_size)]))
-    starts = [feed.start for feed in feeds]
-    return _causal_batch(token_ids, starts, stops, tables, wanted, [feed.first for feed in feeds], block_size)
-
-
-def _causal_batch(
-    token_ids: list[int],
-    starts: list[int],
-    stops: list[int],
-    tables: list[list[int]],
-    wanted: list[int],
-    firsts: list[int],
-    block_size: int,
-) -> RaggedBatch:
-    """Rows of causal tokens at positions starts[r]:stops[r], each in the place of its position."""
-    block_tables = np.zeros((len(tables), max(1, *map(len, tables))), np.int32)
-    for index, table in enumerate(tables):
-        block_tables[index, : len(table)] = table
-    ends_at = np.array(stops)
-    lengths = ends_at - np.array(starts)
-    query_start_loc = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(lengths, out=query_start_loc[1:])
-    rows = np.arange(len(starts)).repeat(lengths)
-    positions = np.arange(len(token_ids)) - (query_start_loc[1:].astype(np.int64) - ends_at)[rows]
-    return RaggedBatch(
-        token_ids=torch.from_numpy(np.array(token_ids, np.int64)),
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(block_tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size),
-        query_start_loc=torch.from_numpy(query_start_loc),
-        seq_lens=torch.from_numpy(ends_at.astype(np.int32)),
-        block_tables=torch.from_numpy(block_tables),
-        num_causal=torch.from_numpy(lengths.astype(np.int32)),
-        tree_mask=torch.from_numpy(np.zeros(len(token_ids), np.int64)),
-        logits_indices=torch.from_numpy(np.array(wanted, np.int64)),
-        full_logits=torch.from_numpy(np.zeros(0, np.int64)),
-        block_size=block_size,
-        first_places=torch.from_numpy(np.array(firsts, np.int32)) if any(firsts) else None,
-    )
+            wanted += range(last, len(token_ids))
+        positions += range(start, stop)
+        slots += [table[place // block_size] * block_size + place % block_size for place in range(start, stop)]
+        query_start_loc.append(len(token_ids))
+        seq_lens.append(stop)
+        num_causal.append(stop - start)
+        tables.append(table[: -(-(feed.stop + num_guessed) // block_size)])
+    firsts = [feed.first for feed in feeds]
+    zeros = [0] * len(token_ids)
+    return RaggedBatch.of_lists(
+        token_ids, positions, slots, zeros, wanted, [], query_start_loc, seq_lens, num_causal, tables, block_size,
+        firsts if any(firsts) else None,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +124,7 @@ class ChainGuesser:
         if not chains:
             executor.run(batch, network.kv, inputs=inputs)
             return guesses
-        counts = torch.tensor([feeds[i].count for i in chains])
+        counts = torch.from_numpy(np.array([feeds[i].count for i in chains], np.int64))
         output = executor.run_chain(batch, network.kv, counts, drawing.of([feeds[i] for i in chains], executor), inputs)
         probs: list[Tensor] = []
         assert guesses.confidence is not None
@@ -137,7 +138,7 @@ class ChainGuesser:
                 logits = None if output.logits is None else output.logits[n, :count]
                 temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
                 probs.append(drawing.probs(temperature, output.token_ids[n, :count], logits, executor.token_ids))
-        return replace(guesses, probs=torch.cat(probs) if probs else None)
+        return replace(guesses, probs=torch.cat(probs)) if probs else guesses
 
 
 class ParallelGuesser:
@@ -161,7 +162,7 @@ class ParallelGuesser:
         output = network.executor.run(
             replace(batch, full_logits=every), network.kv, inputs=feature_input(network, self._with_masks(feeds, states))
         )
-        return pick(feeds, output.logits, self._drawing, network.executor.token_ids)
+        return pick(feeds, output.on_host().logits, self._drawing, network.executor.token_ids)
 
     def _with_masks(self, feeds: Sequence[Feed], states: Tensor | None) -> Tensor | None:
         if states is None:
@@ -172,7 +173,7 @@ class ParallelGuesser:
             own = states[start : start + feed.stop - feed.start]
             parts.append(own)
             if feed.count > 1:
-                parts.append((own[-1] if self._mask_state is None else self._mask_state).expand(feed.count - 1, -1))
+                parts.append((own[-1] if self._mask_state is None else self._mask_state.to(own)).expand(feed.count - 1, -1))
             start += len(own)
         return torch.cat(parts)
 

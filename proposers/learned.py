@@ -39,12 +39,14 @@ class LearnedProposer:
             if guesses.parents is not None:
                 parents[feed.index] = guesses.parents[i]
         draft = Draft.chains(chains)
-        return dataclasses.replace(
-            draft,
-            parents=draft.parents if guesses.parents is None else [parent for row in parents for parent in row],
-            confidence=None if guesses.confidence is None else [p for row in guesses.confidence for p in row],
-            probs=guesses.probs,
-            filled=self._cache.filled(context),
+        return Draft(
+            draft.token_ids,
+            draft.start_loc,
+            draft.parents if guesses.parents is None else [parent for row in parents for parent in row],
+            draft.source,
+            None if guesses.confidence is None else [p for row in guesses.confidence for p in row],
+            guesses.probs,
+            self._cache.filled(context),
         )
 
     def observe(self, feedback: Feedback) -> None:

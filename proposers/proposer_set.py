@@ -190,7 +190,7 @@ class ProposerSet:
         member.failed_this_step = False
         started = self._clock()
         try:
-            draft = member.proposer.propose(replace(context, rows=shown))
+            draft = member.proposer.propose(DraftContext(shown, context.max_ingest_tokens, context.block_size))
             fault = _fault(draft, len(shown), self._vocab_size)
         except Exception as error:  # noqa: BLE001 - as above
             draft, fault = Draft.empty(len(shown)), _told(error)
@@ -222,7 +222,20 @@ class ProposerSet:
 
 def _as_seen_by(index: int, row: DraftRow, asked: bool) -> DraftRow:
     """The row for a drafter with its own cache: its own num_filled only, and nothing to guess if others serve the row."""
-    return replace(row, num_filled=row.num_filled[index : index + 1], ceiling=row.ceiling if asked else 0)
+    return DraftRow(
+        request_id=row.request_id,
+        token_ids=row.token_ids,
+        num_prompt_tokens=row.num_prompt_tokens,
+        computed_after=row.computed_after,
+        ceiling=row.ceiling if asked else 0,
+        assigned=row.assigned,
+        block_table=row.block_table,
+        num_filled=row.num_filled[index : index + 1],
+        draw=row.draw,
+        prediction=row.prediction,
+        forced=row.forced,
+        corpus_id=row.corpus_id,
+    )  # spelled out: dataclasses.replace takes three times as long, once a row and step
 
 
 def _fault(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
@@ -308,23 +321,26 @@ def _end_of(path: Sequence[int], guess: _Guess) -> int | None:
 
 def _merged(guesses: Sequence[_Guess | None], filled: dict[tuple[int, str], int]) -> Draft:
     """All rows' guesses in one draft. Who gives no confidence of its own counts as certain, who gives no probs as one-hot."""
-    merged = Draft([], [0], [], [], filled=filled)
+    token_ids: list[int] = []
+    start_loc = [0]
+    parents: list[int] = []
+    source: list[int] = []
     taken = [guess for guess in guesses if guess is not None]
     for guess in guesses:
         if guess is not None:
-            merged.token_ids.extend(guess.token_ids)
-            merged.parents.extend(guess.parents)
-            merged.source.extend([FORCED] * guess.num_forced + [guess.source] * (len(guess.token_ids) - guess.num_forced))
-        merged.start_loc.append(len(merged.token_ids))
+            token_ids += guess.token_ids
+            parents += guess.parents
+            source += [FORCED] * guess.num_forced + [guess.source] * (len(guess.token_ids) - guess.num_forced)
+        start_loc.append(len(token_ids))
     confidence: list[float] | None = None
     if any(guess.confidence is not None for guess in taken):
         confidence = []
         for guess in taken:
-            confidence.extend([1.0] * len(guess.token_ids) if guess.confidence is None else guess.confidence)
+            confidence += [1.0] * len(guess.token_ids) if guess.confidence is None else guess.confidence
     widths = [guess.probs.shape[1] for guess in taken if guess.probs is not None]
     width = max([*widths, *(max(guess.token_ids) + 1 for guess in taken)]) if widths else 0
     probs = torch.cat([_probs(guess, width) for guess in taken]) if widths else None
-    return replace(merged, confidence=confidence, probs=probs)
+    return Draft(token_ids, start_loc, parents, source, confidence, probs, filled)
 
 
 def _probs(guess: _Guess, vocab_size: int) -> Tensor:
