@@ -52,12 +52,13 @@ class _Evidence:
         self.kept = [0.0] * depth
 
     def add(self, wanted: int, made: int, kept: Sequence[bool], reached: int, fade: float) -> None:
-        for d in range(min(wanted, made + 1, len(self.asked))):
-            self.asked[d] = fade * self.asked[d] + 1.0
-            self.made[d] = fade * self.made[d] + (d < made)
-        for d in range(min(reached, len(self.asked))):
-            self.reached[d] = fade * self.reached[d] + 1.0
-            self.kept[d] = fade * self.kept[d] + kept[d]
+        depth = len(self.asked)
+        asked, made, reached = min(wanted, made + 1, depth), min(made, wanted, depth), min(reached, depth)
+        self.asked[:asked] = [fade * count + 1.0 for count in self.asked[:asked]]
+        self.made[:made] = [fade * count + 1.0 for count in self.made[:made]]
+        self.made[made:asked] = [fade * count for count in self.made[made:asked]]
+        self.reached[:reached] = [fade * count + 1.0 for count in self.reached[:reached]]
+        self.kept[:reached] = [fade * count + is_kept for count, is_kept in zip(self.kept, kept[:reached], strict=False)]
 
     def fade(self, by: float) -> None:
         """Down to IDLE_WEIGHT and no further: one lucky or unlucky draft after a long pause is no proof."""

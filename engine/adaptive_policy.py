@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..proposers.base import Draft
 from .acceptance import Calibration, ProposerAcceptance, Worth
 from .costs import CostTable
-from .draft_choice import Candidate, choose
+from .draft_choice import MARGIN, Candidate, choose
 from .plan import RowGrant, StepPlan, Verdict
 from .request import Request
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
@@ -22,18 +22,23 @@ MAX_SAVED_STEPS = 4.0  # of unspent probing, in steps
 PROBE_DEPTH = 3  # of a closed row: enough to learn how chances go on
 PROBE_DEEPER = 2  # of an open row
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
+LEARNT_ROWS = 32  # of a step, at most, teach something, in turn: as much is known then as the next step can use
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
 PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they are compared with
 PLAIN_SOON = 10  # if the latest one was a surprise
-PLAIN_RUN = 3  # of them: the last one says what such a step costs where no drafter has just emptied the processor's caches
+PLAIN_RUN = 1  # more of them: the first one follows a drafter that has emptied the processor's caches, and has weighed everything
 LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 LITTLE = 1.5  # times the plain rate
 REST = 8  # steps for which "nobody guesses" stands unless the rows change: to ask costs time, too
 LONG_REST = 32  # and when it was the answer again and again
+LISTEN_EVERY = 4  # steps of a rest, its last one included: to listen costs time, too
 HOLD = 4  # steps for which each row's number of guesses stands, likewise, where steps are short
 CHOSEN_STEPS = 4  # for which a row's best proposer is not asked for again
 WEIGHING_S = 30e-6  # seconds that it takes to ask for one row
 DEAR = 0.05  # share of a step from which asking is worth avoiding
+BELIEF = 0.98  # fade of what guessing was expected to take, and took, with each step
+FORGIVEN = 0.8  # of both, that stays with each rest: things change
+DOUBTED_STEPS = 8.0  # plain steps' time that has to be behind a disappointment
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 
 
@@ -93,6 +98,8 @@ class AdaptivePolicy:
         self._held_rows: list[str] = []  # for these rows
         self._held_asked: dict[str, _Asked] = {}
         self._k = 0.0
+        self._promised_rate = 0.0  # tokens a second that the latest answer promised
+        self._promised = self._took = 0.0  # seconds that steps with guesses should have taken, and did
         self._plain_seconds = self._seconds = 0.0
 
     def assign(self, request: Request) -> tuple[int, int]:
@@ -169,7 +176,9 @@ class AdaptivePolicy:
         if not candidates:
             return answer
         choice = choose(candidates, num_rows, num_prompt, context, budget, self.costs)
-        depths = choice.depths
+        depths, self._promised_rate = choice.depths, choice.rate
+        if choice.rate < self._disappointment(choice.plain_rate, num_rows) * MARGIN * choice.plain_rate:
+            depths = [0] * len(candidates)
         self._is_open = any(depths)
         every = PLAIN_SOON if self.costs.target.in_doubt(num_rows + num_prompt) else PLAIN_EVERY
         is_due = self._is_open and self._step - self._plain_at > every
@@ -197,6 +206,7 @@ class AdaptivePolicy:
                 self._rest = PLAIN_RUN if choice.rate > LITTLE * choice.plain_rate else LONG_PLAIN_RUN
             else:
                 self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONG_REST)
+                self._promised, self._took = FORGIVEN * self._promised, FORGIVEN * self._took
         return answer
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
@@ -233,11 +243,13 @@ class AdaptivePolicy:
         return sizes
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
-        if self._is_resting and self._rest:  # nothing was asked, and the last of these steps says what they cost
+        if self._is_resting and self._rest % LISTEN_EVERY:  # nothing was asked, and some of these steps say what they cost
             self._allowance += PROBE_SHARE * times.step
             return
         num_tokens = num_rows = context = committed = 0
         is_decode = True
+        num_asked = len(self._asked)
+        turn = self._step * LEARNT_ROWS
         for row, said in zip(plan.rows, verdict.rows, strict=True):
             num_tokens += row.num_tokens
             context += row.num_computed
@@ -245,7 +257,10 @@ class AdaptivePolicy:
             committed += len(said.token_ids)
             is_decode = is_decode and row.num_scheduled == 1 and said.error is None
             asked = self._asked.get(row.request.request_id)
-            if asked is not None and said.error is None:
+            if asked is None:
+                continue
+            turn += 1
+            if said.error is None and (num_asked <= LEARNT_ROWS or turn % num_asked < LEARNT_ROWS):
                 self._learn(asked, row.request.request_id, row.draft_token_ids, row.parents, row.source, row.is_chain, said.accepted)
         if not is_decode or times.step <= 0:
             return
@@ -255,6 +270,9 @@ class AdaptivePolicy:
         if all(request_id in self._was_open for request_id in self._asked):  # else some of it was catching up
             self._observe_drafts(times.draft)
         drafting = sum(times.draft)
+        if self._asked and self._probe is None:
+            self._promised = BELIEF * self._promised + committed / self._promised_rate
+            self._took = BELIEF * self._took + times.step + drafting
         self._plain_seconds = RECENT * self._plain_seconds + plain * committed / num_rows
         self._seconds = RECENT * self._seconds + times.step + drafting
         self._allowance = min(self._allowance + PROBE_SHARE * (times.step + drafting), MAX_SAVED_STEPS * plain)
@@ -285,6 +303,14 @@ class AdaptivePolicy:
             wish.request.request_id == request_id and wish.num_scheduled == 1 and wish.room >= ceiling
             for wish, request_id, (_, ceiling) in zip(wishes, self._held_rows, self._held, strict=True)
         )
+
+    def _disappointment(self, plain_rate: float, num_rows: int) -> float:
+        """How much longer guessing took than it was expected to, lately: 1 = not at all.
+
+        Estimates of costs and chances are each a little wrong, and in steps that hardly pay their errors decide.
+        """
+        doubt = DOUBTED_STEPS * num_rows / plain_rate
+        return max(1.0, (self._took + doubt) / (self._promised + doubt))
 
     def _row(self, request: Request) -> _Row:
         row = self._rows.get(request.request_id)
@@ -383,7 +409,8 @@ class AdaptivePolicy:
         source = sources[0] if draft else asked.proposer
         if source < 0:
             return  # forced by a grammar: nobody's merit
-        made = len(draft) if asked.made is None else asked.made
+        # What a drafter's own doubts cut off counts as never made: with their like left out, the rest would look better than all are.
+        made = len(draft) if asked.made is None or asked.confidence is not None else asked.made
         if source != asked.proposer:  # that one had nothing, another one behind it did
             self.acceptance[asked.proposer].observe(request_id, asked.ceiling, 0, 0, (), True, self._step)
         wanted = asked.ceiling if source == asked.proposer else made

@@ -72,7 +72,7 @@ class Controller:
         off = limits.off
         if off is None and budget and any(w.room > 0 for w in wishes) and self.policy.state().off and not any(k for _, k in answer):
             off = SLOWER
-        self.latest = replace(limits, off=off)
+        self.latest = limits if off == limits.off else replace(limits, off=off)
         if off:
             self.steps_off[off] += 1
         return answer
@@ -87,30 +87,37 @@ class Controller:
     def observe(self, plan: StepPlan, verdict: Verdict, now: float, times: StepTimes = NOT_MEASURED) -> None:
         """Count what the target said about each draft. now: seconds of the engine's clock."""
         self.policy.observe(plan, verdict, times)
-        bucket: _Bucket | None = None
         token_seconds = times.step / max(plan.num_tokens, 1)
+        depths: Counter[int] = Counter()  # accepted tokens of a draft -> drafts
+        sums: dict[int, list[int]] = {}  # source -> drafts, drafted, accepted
         for row, said in zip(plan.rows, verdict.rows, strict=True):
-            if not row.draft_token_ids or said.error is not None:
-                continue
-            if bucket is None:
-                bucket = self._bucket(int(now))
-            drafted, accepted = len(row.draft_token_ids), len(said.accepted)
-            bucket.drafts += 1
-            bucket.draft_tokens += drafted
-            bucket.accepted_tokens += accepted
-            self.num_drafts += 1
-            self.num_draft_tokens += drafted
-            self.num_accepted_tokens += accepted
-            while len(self.accepted_per_position) < accepted:
-                self.accepted_per_position.append(0)
-            for depth in range(accepted):
-                self.accepted_per_position[depth] += 1
-            source = row.source[0]
+            if row.draft_token_ids and said.error is None:
+                depths[len(said.accepted)] += 1
+                of_source = sums.setdefault(row.source[0], [0, 0, 0])
+                of_source[0] += 1
+                of_source[1] += len(row.draft_token_ids)
+                of_source[2] += len(said.accepted)
+        if not sums:
+            return
+        drafts, drafted, accepted = (sum(column) for column in zip(*sums.values(), strict=True))
+        bucket = self._bucket(int(now))
+        bucket.drafts += drafts
+        bucket.draft_tokens += drafted
+        bucket.accepted_tokens += accepted
+        self.num_drafts += drafts
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        per_position = self.accepted_per_position
+        per_position.extend([0] * (max(depths) - len(per_position)))
+        for depth, count in depths.items():
+            for position in range(depth):
+                per_position[position] += count
+        for source, (drafts, drafted, accepted) in sums.items():
             if source >= 0:
                 t = self.totals[source]
                 self.totals[source] = replace(
                     t,
-                    num_drafts=t.num_drafts + 1,
+                    num_drafts=t.num_drafts + drafts,
                     num_draft_tokens=t.num_draft_tokens + drafted,
                     num_accepted_tokens=t.num_accepted_tokens + accepted,
                     verify_seconds=t.verify_seconds + token_seconds * drafted,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from .committer import Committer
 from .config import SchedulerConfig
 from .controller import Controller, ProposerInfo
 from .core import EngineCore
+from .costs import CostFigures, CostTable
 from .kv_cache import KVCache
 from .request import Request, SamplingParams
 from .runner import Runner
@@ -87,38 +89,77 @@ class Overhead:
     tokens_per_step: float  # committed, a row
     median_ms: float
     p95_ms: float
+    controller_ms: float  # of the median, in deciding how much to guess and in learning from what came of it
 
 
-def measure(case: str, num_rows: int, num_draft_tokens: int, params: SamplingParams, steps: int = 300, vocab_size: int = 8192) -> Overhead:
-    """Run num_rows endless requests and time the steps after the prompts."""
+class Timed:
+    """A function whose seconds are added up."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        started = time.perf_counter()
+        answer = self._function(*args)
+        self.seconds += time.perf_counter() - started
+        return answer
+
+
+def measure(
+    case: str,
+    num_rows: int,
+    num_draft_tokens: int,
+    params: SamplingParams,
+    steps: int = 300,
+    vocab_size: int = 8192,
+    *,
+    costs: CostFigures | None = None,
+) -> Overhead:
+    """Run num_rows endless requests and time the steps after the prompts. costs: what adaptive speculation weighs; None = fixed k."""
     model = InstantModel(vocab_size)
     proposers = [NgramProposer(NgramConfig(num_draft_tokens, 4, 2))] if num_draft_tokens else []
     block_size = 16
     length = 64 + (num_draft_tokens + 1) * (steps + 20)
     kv = KVCache(num_rows * (length // block_size + 2), block_size)
     proposer_set = ProposerSet(list(proposers))
-    config = SpeculativeConfig(adaptive=False, disable_by_batch_size=num_rows, off=not proposers)
-    controller = Controller(config, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers))
+    config = SpeculativeConfig(adaptive=costs is not None, disable_by_batch_size=num_rows, off=not proposers)
+    names = [p.name for p in proposers]
+    table = None if costs is None else CostTable(costs, names, num_rows * (num_draft_tokens + 1))
+    controller = Controller(config, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers), table)
+    shared, observed = Timed(controller.share), Timed(controller.observe)
+    setattr(controller, "share", shared)  # noqa: B010 - a type checker would want their signatures
+    setattr(controller, "observe", observed)  # noqa: B010
     runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), full_logits_wanted)
     scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, vocab_size, model.max_model_len)
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
-    core = EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
+    # Where costs are given they stay as they are: the network's own would teach that nothing pays.
+    stopwatch = time.perf_counter if costs is None else lambda: 0.0
+    core = EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller, stopwatch)
     for i in range(num_rows):
         core.add_request(Request(f"r{i}", [p % PERIOD for p in range(48)], params, 0.0, max_tokens=length, seed=i))
     for _ in range(15):
         core.step(0.0)
     times: list[float] = []
+    controlling: list[float] = []
     tokens = core.committer.generation_tokens
     for _ in range(steps):
-        model.seconds = 0.0
+        model.seconds = shared.seconds = observed.seconds = 0.0
         started = time.perf_counter()
         core.step(0.0)
         times.append(time.perf_counter() - started - model.seconds)
+        controlling.append(shared.seconds + observed.seconds)
     tokens = core.committer.generation_tokens - tokens
     times.sort()
-    return Overhead(
-        case, num_rows, round(tokens / steps / num_rows, 2), round(times[steps // 2] * 1e3, 3), round(times[int(steps * 0.95)] * 1e3, 3)
-    )
+    controlling.sort()
+    figures = (times[steps // 2], times[int(steps * 0.95)], controlling[steps // 2])
+    return Overhead(case, num_rows, round(tokens / steps / num_rows, 2), *(round(seconds * 1e3, 3) for seconds in figures))
+
+
+def weighed(num_rows: int) -> CostFigures:
+    """Costs under which every guess pays a little, so that all of them are weighed in every step."""
+    tokens = (1, num_rows, 6 * num_rows)
+    return CostFigures({t: 0.02 + 1e-5 * t for t in tokens}, 0.0, {"ngram": {(k, 1): 1e-5 for k in (1, 5)}})
 
 
 CASES: tuple[tuple[str, int, int, SamplingParams], ...] = (
@@ -130,6 +171,7 @@ CASES: tuple[tuple[str, int, int, SamplingParams], ...] = (
     ("greedy, n-gram k=5", 128, 5, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)),
     ("sampled, no draft", 128, 0, SamplingParams(temperature=1, max_tokens=None, ignore_eos=True)),
 )
+ADAPTIVE_ROWS = (1, 32, 128)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -143,11 +185,21 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     results: list[Overhead] = []
-    print(f"{'case':38} {'rows':>5} {'tokens/row':>11} {'median ms':>10} {'p95 ms':>8}")
-    for case, rows, k, params in CASES:
-        result = measure(case, rows, k, params, args.steps)
+    print(f"{'case':38} {'rows':>5} {'tokens/row':>11} {'median ms':>10} {'p95 ms':>8} {'controller ms':>14}")
+
+    def show(result: Overhead) -> None:
         results.append(result)
-        print(f"{result.case:38} {result.rows:5} {result.tokens_per_step:11} {result.median_ms:10.3f} {result.p95_ms:8.3f}", flush=True)
+        print(
+            f"{result.case:38} {result.rows:5} {result.tokens_per_step:11} {result.median_ms:10.3f} {result.p95_ms:8.3f} "
+            f"{result.controller_ms:14.3f}",
+            flush=True,
+        )
+
+    for case, rows, k, params in CASES:
+        show(measure(case, rows, k, params, args.steps))
+    greedy = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    for rows in ADAPTIVE_ROWS:
+        show(measure("greedy, adaptive n-gram k<=5", rows, 5, greedy, args.steps, costs=weighed(rows)))
     if args.json:
         with open(args.json, "w") as file:
             json.dump([asdict(r) for r in results], file, indent=1)

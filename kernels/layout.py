@@ -97,7 +97,7 @@ def tensors_of_lists(dtype: type[np.integer], *lists: list[int]) -> Sequence[Ten
     everything: list[int] = []
     for values in lists:
         everything += values
-    return torch.from_numpy(np.array(everything, dtype)).split([len(values) for values in lists])
+    return torch.from_numpy(np.array(everything, dtype)).split_with_sizes([len(values) for values in lists])
 
 
 @dataclass(frozen=True)

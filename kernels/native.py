@@ -141,7 +141,8 @@ class NativeExecutor:
     ) -> ForwardOutput:
         """One pass; see `Executor.run`. inputs: the buffers [T, width] float32 that program.inputs names."""
         assert isinstance(kv, NativeKV)
-        num_tokens, num_logits, num_full = len(batch.token_ids), len(batch.logits_indices), len(batch.full_logits)
+        # shape[0], not len(): that is a Python function of torch's
+        num_tokens, num_logits, num_full = batch.token_ids.shape[0], batch.logits_indices.shape[0], batch.full_logits.shape[0]
         bound = dict(inputs or {})
         for name in map(self._boundary, hidden):
             if name not in bound:  # a boundary may be an input
@@ -197,10 +198,10 @@ class NativeExecutor:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
         assert batch.block_size == kv.block_size
         view = BatchView(
-            len(batch.token_ids),
-            len(batch.seq_lens),
+            batch.token_ids.shape[0],
+            batch.seq_lens.shape[0],
             batch.block_tables.shape[1],
-            len(batch.logits_indices),
+            batch.logits_indices.shape[0],
             _address(batch.token_ids, torch.int64),
             _address(batch.positions, torch.int64),
             _address(batch.slot_mapping, torch.int64),

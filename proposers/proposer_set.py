@@ -110,6 +110,11 @@ class ProposerSet:
         )
 
     @property
+    def listens(self) -> bool:
+        """Whether anybody wants to know what becomes of the rows."""
+        return bool(self.proposers) or self.corpora is not None
+
+    @property
     def num_ingesting(self) -> int:
         """Proposers that read every context token themselves."""
         return sum(p.needs.ingests for p in self.proposers)

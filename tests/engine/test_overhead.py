@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.overhead import CASES, main, measure
+from foretoken.engine.overhead import ADAPTIVE_ROWS, CASES, main, measure, weighed
+from foretoken.engine.request import SamplingParams
 
 
 @pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case[0])
@@ -19,7 +20,16 @@ def test_drafts_are_right_and_all_tokens_counted(case: tuple) -> None:
     assert 0 < result.median_ms < 15
 
 
+@pytest.mark.parametrize("rows", [1, 128])
+def test_deciding_and_learning_are_a_small_part_of_a_step(rows: int) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    results = [measure("adaptive", rows, 5, greedy, steps=20, costs=weighed(rows)) for _ in range(3)]
+    assert results[0].tokens_per_step > 3, "every guess is right and pays"
+    # The promise is 0.05 ms at one row and 0.5 ms at 128; a busy machine may be much slower, but not by this much.
+    assert 0 < min(result.controller_ms for result in results) < (1.0 if rows == 1 else 6.0)
+
+
 def test_the_command_prints_every_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["--steps", "3", "--json", str(tmp_path / "out.json")])
     printed = capsys.readouterr().out
-    assert len(json.loads((tmp_path / "out.json").read_text())) == len(CASES) == len(printed.splitlines()) - 1
+    assert len(json.loads((tmp_path / "out.json").read_text())) == len(CASES) + len(ADAPTIVE_ROWS) == len(printed.splitlines()) - 1
