@@ -1,0 +1,105 @@
+"""Guesses that are expected not to pay, for what they teach: who has them, and what they may cost.
+
+Owns the allowance, a hundredth of the time; one row of a step has a probe at most. Knows how a row's answer is changed, not why it was
+given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .acceptance import ProposerAcceptance
+from .assignment import Assignment
+from .costs import CostTable
+from .draft_choice import Candidate
+from .plan import StepPlan, Verdict
+from .speculation_policy import Wish
+
+SHARE = 0.01  # of the time
+MAX_SAVED_STEPS = 4.0  # of unspent allowance, in steps
+DEPTH = 3  # of a closed row: enough to learn how chances go on
+DEEPER = 2  # of an open row
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Of the running step."""
+
+    request_id: str
+    seconds: float  # expected to be lost if nothing of it is kept
+    usual: int  # guesses of the same proposer that it would have had anyway
+    is_alone: bool  # nobody else guesses: then all drafting of the step is the probe's
+
+
+@dataclass(slots=True)
+class Load:
+    """A step besides its guesses."""
+
+    num_rows: int  # that get a token
+    num_prompt: int  # tokens computed besides those
+    context: int  # tokens in the cache, over all rows
+
+
+class Probing:
+    """Of one engine."""
+
+    def __init__(self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], costs: CostTable) -> None:
+        self.probe: Probe | None = None
+        self._assignment = assignment
+        self._acceptance = acceptance
+        self._costs = costs
+        self._allowance = 0.0  # seconds that probes may lose
+        self._probed: dict[str, int] = {}  # request -> step of its latest probe
+
+    def earn(self, seconds: float) -> None:
+        """The step took so long."""
+        self._allowance += SHARE * seconds
+
+    def pay(self, plan: StepPlan, verdict: Verdict, step_s: float, drafting_s: float, plain_s: float, committed: int) -> None:
+        """What the step earned, less what its probe cost. plain_s: a step without guesses; committed: tokens over all rows."""
+        self._allowance = min(self._allowance + SHARE * (step_s + drafting_s), MAX_SAVED_STEPS * plain_s)
+        probe = self.probe
+        if probe is None:
+            return
+        said = (v for r, v in zip(plan.rows, verdict.rows, strict=True) if r.request.request_id == probe.request_id)
+        kept = sum(len(verdict.accepted) for verdict in said)
+        lost = max(probe.seconds, drafting_s) if probe.is_alone else probe.seconds
+        self._allowance -= max(0.0, lost - max(0, kept - probe.usual) * (step_s + drafting_s) / committed)
+
+    def try_one(
+        self, wishes: Sequence[Wish], candidates: list[Candidate], depths: list[int], load: Load, budget: int, step: int
+    ) -> None:
+        """Let the row that has waited longest guess more than pays, or with another proposer, if the allowance bears it.
+
+        wishes: of the candidates, in their order. budget: guesses that may come on top of depths, which are changed in place.
+        """
+        budget -= sum(depths)
+        if self._allowance <= 0 or budget <= 0:
+            return
+        waited = [self._probed.get(wish.request.request_id, -1) for wish in wishes]
+        j = min(range(len(wishes)), key=waited.__getitem__)
+        request, candidate = wishes[j].request, candidates[j]
+        row = self._assignment.row(request)
+        stale = min(row.proposers, key=lambda p: self._acceptance[p].last_step(request.request_id))
+        proposer = stale if step % 2 or not depths[j] else candidate.proposer
+        room = min(wishes[j].room, row.ceilings[row.proposers.index(proposer)])
+        depth = min(room, max(depths[j] + DEEPER if depths[j] else DEPTH, 1), depths[j] + budget)
+        if depth <= depths[j] and proposer == candidate.proposer:
+            self._probed[request.request_id] = step  # it guesses all it can already
+            return
+        target, drafts = self._costs.target.at(load.context), self._costs.drafts
+        num_tokens = load.num_rows + load.num_prompt + sum(depths)
+        before = drafts[candidate.proposer].seconds(depths[j], 1) if proposer == candidate.proposer else 0.0
+        seconds = target(num_tokens - depths[j] + depth) - target(num_tokens) + drafts[proposer].seconds(depth, 1) - before
+        if proposer != candidate.proposer:  # and what the better one would have brought
+            seconds += sum(candidate.worth.accepted[: depths[j]]) * target(load.num_rows) / load.num_rows
+        if seconds > self._allowance:
+            return
+        self._probed[request.request_id] = step
+        self.probe = Probe(request.request_id, seconds, depths[j] if proposer == candidate.proposer else 0, not any(depths))
+        candidates[j] = Candidate(proposer, depth, candidate.worth)
+        depths[j] = depth
+
+    def forget(self, request_id: str) -> None:
+        self._probed.pop(request_id, None)
