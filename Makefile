@@ -3,10 +3,11 @@
 PYTHON ?= $(shell command -v python3.12 >/dev/null 2>&1 && python3.12 --version >/dev/null 2>&1 && echo python3.12 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_PYTHON ?= python3
 ARGS ?=
 NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.h kernels/native/ops/*.h)
 
-.PHONY: help serve test test-all lint sanitize install clean
+.PHONY: help serve test test-all lint sanitize gpu-check install clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -44,6 +45,11 @@ sanitize: install  ## the native executor's tests under AddressSanitizer and Und
 	PYTHONPATH=build/sanitize ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	$(BIN)/python -m pytest -p no:cacheprovider tests/kernels -k native $(ARGS)
+
+# Nothing is installed: the machine's own Python, the sources through a link, and no native library. For a GPU machine without a network.
+gpu-check:  ## tests and measures the GPU path in under 9 minutes; writes docs/benchmarks/gpu-*.md
+	@mkdir -p build/gpu && ln -sfn ../.. build/gpu/foretoken
+	PYTHONPATH=build/gpu $(GPU_PYTHON) -m foretoken.engine.bench.gpu_check $(ARGS)
 
 clean:  ## remove the virtual environment and what builds left behind
 	rm -rf $(VENV) .typing build dist *.egg-info

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..kernels import native
+from ..kernels.graphs import GraphExecutor
 from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
 from .adaptive_policy import AdaptivePolicy
@@ -27,6 +28,7 @@ from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
 from .model_folder import Progress
+from .overlapped_runner import OverlappedRunner
 from .request import Request
 from .runner import Runner
 from .sampler import full_logits_wanted
@@ -68,7 +70,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     torch.set_num_threads(_torch_threads(config.model, model))
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
-    runner = Runner(model.executor, drafters.target_kv, proposers.needs.hidden, full_logits_wanted)
+    runner = open_runner(config, model, drafters, progress)
     costs, keep_costs = _costs(config, speculative, model, runner, drafters, progress)
     core = assemble(config, speculative, model, runner, proposers, costs, keep_costs)
     capacity = drafters.num_blocks * config.cache.block_size
@@ -106,6 +108,7 @@ def assemble(
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
+    kv.lookahead = runner.lookahead
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -124,6 +127,17 @@ def assemble(
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
     return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close)
+
+
+def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, progress: Progress) -> Runner:
+    """Of the target. On a GPU its steps are captured now and overlap later."""
+    executor, hidden = model.executor, drafters.proposers.needs.hidden
+    if not isinstance(executor, GraphExecutor):
+        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted)
+    drafted = max((p.max_tokens for p in drafters.proposers.proposers), default=0)
+    progress("capturing graphs")
+    executor.capture(drafters.target_kv, hidden, config.scheduler.max_num_seqs, 1 + drafted, progress)
+    return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
 
 
 def _costs(

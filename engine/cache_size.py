@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from .config import CacheConfig
 from .errors import ConfigError
 
@@ -28,18 +30,23 @@ def cache_blocks(
         budget = min(free_bytes * config.memory_share, config.max_kv_cache_gb * gib)
     blocks = int(budget // bytes_per_block)
     length = min(max_model_len, MIN_TOKENS) if wanted_len is None else wanted_len
-    needed = _blocks_per_sequence(config, length)
+    needed = sequence_blocks(config, length)
     if blocks < needed:
         raise ConfigError(
             f"the KV cache gets {budget / 2**20:,.0f} MiB, but one sequence of {length:,} tokens needs "
             f"{needed * bytes_per_block / 2**20:,.0f} MiB; set kv_cache_gb to at least that, or lower max_model_len"
         )
-    return min(blocks, max_num_seqs * _blocks_per_sequence(config, max_model_len))
+    return min(blocks, max_num_seqs * sequence_blocks(config, max_model_len))
 
 
-def _blocks_per_sequence(config: CacheConfig, length: int) -> int:
+def sequence_blocks(config: CacheConfig, length: int) -> int:
     """One more than the tokens need: guesses go behind them."""
     return -(-length // config.block_size) + 1
+
+
+def free_bytes(device: str) -> int:
+    """Memory that can be taken on `cpu` or a GPU, whoever asks for it."""
+    return free_memory_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

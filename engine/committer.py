@@ -50,6 +50,9 @@ class Committer:
         """Apply the verdict to every row. Accepted tree paths become contiguous; rejected places are given back."""
         self._compact_trees(plan, verdict)
         deltas: list[TokenDelta] = []
+        for part, scores in zip(plan.scored, verdict.scores, strict=True):
+            if part.request.prompt_logprobs is not None:
+                part.request.prompt_logprobs.extend(scores)
         for row, said in zip(plan.rows, verdict.rows, strict=True):
             if said.error is not None:
                 deltas.append(self.fail(row.request, said.error, "numerical_error"))
@@ -115,17 +118,21 @@ class Committer:
         sources = [row.source[node] for node in said.accepted[:num_accepted]]
         sources.extend([-1] * (len(tokens) - num_accepted))
         logprobs = said.logprobs[: len(tokens)] if said.logprobs is not None else None
+        prompt_logprobs = request.prompt_logprobs if first_token else None
         if reason is None:
-            return TokenDelta(request.request_id, request.choice, tokens, text, sources, logprobs)
+            return TokenDelta(request.request_id, request.choice, tokens, text, sources, logprobs, prompt_logprobs=prompt_logprobs)
         self._close(request, reason)
         return TokenDelta(
             request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
             stats=request.stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
+            prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
 
     def _cut(self, request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
         """Tokens up to the first that ends the request, that one included."""
         params, room = request.params, request.max_tokens - request.num_output_tokens
+        if room == 0:  # only the prompt was to be read
+            return [], "length", None
         eos = frozenset() if params.ignore_eos else request.eos_token_ids
         for index, token in enumerate(token_ids):
             if token in eos:

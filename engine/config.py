@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from ..kernels.native_abi import MAX_THREADS
@@ -10,7 +11,7 @@ from .errors import ConfigError
 
 DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the package
 EXECUTORS = ("auto", "native", "torch", "transformers")
-QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 KV_CACHE_DTYPES = ("auto", "int8", "bfloat16", "float32")
 
 
@@ -24,7 +25,9 @@ class ModelConfig:
     max_model_len: int | None = None  # None = what the model was made for
     revision: str | None = None
     executor: str = "auto"  # native, torch, transformers; auto = the first of them that can run the network
-    quantization: str = "none"  # of the weights: none, int8, int4
+    device: str = "auto"  # cpu, cuda, cuda:N; auto = a GPU if there is one that can run the network
+    batch_invariant: bool = False  # on a GPU: a row's scores are the same bits in any batch, at some cost
+    quantization: str = "none"  # of the weights: none, int8, int4 (CPU), fp8 (GPU)
     kv_cache_dtype: str = "auto"  # auto = dtype; int8; float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int = 0
@@ -32,9 +35,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:
             raise ConfigError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(
-                f"quantization {self.quantization!r} is not available: there are int8 and int4, made from unquantised weights at loading"
+                f"quantization {self.quantization!r} is not available: there are int8 and int4 on CPUs and fp8 on GPUs, "
+                "made from unquantised weights at loading"
             )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             narrow = "; the narrow cache is int8" if self.kv_cache_dtype.startswith("fp8") else ""
@@ -51,6 +57,7 @@ class CacheConfig:
     kv_cache_gb: float | None = None  # None = memory_share of free memory
     memory_share: float = 0.3  # of memory free after the weights are loaded
     max_kv_cache_gb: float = 4.0  # ceiling of the share: memory taken that nobody uses is taken from others
+    gpu_memory_utilization: float = 0.9  # of a GPU's whole memory: for weights, steps and caches together
     num_blocks: int | None = None  # exact size, for tests
     enable_prefix_caching: bool = True
 

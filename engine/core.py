@@ -118,7 +118,7 @@ class EngineCore:
         self.committer.check()
         self.controller.check()
         self.proposers.check()
-        if not self.has_work:
+        if not self.has_work and not self.scheduler.kv.scratch:
             assert self.scheduler.kv.pool.num_free == self.scheduler.kv.pool.num_blocks, "blocks are held while nothing runs"
 
     def _propose(self, grants: Grants) -> Draft:
@@ -153,7 +153,8 @@ class EngineCore:
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
         self._observing = self._stopwatch() - started
-        self.proposers.observe(verdict.feedback(plan, target))
+        if self.proposers.listens:
+            self.proposers.observe(verdict.feedback(plan, target))
         return deltas
 
     def _times(self) -> StepTimes:

@@ -101,8 +101,10 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
 
     def expected(tokens: int) -> float:
         """Of a visit, at most."""
-        near = max((known for known in samples if known <= tokens), default=tokens)
-        seconds = median_low(samples[near]) * tokens / near if samples else 0.0
+        if not samples:
+            return 0.0
+        near = max((known for known in samples if known <= tokens), default=min(samples))  # a tight budget cuts what was asked for
+        seconds = median_low(samples[near]) * max(tokens, near) / near
         return 2 * seconds if seconds > SLOW_S else (1 + SAMPLES) * seconds
 
     steps.start(1, context)  # the first step of a process is no measure of the others

@@ -5,13 +5,15 @@ Knows no method. One object for one boot: networks are loaded, then caches are a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ..kernels.execution import UnsupportedExecution
+from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import Executor, KVTensors
 from ..kernels.native import NotLowered
 from ..kernels.program import Embed, Linear, Op, Program, Scale, Softcap
@@ -23,11 +25,13 @@ from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
 from ..proposers.loading import LoadedDraft, LoadedProposer, Resources, TargetView
 from ..proposers.proposer_set import ProposerSet
-from .cache_size import cache_blocks, free_memory_bytes
-from .config import EngineConfig, ModelConfig
+from . import gpu_memory
+from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
+from .config import CacheConfig, EngineConfig, ModelConfig
 from .errors import ConfigError
 from .model import LoadedModel, load_model
 from .model_folder import Progress, find_folder
+from .network_plan import multiplies_fp8
 
 if TYPE_CHECKING:
     from ..kernels.transformers_layer import DraftLayer
@@ -65,6 +69,9 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     cache, size = config.cache, config.cache.block_size
     executors = (target.executor, *(executor for part in loaded for executor in part.executors))
     block_bytes = sum(executor.kv_block_bytes(size) for executor in executors) + sum(part.bytes_per_block for part in loaded)
+    if target.plan.execution.on_gpu:
+        cache, memory = _gpu_cache(config, target, executors, block_bytes, sum(part.bytes_per_block for part in loaded))
+        loading.found.append(f"memory      {memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches")
     num_blocks = cache_blocks(
         cache,
         block_bytes,
@@ -79,6 +86,23 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned)
+
+
+def _gpu_cache(
+    config: EngineConfig, target: LoadedModel, executors: Sequence[Executor], block_bytes: int, host_block_bytes: int
+) -> tuple[CacheConfig, gpu_memory.GpuMemory]:
+    """What the GPU leaves for the caches, where no size was asked for. Raises ConfigError if that is too little for one sequence."""
+    cache, length = config.cache, config.model.max_model_len or min(target.max_model_len, MIN_TOKENS)
+    on_device = [executor for executor in executors if isinstance(executor, GraphExecutor)]
+    memory = gpu_memory.measure(
+        torch.device(target.plan.execution.device),
+        cache.gpu_memory_utilization,
+        lambda: gpu_memory.run_largest_step(on_device, config.scheduler, cache.block_size),
+    )
+    if cache.num_blocks is not None or cache.kv_cache_gb is not None:
+        return cache, memory
+    num_bytes = memory.require(sequence_blocks(cache, length) * (block_bytes - host_block_bytes), length)
+    return replace(cache, kv_cache_gb=num_bytes / (block_bytes - host_block_bytes) * block_bytes / 2**30), memory
 
 
 def target_view(target: LoadedModel) -> TargetView:
@@ -139,10 +163,11 @@ class _Loading:
         plan = self._target.plan
         native = plan.kind == "native"
         # Narrow weights make a drafter twice as fast and can only change what is accepted, never what is said.
-        wanted: Any = ("int8" if native else None) if quantization is None else None if quantization == "none" else quantization
-        if wanted is not None and not native:
+        narrowest = "int8" if native else "fp8" if plan.execution.on_gpu and multiplies_fp8(plan.execution.device) else None
+        wanted: Any = narrowest if quantization is None else None if quantization == "none" else quantization
+        if wanted in ("int8", "int4") and not native:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
-        execution = replace(plan.execution, quantization=wanted, kv_cache=None)
+        execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
         return bind_program(program, weights, execution, self._target.executor.bank)
 
     def bind_layer(self, layer: DraftLayer, weights: Mapping[str, Tensor]) -> Executor:
@@ -163,6 +188,8 @@ class _Loading:
             dtype=config.dtype,
             revision=draft.revision,
             executor="auto" if config.executor == "native" else config.executor,
+            device=target.plan.execution.device,
+            batch_invariant=config.batch_invariant,
             quantization=config.quantization if as_target else draft.quantization or "none",
         )
         narrow = "int8" if draft.quantization is None and not as_target else None

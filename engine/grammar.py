@@ -1,7 +1,8 @@
 """Where each output stands in its grammar: which tokens may come next, behind its own tokens and behind guesses.
 
 A state follows its request's tokens by itself. Looking ahead leaves no trace, so that the mask at a place depends on the tokens
-before it only, whether they were guessed or not. Knows nothing of logits and of what is chosen under a mask.
+before it only, whether they were guessed or not: a matcher goes forward only. Rolled back, llguidance's gives wrong masks now and
+then (once in some 5,000 times, in recursive schemas), so guesses are read by a copy. Knows nothing of logits and of what is chosen.
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ class GrammarState:
         self._token_ids = token_ids
         self._start = self._num_known = len(token_ids)
         self._has_ended = False
-        self._matcher = grammar.matcher.deep_copy()
-        self._path: tuple[int, ...] = ()  # what the matcher has read behind the known tokens
+        self._matcher = grammar.matcher.deep_copy()  # has read known tokens only, the first _num_read of the output
+        self._num_read = 0
+        self._ahead: LLMatcher | None = None  # has read all known tokens and _path behind them
+        self._path: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], Mask | None] = {}  # by path behind the known tokens
         self._pool: list[Mask] = []
 
@@ -115,16 +118,20 @@ class GrammarState:
 
     def legal(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[int]:
         """Nodes of a draft, in order, that may be said: each one behind those that lead to it."""
-        paths: dict[int, tuple[int, ...]] = {-1: ()}
-        for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
-            path = paths.get(parent)
-            if path is None or (mask := self.mask(path)) is None or not mask.allows(token):
-                continue
-            path = (*path, token)
-            # Where the grammar breaks only the target itself may go: then the output ends there, guessed or not.
-            if self.mask(path) is not None:
-                paths[node] = path
-        return [*paths][1:]
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        legal: list[int] = []
+        open_nodes: list[tuple[int, tuple[int, ...]]] = [(-1, ())]
+        while open_nodes:  # branch by branch: going back to another one takes a copy
+            parent, path = open_nodes.pop()
+            if (mask := self.mask(path)) is None:
+                continue  # where the grammar breaks only the target itself may go: then the output ends there, guessed or not
+            if parent >= 0:
+                legal.append(parent)
+            following = [node for node in children.get(parent, ()) if mask.allows(token_ids[node])]
+            open_nodes += [(node, (*path, token_ids[node])) for node in reversed(following)]
+        return sorted(legal)
 
     def _follow(self) -> None:
         """Take in what the request has grown by."""
@@ -136,51 +143,65 @@ class GrammarState:
         self._masks.clear()
         if self._has_ended or self.error is not None:
             return
-        ends = [i for i, token in enumerate(new) if token in self._grammar.sayable.end_ids]
-        if ends:
-            self._has_ended, new = True, new[: ends[0]]
-        if self._move(tuple(new)):
-            self._path = ()
-        elif self._matcher.is_error():
-            self._broken(())
-        else:
-            self.error = _LEFT
+        if not self._grammar.sayable.end_ids.isdisjoint(new):
+            self._has_ended = True
+            return
+        if self._ahead is not None and self._path[: len(new)] == tuple(new[: len(self._path)]):  # what was said is what was guessed
+            rest = new[len(self._path) :]
+            if self._ahead.try_consume_tokens(rest) == len(rest):
+                self._path = self._path[len(new) :]
+                return
+        self._ahead = None
+        self._catch_up()
 
     def _computed(self, path: tuple[int, ...]) -> Mask | None:
         sayable = self._grammar.sayable
         if self.error is not None:
             return None
-        if self._has_ended or not sayable.end_ids.isdisjoint(path) or not self._move(path) or self._matcher.is_stopped():
-            return self._broken(path) if self._matcher.is_error() else sayable.end
+        if self._has_ended or not sayable.end_ids.isdisjoint(path):
+            return sayable.end
+        matcher, understood = self._behind(path)
+        if self.error is not None:
+            return None
+        if matcher.is_error():
+            return self._broken(matcher, path)
+        if not understood or matcher.is_stopped():
+            return sayable.end
         mask = self._pool.pop() if self._pool else Mask(len(sayable.words))
-        self._matcher.unsafe_compute_mask_ptr(mask.address, mask.bits.nbytes)
-        if self._matcher.is_error():
-            return self._broken(path)
+        matcher.unsafe_compute_mask_ptr(mask.address, mask.bits.nbytes)
+        if matcher.is_error():
+            return self._broken(matcher, path)
         mask.bits &= sayable.words
         if not mask.bits.any():
-            return self._broken(path, "the grammar asks for a token that stands for no text")
+            return self._broken(matcher, path, "the grammar asks for a token that stands for no text")
         return mask
 
-    def _move(self, path: tuple[int, ...]) -> bool:
-        """Let the matcher stand behind this path. False if the language has no text that starts like this."""
-        common = 0
-        for before, after in zip(self._path, path, strict=False):
-            if before != after:
-                break
-            common += 1
-        if len(self._path) > common:
-            self._matcher.rollback(len(self._path) - common)
-        num_read = self._matcher.try_consume_tokens([*path[common:]])
-        self._path = path[: common + num_read]
-        return len(self._path) == len(path)
+    def _behind(self, path: tuple[int, ...]) -> tuple[LLMatcher, bool]:
+        """A matcher that has read this path, and whether it could: else the language has no text that starts like this."""
+        ahead = self._ahead
+        if ahead is None or path[: len(self._path)] != self._path:
+            if not self._catch_up() or not path:
+                return self._matcher, self.error is None
+            ahead, self._path = self._matcher.deep_copy(), ()
+            self._ahead = ahead
+        num_read = ahead.try_consume_tokens([*path[len(self._path) :]])
+        self._path = path[: len(self._path) + num_read]
+        return ahead, self._path == path
 
-    def _broken(self, path: tuple[int, ...], why: str = "") -> None:
+    def _catch_up(self) -> bool:
+        """Let the matcher read what it has not of the known tokens. False if it cannot, which is an error."""
+        new = self._token_ids[self._start + self._num_read : self._num_known]
+        if new and self._matcher.try_consume_tokens(new) < len(new):
+            self.error = _too_complex(self._matcher) if self._matcher.is_error() else _LEFT
+        self._num_read += len(new)
+        return self.error is None
+
+    def _broken(self, matcher: LLMatcher, path: tuple[int, ...], why: str = "") -> None:
         """The matcher gave up behind this path: for the known tokens that is the end, a guess is only not worth it."""
         if not path:
-            self.error = why or f"the grammar became too complex to follow ({self._matcher.stop_reason()}); simplify it"
-            return
-        self._matcher = self._grammar.matcher.deep_copy()
-        self._path = ()
-        known = [*self._token_ids[self._start : self._num_known]]
-        if self._matcher.try_consume_tokens(known) < len(known):
-            self.error = _LEFT
+            self.error = why or _too_complex(matcher)
+        self._ahead = None
+
+
+def _too_complex(matcher: LLMatcher) -> str:
+    return f"the grammar became too complex to follow ({matcher.stop_reason()}); simplify it"

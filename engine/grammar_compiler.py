@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .errors import InvalidGrammar
 from .grammar import CompiledGrammar, Mask, Sayable
 from .grammar_spec import GrammarSpec
+from .json_formats import with_exact_formats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,7 +153,8 @@ def _grammar_text(spec: GrammarSpec) -> str:
     json_options = {"whitespace_pattern": WHITESPACE, "lenient": not spec.strict}
     match spec.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(spec.text, overrides=json_options)  # type: ignore[arg-type]
+            text = json.dumps(with_exact_formats(json.loads(spec.text)), allow_nan=False) if '"format"' in spec.text else spec.text
+            return LLMatcher.grammar_from_json_schema(text, overrides=json_options)  # type: ignore[arg-type]
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=json_options)  # type: ignore[arg-type]
         case "regex":

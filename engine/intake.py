@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from .detokenizer import TokenBytes
 from .errors import ContextTooLong, InvalidRequest
-from .grammar_compiler import GrammarCompiler
+from .prompt_logprobs import PromptLogprobs
 from .request import Request, SamplingParams
+from .thinking_budget import ThinkingBudget, ThinkingState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .grammar_compiler import GrammarCompiler
 
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORDS_CHARS = 16_384
@@ -68,7 +72,14 @@ class Intake:
         self._max_prompt_bytes = longest_token * max_model_len
         # The prompts of one API request come one by one with the same words.
         self._bad_word_ids = lru_cache(maxsize=16)(self._encode_bad_words)
-        self._grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
+        self._token_bytes = TokenBytes(tokenizer)
+        self._vocab_size = vocab_size
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from .grammar_compiler import GrammarCompiler  # llguidance is only for those who ask for a form
+
+        return GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Token ids of a text. Raises InvalidRequest that names `param`; ContextTooLong, unread, if its bytes cannot fit the context."""
@@ -81,6 +92,19 @@ class Intake:
         """
         if params.grammar is not None:
             self._grammars.compile(params.grammar)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one request, prompt and output together."""
+        return self._max_tokens
+
+    def check_text(self, param: str, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest that names `param` unless this can be read, ContextTooLong if it is too long to be."""
+        if not token_ids:
+            raise InvalidRequest(f"{param} is empty; it must have at least one token", param, "empty_prompt")
+        self._check_ids(param, token_ids)
+        if len(token_ids) > self._max_tokens:
+            raise ContextTooLong(f"{param} has {len(token_ids):,} tokens, but {self._limit} {self._max_tokens:,}; shorten it", param)
 
     def requests(
         self,
@@ -126,16 +150,24 @@ class Intake:
             )
             for choice in range(params.n)
         ]
-        if grammar is not None:
-            for request in requests:
+        for request in requests:
+            if grammar is not None:
                 request.grammar = grammar.open(request.token_ids)
+            if params.prompt_logprobs is not None:
+                request.prompt_logprobs = PromptLogprobs(prompt, params.prompt_logprobs)
+            if params.thinking is not None:
+                request.thinking = self._thinking(params.thinking, request.token_ids)
         return requests
+
+    def _thinking(self, budget: ThinkingBudget, token_ids: Sequence[int]) -> ThinkingState:
+        end_ids = self._encode(budget.end, "thinking_token_budget", add_special_tokens=False)
+        return ThinkingState(budget, end_ids, self._token_bytes.piece, token_ids, self._vocab_size)
 
     def _room(self, num_prompt: int, params: SamplingParams) -> int:
         """max_tokens, or what the context leaves."""
         if num_prompt == 0:
             raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
-        if num_prompt >= self._max_tokens:
+        if num_prompt + (params.max_tokens != 0) > self._max_tokens:
             raise ContextTooLong(
                 f"the prompt has {num_prompt:,} tokens, but {self._limit} {self._max_tokens:,} tokens with at least one of output; "
                 "shorten the prompt",
@@ -161,6 +193,7 @@ class Intake:
         self._check_bad_words(params.bad_words)
         self._check_ids("logit_bias", list(params.logit_bias))
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         if params.allowed_token_ids is not None:
             if len(params.allowed_token_ids) > self._vocab_size:
                 raise InvalidRequest(f"allowed_token_ids has more ids than there are tokens, {self._vocab_size:,}", "allowed_token_ids")

@@ -89,6 +89,8 @@ class KVCache:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, _Table] = {}
+        self.scratch: set[str] = set()  # tables of no request
+        self.lookahead = 0  # places behind the committed ones that a row keeps for its next step
         self.prefix_caching = prefix_caching
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -116,6 +118,19 @@ class KVCache:
         self.num_queried_tokens += len(token_ids)
         self.num_hit_tokens += table.num_committed
         return table.num_committed
+
+    def open_scratch(self, name: str, num_places: int) -> bool:
+        """Open a table of no request, with so many places from free blocks. False, and nothing opened, if there are too few.
+
+        Nothing of it is looked up or found again; `free` closes it.
+        """
+        assert name not in self.tables, f"{name} has a table already"
+        self.tables[name] = _Table(b"")
+        if not self.reserve(name, num_places):
+            del self.tables[name]
+            return False
+        self.scratch.add(name)
+        return True
 
     def num_filled(self, request_id: str, drafter: int) -> int:
         """Leading tokens whose cached blocks this drafter has filled too."""
@@ -179,9 +194,9 @@ class KVCache:
         self.roll_back(request_id)
 
     def roll_back(self, request_id: str, keep: int = 0) -> None:
-        """Give back every block behind the committed places (and behind `keep` places, if that is more)."""
+        """Give back every block behind the committed places and the lookahead (and behind `keep` places, if that is more)."""
         table = self.tables[request_id]
-        needed = -(-max(table.num_committed, keep) // self.block_size)
+        needed = -(-max(table.num_committed + self.lookahead, keep) // self.block_size)
         while len(table.blocks) > needed:
             self.pool.release(table.blocks.pop())
 
@@ -189,6 +204,7 @@ class KVCache:
         """Close the table. Blocks with a prefix stay findable until they are taken; the tail goes first."""
         for block in reversed(self.tables.pop(request_id).blocks):
             self.pool.release(block)
+        self.scratch.discard(request_id)
 
     def check(self) -> None:
         """Raise if a block is lost, shared by mistake, both free and in use, or remembered under a wrong name."""

@@ -24,7 +24,7 @@ COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_
 ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
-    *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED),
+    *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED, "device", "batch_invariant"),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
     *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", *ONE_DEVICE),
 )
@@ -34,7 +34,7 @@ IGNORED = frozenset(
     additional_config allowed_local_media_path
     async_scheduling attention_backend attention_config block_size calculate_kv_scales
     code_revision compilation_config config_format convert cpu_offload_gb
-    cuda_graph_sizes device disable_async_output_proc disable_cascade_attn
+    cuda_graph_sizes disable_async_output_proc disable_cascade_attn
     disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_sliding_window distributed_executor_backend
     download_dir enable_chunked_prefill enable_expert_parallel enable_lora enable_prompt_adapter enable_prompt_embeds enable_sleep_mode
     enforce_eager fully_sharded_loras generation_config guided_decoding_backend hf_config_path hf_overrides hf_token ignore_patterns
@@ -74,6 +74,7 @@ def engine_config(
         raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {values['memory_share']!r}")
     if "memory_share" in values:
         values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant
+        values["gpu_memory_utilization"] = values["memory_share"]  # on a GPU it is the whole process's
     if "kv_cache_memory_bytes" in values:
         values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if isinstance(values.get("served_model_name"), (list, tuple)):
@@ -121,6 +122,8 @@ def _settle_formats(values: dict[str, Any]) -> None:
         warnings.warn(f"LLM(): dtype {dtype} is not served; auto is used", stacklevel=5)
         dtype = "auto"
     values["dtype"] = "float32" if dtype == "float" else dtype
+    if "device" in values:
+        values["device"] = str(values["device"])
     for name in ("quantization", "kv_cache_dtype"):
         if name in values:
             values[name] = str(values[name]).removeprefix("torch.").lower()

@@ -2,8 +2,8 @@
 
 Owns what it derives from a request: indices and the token counts behind penalties. Knows nothing of batches: few requests
 ask for any of this, so it works in place and row by row, or describes it to the native sampler. Order, as in vLLM:
-allowed_token_ids or grammar, bad_words, min_tokens, logit_bias, repetition penalty (prompt and output), frequency and presence
-penalties (output).
+allowed_token_ids or grammar (nothing but the end marker where a thinking budget is spent), bad_words, min_tokens, logit_bias,
+repetition penalty (prompt and output), frequency and presence penalties (output).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from .errors import InvalidRequest
 from .grammar import GrammarState, Mask
 from .request import Request
+from .thinking_budget import ThinkingState
 
 
 class Node(NamedTuple):
@@ -54,6 +55,7 @@ class LogitEdits:
     bias: NDArray[np.float32]
     counts: _Counts | None  # for penalties
     grammar: GrammarState | None
+    thinking: ThinkingState | None
 
     @classmethod
     def of(cls, request: Request, vocab_size: int) -> LogitEdits | None:
@@ -70,7 +72,7 @@ class LogitEdits:
         stops = [t for t in {*request.eos_token_ids, *p.stop_token_ids} if t in known] if p.min_tokens else []
         bias = {t: b for t, b in p.logit_bias.items() if t in known}
         counts = _Counts(request.prompt_token_ids) if penalised(request) else None
-        if allowed is None and not (banned or phrases or stops or bias or counts or request.grammar):
+        if allowed is None and not (banned or phrases or stops or bias or counts or request.grammar or request.thinking):
             return None
         return cls(
             allowed,
@@ -82,18 +84,19 @@ class LogitEdits:
             np.array(list(bias.values()), np.float32),
             counts,
             request.grammar,
+            request.thinking,
         )
 
     def apply(self, row: Tensor, node: Node) -> None:
         """Change row [V] into what the request wants at node."""
-        if self.allowed is not None:
+        if (mask := self._mask(node)) is not None:
+            barred = ~mask.to_bool(len(row))
+            row.masked_fill_(torch.from_numpy(barred).to(row.device), -math.inf)
+        elif self.allowed is not None:
             ids = torch.from_numpy(self.allowed).to(row.device)
             kept = row[ids]
             row.fill_(-math.inf)
             row[ids] = kept
-        if self.grammar is not None:
-            barred = ~_mask(self.grammar, node).to_bool(len(row))
-            row.masked_fill_(torch.from_numpy(barred).to(row.device), -math.inf)
         if bans := self._bans(node):
             ids = torch.tensor(bans, device=row.device)
             kept = row[ids]
@@ -121,6 +124,7 @@ class LogitEdits:
         return (
             bool(self.phrases)
             or self.grammar is not None
+            or self.thinking is not None
             or (bool(self.stops) and request.num_output_tokens < request.params.min_tokens)
             or (self.counts is not None and num_draft_tokens > 0)
         )
@@ -128,13 +132,24 @@ class LogitEdits:
     def describe_nodes(self, rows: NDArray[np.void], nodes: Sequence[Node]) -> list[NDArray[np.int32]]:
         """The same for what depends on the path, in rows [n] of the request's nodes [n]. Returns arrays to keep until they are sampled."""
         arrays: list[NDArray[np.int32]] = []
-        if self.grammar is not None:  # whose masks stay until the request grows
-            rows["allowed"] = [_mask(self.grammar, node).address for node in nodes]
+        if self.grammar is not None or self.thinking is not None:  # whose masks stay until the request grows
+            unmasked = 0 if self.allowed is None else self.allowed_bits.ctypes.data
+            rows["allowed"] = [unmasked if (mask := self._mask(node)) is None else mask.address for node in nodes]
         if self.counts is not None:
             arrays.append(_point(rows, "path", "path_length", [node.path for node in nodes]))
         if self.phrases or self.stops:
             arrays.append(_point(rows, "banned", "num_banned", [self._bans(node) for node in nodes]))
         return arrays
+
+    def _mask(self, node: Node) -> Mask | None:
+        """What the form of the output leaves at a node; None if it has no say there."""
+        if self.thinking is not None and (only := self.thinking.mask(node.path)) is not None:
+            return only
+        if self.grammar is None:
+            return None
+        mask = self.grammar.mask(node.path)
+        assert mask is not None, "a node where the grammar breaks should have been cut off"
+        return mask
 
     def _bans(self, node: Node) -> list[int]:
         bans = list(self.banned)
@@ -204,12 +219,6 @@ def _bit_mask(ids: NDArray[np.int64] | None, vocab_size: int) -> NDArray[np.uint
     bits = np.zeros(-(-vocab_size // 32) * 32, bool)
     bits[ids] = True
     return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def _mask(grammar: GrammarState, node: Node) -> Mask:
-    mask = grammar.mask(node.path)
-    assert mask is not None, "a node where the grammar breaks should have been cut off"
-    return mask
 
 
 def _point(rows: NDArray[np.void], address: str, length: str, lists: Sequence[Sequence[int]]) -> NDArray[np.int32]:

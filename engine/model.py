@@ -20,7 +20,7 @@ from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
 from ..kernels.weight_bank import WeightBank
-from .cache_size import MIN_TOKENS, free_memory_bytes
+from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model_folder import Progress, config_json, find_folder, one_line, read_json, weight_files
@@ -147,13 +147,13 @@ def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str
         if plan.kind == "native":
             weights = native_weight_bytes(plan.program, plan.execution)
         else:
-            weights = torch_weight_bytes(plan.program, plan.execution.dtype)
-    free = free_memory_bytes()
+            weights = torch_weight_bytes(plan.program, plan.execution.dtype, fp8=plan.execution.quantization == "fp8")
+    free = free_bytes(plan.execution.device)
     if weights + cache > free:
         with_cache = f" and {_size(cache)} for a cache of {tokens:,} tokens" if cache else ""
         raise ModelLoadError(
             f"{config.model} does not fit: it needs {_size(weights)} for its weights ({plan.formats()}){with_cache}, "
-            f"but only {_size(free)} of memory are free; {_smaller(plan)}"
+            f"but only {_size(free)} of {'the GPU' if plan.execution.on_gpu else 'memory'} are free; {_smaller(plan)}"
         )
 
 
@@ -162,6 +162,8 @@ def _size(num_bytes: int) -> str:
 
 
 def _smaller(plan: NetworkPlan) -> str:
+    if plan.execution.on_gpu and plan.execution.quantization is None:
+        return "quantization fp8 makes the weights smaller"
     if plan.kind == "native" and plan.execution.quantization is None:
         return "quantization int8 or int4 makes the weights smaller"
     if plan.kind != "native" and plan.execution.dtype.itemsize > 2:

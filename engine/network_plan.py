@@ -5,6 +5,8 @@ Knows the configuration and the program, no tensors and no requests.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ import transformers
 from ..kernels import native
 from ..kernels.decoder import supports
 from ..kernels.execution import Execution, Quantization
+from ..kernels.fp8 import LEAST_CAPABILITY
 from ..kernels.program import Program
 from ..kernels.weights import network_program
 from .config import ModelConfig
@@ -32,7 +35,10 @@ class NetworkPlan:
     why: str  # why not natively, "" if it is
 
     def describe(self) -> str:
-        """`native avx512_bf16, int8 weights, bfloat16, 2 threads` or `torch float32 (not native: ...)`."""
+        """`native avx512_bf16, int8 weights, bfloat16, 2 threads`, `torch float32 (not native: ...)` or `Triton and CUDA graphs, ...`."""
+        if self.execution.on_gpu:
+            invariant = ", batch invariant" if self.execution.batch_invariant else ""
+            return f"Triton and CUDA graphs, {self.formats()}{invariant}, {gpu_name(self.execution.device)}"
         if self.kind != "native":
             return f"{self.kind} {self.formats()} (not native: {self.why})"
         return f"native {native.availability().isa}, {self.formats()}, {native.threads()} thread{'s' * (native.threads() > 1)}"
@@ -54,7 +60,12 @@ def plan_network(
     """
     dtype = resolve_dtype(config.dtype)
     program = network_program(hf_config, config.max_model_len) if config.executor != "transformers" and supports(hf_config) else None
-    if program is None:
+    device = resolve_device(config, program is not None)
+    if device == "cpu" and config.quantization == "fp8":
+        raise ConfigError("quantization fp8 needs a GPU, and this network runs on the CPU: use int8 or int4, or leave quantization away")
+    if device != "cpu":
+        plan = _on_gpu(config, program, device, dtype)
+    elif program is None:
         if config.executor in ("native", "torch"):
             raise ModelLoadError(f"a {hf_config.model_type!r} model is not available as a program; use executor auto or transformers")
         asked = config.executor == "transformers"
@@ -71,6 +82,58 @@ def plan_network(
             plan = NetworkPlan("torch", Execution(dtype or torch.float32, prefer_native=False), program, refusal)
     _require_formats(config, plan)
     return plan
+
+
+def resolve_device(config: ModelConfig, has_program: bool) -> str:
+    """`cpu`, `cuda:0`, `cuda:1`, ... auto: the first GPU, if there is one and nothing asked for needs a CPU. Raises ConfigError."""
+    needs_cpu = config.executor in ("native", "transformers") or "int8" in (config.quantization, config.kv_cache_dtype)
+    needs_cpu = needs_cpu or config.quantization == "int4"
+    if config.device == "cpu":
+        return "cpu"
+    if config.device == "auto":
+        return "cuda:0" if has_program and not needs_cpu and gpu_refusal() is None else "cpu"
+    if (refusal := gpu_refusal()) is not None:
+        raise ConfigError(f"device {config.device} cannot be used: {refusal}; use device cpu")
+    index, count = int(config.device.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(f"device {config.device} cannot be used: GPUs here are cuda:0 to cuda:{count - 1}")
+    return f"cuda:{index}"
+
+
+def gpu_refusal() -> str | None:
+    """Why no GPU can be used; None if one can."""
+    if not torch.cuda.is_available():
+        return f"PyTorch finds no GPU, only 1 CPU ({os.cpu_count()} cores)"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed, which PyTorch's builds for NVIDIA GPUs bring along"
+    return None
+
+
+def multiplies_fp8(device: str) -> bool:
+    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+def gpu_name(device: str) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+def _on_gpu(config: ModelConfig, program: Program | None, device: str, dtype: torch.dtype | None) -> NetworkPlan:
+    if program is None or config.executor in ("native", "transformers"):
+        why = f"executor {config.executor} was chosen" if program is not None else "this model is not available as a program"
+        raise ConfigError(f"device {config.device} cannot be used: {why}, which runs on CPUs only; use device cpu")
+    narrow: Any = None if config.quantization == "none" else config.quantization
+    if narrow == "fp8" and config.batch_invariant:
+        raise ConfigError("quantization fp8 and batch_invariant cannot be combined: leave one of them away")
+    if narrow == "fp8" and not multiplies_fp8(device):
+        raise ConfigError(f"quantization fp8 cannot be used: {gpu_name(device)} does not multiply 8-bit floats; leave quantization away")
+    execution = Execution(
+        dtype=dtype or torch.bfloat16,
+        quantization=narrow,
+        prefer_native=False,
+        device=device,
+        batch_invariant=config.batch_invariant,
+    )
+    return NetworkPlan("torch", execution, program, "the network runs on a GPU")
 
 
 def resolve_dtype(name: str) -> torch.dtype | None:

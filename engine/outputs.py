@@ -92,6 +92,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int  # prompt tokens found in the prefix cache
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as of a choice's tokens; None for the first, which follows nothing
 
 
 class GrowingOutput:
@@ -105,6 +106,7 @@ class GrowingOutput:
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._stats = [SpeculationStats() for _ in range(num_choices)]
         self._num_cached_tokens = 0
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._arrival_time = arrival_time
         self._first_token_time: float | None = None
         self._last_token_time: float | None = None
@@ -122,6 +124,9 @@ class GrowingOutput:
             self._last_token_time = now
         if delta.logprobs is not None:
             self._add_logprobs(choice, delta, tokenizer)
+        if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
+            told = (_logprobs(token, logprob, rank, top, tokenizer) for token, logprob, rank, top in delta.prompt_logprobs)
+            self._prompt_logprobs = [None, *told]
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason, choice.error = delta.finish_reason, delta.stop_reason, delta.error
             self._stats[delta.choice] = delta.stats or SpeculationStats()
@@ -139,13 +144,21 @@ class GrowingOutput:
             SpeculativeDecodingMetrics.of(self._stats, speculative),
         )
         return RequestOutput(
-            self._request_id, self._prompt, self._prompt_token_ids, self._choices, self.finished, self._num_cached_tokens, metrics
-        )
+            self._request_id, self._prompt, self._prompt_token_ids, self._choices, self.finished, self._num_cached_tokens, metrics,
+            self._prompt_logprobs,
+        )  # fmt: skip
 
     def _add_logprobs(self, choice: CompletionOutput, delta: TokenDelta, tokenizer: PreTrainedTokenizerBase) -> None:
         if choice.logprobs is None or choice.cumulative_logprob is None:
             choice.logprobs, choice.cumulative_logprob = [], 0.0
         for token, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
-            best = {other: Logprob(logprob, rank, str(tokenizer.decode([other]))) for rank, (other, logprob) in enumerate(said.top, 1)}
-            choice.logprobs.append({token: Logprob(said.logprob, said.rank, str(tokenizer.decode([token])))} | best)
+            choice.logprobs.append(_logprobs(token, said.logprob, said.rank, said.top, tokenizer))
             choice.cumulative_logprob += said.logprob
+
+
+def _logprobs(
+    token: int, logprob: float, rank: int, top: Sequence[tuple[int, float]], tokenizer: PreTrainedTokenizerBase
+) -> dict[int, Logprob]:
+    """A token and the best alternatives."""
+    best = {other: Logprob(said, place, str(tokenizer.decode([other]))) for place, (other, said) in enumerate(top, 1)}
+    return {token: Logprob(logprob, rank, str(tokenizer.decode([token])))} | best

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
 from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback
+from .prompt_logprobs import ScoredPart, Scores
 from .request import Request, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -100,13 +101,19 @@ class PlanRow:
 class StepPlan:
     """All rows of a step. Flat layout: row by row, scheduled tokens then draft tokens. logits nodes likewise:
 
-    row by row over the rows that sample, 1 + len(draft) nodes each.
+    row by row over the rows that sample, 1 + len(draft) nodes each; behind them, in order, the places that score prompts.
     """
 
     rows: list[PlanRow]
     block_size: int
     draft_probs: Tensor | None = None  # [sum of draft lengths, V], p/q rules only
     filled: Mapping[tuple[int, str], int] = field(default_factory=dict)  # as in Draft
+    scored: Sequence[ScoredPart] = ()
+    is_steady: bool = False  # nobody may guess and nobody waits: the next step is likely the same rows, one token on
+
+    @property
+    def num_scored(self) -> int:
+        return sum(len(part.token_ids) for part in self.scored)
 
     @property
     def num_tokens(self) -> int:
@@ -128,6 +135,7 @@ class Verdict:
     """One verdict per row of the plan, in order."""
 
     rows: list[RowVerdict]
+    scores: Sequence[Scores] = ()  # one for each of the plan's scored parts
 
     def feedback(self, plan: StepPlan, target: ForwardOutput) -> Feedback:
         """Call after the commit: it reads what the rows have become."""

@@ -13,9 +13,12 @@ from .grammar_spec import GrammarSpec
 
 if TYPE_CHECKING:
     from .grammar import GrammarState
+    from .prompt_logprobs import PromptLogprobs
+    from .thinking_budget import ThinkingBudget, ThinkingState
 
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
@@ -75,7 +78,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
-    max_tokens: int | None = 16  # None = up to the context's end
+    max_tokens: int | None = 16  # None = up to the context's end, 0 = only read the prompt
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: str | Sequence[str] = ()
@@ -83,11 +86,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     seed: int | None = None
     logprobs: int | None = None  # None = none, 0 = the chosen token's only, k = and the k best
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    logprob_token_ids: Sequence[int] | None = None  # with logprobs: these in place of the best
     skip_special_tokens: bool = True
     detokenize: bool = True
     prediction: str | Sequence[int] | None = None  # Predicted Output, as text or token ids
     speculation: Speculation | Mapping[str, Any] | None = None
     grammar: GrammarSpec | None = None  # the form that the output must have
+    thinking: ThinkingBudget | None = None  # how long it may reason
 
     def __post_init__(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
@@ -106,12 +112,15 @@ class SamplingParams:
         _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _in_range("presence_penalty", self.presence_penalty, -2, 2)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            _integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name, num_best in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if num_best is not None:
+                _integer(name, num_best, 0, MAX_LOGPROBS)
+        if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
+            raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
         if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in stops):
@@ -201,6 +210,7 @@ class Request:
     prediction: Sequence[int] = ()  # params.prediction as token ids
     bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids
     grammar: GrammarState | None = None  # of params.grammar; follows token_ids
+    thinking: ThinkingState | None = None  # of params.thinking; follows token_ids
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_computed_tokens: int = 0  # leading tokens with committed target KV
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -209,6 +219,7 @@ class Request:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    prompt_logprobs: PromptLogprobs | None = None  # in the making, if they are wanted
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -253,3 +264,4 @@ class TokenDelta:
     stats: SpeculationStats | None = None  # with a finish_reason only
     num_cached_tokens: int = 0
     queue_time_s: float | None = None  # with a finish_reason only: from arrival to the first step; None = it never ran
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token only, if they were asked for

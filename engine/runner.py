@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
+from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch, tensors_of_lists
 from .plan import StepPlan
 from .request import Request
 
@@ -22,6 +22,8 @@ class InFlight:
 
 class Runner:
     """Owner of the target's executor and its cache tensors."""
+
+    lookahead = 0  # places behind each row's tokens that it wants reserved
 
     def __init__(
         self, executor: Executor, kv: KVTensors, hidden: tuple[int, ...], wants_full_logits: Callable[[Request], bool]
@@ -41,16 +43,16 @@ class Runner:
     def finish(self, in_flight: InFlight) -> ForwardOutput:
         return in_flight.output
 
+    def final_states(self, plan: StepPlan) -> torch.Tensor:
+        """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""
+        return self.executor.run(ragged_batch(plan, self._wants_full_logits), self.kv, (FINAL,)).hidden[FINAL].cpu()
+
     def move_slots(self, src: list[int], dst: list[int]) -> None:
-        self.kv.move(*_tensors(np.int64, src, dst))
+        self.kv.move(*tensors_of_lists(np.int64, src, dst))
 
 
 def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -> RaggedBatch:
-    """The plan's rows as flat arrays. Drafts that are chains are causal tokens, others tree tokens.
-
-    Lists, and one tensor made of all lists of a kind: after a pass that has read all weights every call into numpy or torch finds
-    the caches empty, and costs several times what it does in a loop.
-    """
+    """The plan's rows as flat arrays. Drafts that are chains are causal tokens, others tree tokens."""
     size = plan.block_size
     token_ids: list[int] = []
     positions: list[int] = []
@@ -83,31 +85,24 @@ def ragged_batch(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) -
             if wants_full_logits(row.request):
                 full_logits += range(len(logits_indices), len(logits_indices) + 1 + len(draft))
             logits_indices += range(root, root + 1 + len(draft))
+    for part in plan.scored:
+        first = query_start_loc[part.row] + part.offset
+        full_logits += range(len(logits_indices), len(logits_indices) + len(part.token_ids))
+        logits_indices += range(first, first + len(part.token_ids))
 
-    block_tables = np.zeros((len(plan.rows), max(len(row.block_table) for row in plan.rows)), np.int32)
-    for index, row in enumerate(plan.rows):
-        block_tables[index, : len(row.block_table)] = row.block_table
-    wide = _tensors(np.int64, token_ids, positions, slots, tree_mask, logits_indices, full_logits)
-    narrow = _tensors(np.int32, query_start_loc, seq_lens, num_causal)
-    return RaggedBatch(
-        token_ids=wide[0],
-        positions=wide[1],
-        slot_mapping=wide[2],
-        query_start_loc=narrow[0],
-        seq_lens=narrow[1],
-        block_tables=torch.from_numpy(block_tables),
-        num_causal=narrow[2],
-        tree_mask=wide[3],
-        logits_indices=wide[4],
-        full_logits=wide[5],
-        block_size=size,
+    return RaggedBatch.of_lists(
+        token_ids,
+        positions,
+        slots,
+        tree_mask,
+        logits_indices,
+        full_logits,
+        query_start_loc,
+        seq_lens,
+        num_causal,
+        [row.block_table for row in plan.rows],
+        size,
     )
-
-
-def _tensors(dtype: type[np.integer], *lists: list[int]) -> Sequence[torch.Tensor]:
-    """One tensor for each list, all in one piece of memory."""
-    everything = np.array([value for values in lists for value in values], dtype)
-    return torch.from_numpy(everything).split([len(values) for values in lists])
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:

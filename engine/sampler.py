@@ -35,6 +35,7 @@ def full_logits_wanted(request: Request) -> bool:
         or params.logprobs is not None
         or params.allowed_token_ids is not None
         or request.grammar is not None
+        or (request.thinking is not None and request.thinking.watches)
         or bool(params.logit_bias)
         or bool(request.bad_word_ids)
         or request.num_output_tokens < params.min_tokens
@@ -73,6 +74,8 @@ class Sampler:
         nodes = _Nodes.of(rows, first_logits)
         if self._native and sampling.takes(logits):
             tokens = self._choose_natively(logits, rows, nodes)
+        elif logits.is_cuda:
+            tokens = self._choose_on_gpu(logits, rows, nodes)
         else:
             tokens = self._choose_by_levels(logits, rows, nodes)
         return [tokens[start : start + 1 + len(row.draft_token_ids)] for row, start in zip(rows, nodes.starts, strict=True)]
@@ -117,8 +120,19 @@ class Sampler:
             level = [i for i, parent in enumerate(nodes.parents) if parent in reached and tokens[parent] == nodes.guesses[i]]
         return tokens
 
+    def _choose_on_gpu(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
+        from ..kernels.triton.sample_rows import sample  # Triton is there only where torch is built for GPUs
+
+        places, _kept = self._described(rows, nodes, logits.shape[1])
+        return sample(logits, np.array(nodes.logits_rows), places).tolist()
+
     def _choose_natively(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
-        vocab_size = logits.shape[1]
+        places, _kept = self._described(rows, nodes, logits.shape[1])
+        places["logits"] = sampling.rows_of(logits, np.array(nodes.logits_rows))
+        return sampling.sample(places, logits.shape[1]).tolist()
+
+    def _described(self, rows: Sequence[PlanRow], nodes: _Nodes, vocab_size: int) -> tuple[NDArray[np.void], list[NDArray[np.int32]]]:
+        """All nodes as sampling.ROW, their logits still to be filled in, and arrays to keep until they are sampled."""
         packed = bytearray()
         looking_back: list[tuple[int, PlanRow, LogitEdits]] = []
         for start, row in zip(nodes.starts, rows, strict=True):
@@ -130,7 +144,6 @@ class Sampler:
                     looking_back.append((start, row, rules.edit))
             packed += rules.packed * (1 + num_draft_tokens)
         places = np.frombuffer(packed, sampling.ROW)
-        places["logits"] = sampling.rows_of(logits, np.array(nodes.logits_rows))
         places["key"] = noise.keys(places["key"], nodes.positions).numpy()
         if len(places) > len(rows):
             places["parent"] = nodes.parents
@@ -139,24 +152,28 @@ class Sampler:
         for start, row, edit in looking_back:
             paths = _paths(row)
             kept += edit.describe_nodes(places[start : start + len(paths)], [Node(row.request, path) for path in paths])
-        return sampling.sample(places, vocab_size).tolist()
+        return places, kept
 
 
-def logprobs(logits: Tensor, token_ids: Sequence[int], num_best: Sequence[int]) -> list[TokenLogprobs]:
-    """Raw logprob and rank of token_ids [n], and the num_best[i] best tokens, from logits [n, V] before any parameter.
+def logprobs(logits: Tensor, token_ids: Sequence[int], beside: Sequence[int | Sequence[int]]) -> list[TokenLogprobs]:
+    """Raw logprob and rank of token_ids [n], and of other tokens, from logits [n, V] before any parameter.
 
-    Rank 1 is the best: one more than the number of tokens with a higher logprob. Equals stand lowest id first.
+    beside [n]: how many of the best tokens, or which ones. Rank 1 is the best: one more than the number of tokens with a higher
+    logprob. Equals stand lowest id first.
     """
     scores = torch.log_softmax(logits, -1)
     chosen = scores.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = ((scores > chosen).sum(-1) + 1).tolist()
-    values, ids = scores.topk(min(max(num_best), scores.shape[1]), -1)
-    return [
-        TokenLogprobs(value, rank, tuple(sorted(zip(row_ids, row_values, strict=True), key=lambda t: (-t[1], t[0]))[:count]))
-        for value, rank, row_ids, row_values, count in zip(
-            chosen[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), num_best, strict=True
-        )
-    ]
+    most = max((count for count in beside if isinstance(count, int)), default=0)
+    values, ids = (best.tolist() for best in scores.topk(min(most, scores.shape[1]), -1))
+    found: list[TokenLogprobs] = []
+    for row, (value, rank, asked) in enumerate(zip(chosen[:, 0].tolist(), ranks, beside, strict=True)):
+        if isinstance(asked, int):
+            others = sorted(zip(ids[row], values[row], strict=True), key=lambda other: (-other[1], other[0]))[:asked]
+        else:
+            others = list(zip(asked, scores[row, torch.tensor(asked, dtype=torch.int64)].tolist(), strict=True))
+        found.append(TokenLogprobs(value, rank, tuple(others)))
+    return found
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from .controller import Controller
 from .grammar import GrammarState
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RowGrant, StepPlan
+from .prompt_logprobs import MAX_LOGITS_BYTES, scored_parts
 from .request import Request, Status
 from .speculation_policy import StepLimits, Wish
 
@@ -50,6 +51,8 @@ class Scheduler:
         self._counter = count()
         self._on_preempt = on_preempt
         self._num_filled: dict[str, tuple[int, ...]] = {}
+        self._scoring: set[str] = set()  # requests that want scores of their prompt
+        self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
         self._refused = ("", 0)  # the request that did not fit last, and the free blocks it saw
 
     @property
@@ -76,6 +79,7 @@ class Scheduler:
         del self.requests[request.request_id]
         del self._order[request.request_id]
         self._num_filled.pop(request.request_id, None)
+        self._scoring.discard(request.request_id)
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self.kv.free(request.request_id)
@@ -108,10 +112,10 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # pushed out a moment ago
             remaining = len(request.token_ids) - request.num_computed_tokens
-            num_new = 1 if remaining == 1 else min(remaining, prompt_budget)
+            num_new, spent = (1, 0) if remaining == 1 else self._chunk(request, remaining, prompt_budget)
             if num_new and self._reserve(request, request.num_computed_tokens + num_new):
                 scheduled[request.request_id] = num_new
-                prompt_budget -= num_new if remaining > 1 else 0
+                prompt_budget -= spent
 
         # 4. Newcomers, while there is budget and their whole known text would fit; none into a cache that just overflowed.
         overflowed = len(self.running) < num_running
@@ -122,11 +126,11 @@ class Scheduler:
             heapq.heappop(self._waiting)
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = now
-            num_new = min(len(request.token_ids) - request.num_computed_tokens, prompt_budget)
+            num_new, spent = self._chunk(request, len(request.token_ids) - request.num_computed_tokens, prompt_budget)
             reserved = self.kv.reserve(request.request_id, request.num_computed_tokens + num_new)
             assert reserved, "admission promised places that are not there"
             scheduled[request.request_id] = num_new
-            prompt_budget -= num_new
+            prompt_budget -= spent
 
         # 5. Ceilings, from what is left.
         limits = controller.limits(len(self.running))
@@ -180,7 +184,9 @@ class Scheduler:
                 kept.extend(start + node for node in nodes)
             if grant.ceiling > len(nodes):
                 self.kv.roll_back(request.request_id, keep=grant.num_computed + grant.num_scheduled + len(nodes))
-        return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled)
+        scored = scored_parts(rows) if self._scoring else ()
+        is_steady = not self._waiting and not grants.may_draft
+        return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled, scored, is_steady)
 
     def check(self) -> None:
         """Raise if a request stands in two queues or in none, or a table belongs to nobody."""
@@ -194,7 +200,7 @@ class Scheduler:
             assert request.num_computed_tokens == 0, f"{request.request_id} waits with computed tokens"
         ids = sorted(r.request_id for r in [*self.running, *waiting])
         assert ids == sorted(self.requests), "a request is lost or queued twice"
-        assert {r.request_id for r in self.running} == set(self.kv.tables), "tables and running requests differ"
+        assert {r.request_id for r in self.running} == self.kv.tables.keys() - self.kv.scratch, "tables and running requests differ"
         assert len(self.running) <= self.config.max_num_seqs, "more rows than max_num_seqs"
         keys = [self._key(r) for r in self.running]
         assert keys == sorted(keys), "running rows are not oldest first"
@@ -212,7 +218,11 @@ class Scheduler:
         if self._refused[0] == request_id and kv.pool.num_free <= self._refused[1]:
             return False  # nothing was freed since: do not hash its text anew in every step
         queried, hit = kv.num_queried_tokens, kv.num_hit_tokens
-        cached = kv.admit(request_id, request.token_ids, request.cache_salt)
+        known: Sequence[int] = request.token_ids
+        if (said := request.prompt_logprobs) is not None and not said.complete:
+            known = known[: said.num_scored + 1]  # what is to be scored must be computed, whatever the cache has
+            self._scoring.add(request_id)
+        cached = kv.admit(request_id, known, request.cache_salt)
         if kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) > kv.pool.num_free:
             kv.free(request_id)
             kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # asked again on the next try
@@ -228,6 +238,14 @@ class Scheduler:
         if len(self.running) > 1 and self._key(self.running[-2]) > self._key(request):
             self.running.sort(key=self._key)
         return True
+
+    def _chunk(self, request: Request, remaining: int, budget: int) -> tuple[int, int]:
+        """Known tokens to compute now, and what they take of the budget: whole logits of each cost more, in memory."""
+        said = request.prompt_logprobs
+        if said is None or said.complete:
+            return min(remaining, budget), min(remaining, budget)
+        num_new = min(remaining, -(-budget // self._score_cost))
+        return num_new, min(num_new * self._score_cost, budget)
 
     def _reserve(self, request: Request, num_places: int) -> bool:
         """Places for the row, pushing out the newest rows if need be. False if the row itself was the newest."""
@@ -268,6 +286,8 @@ class Scheduler:
         for wish, (assigned, ceiling) in zip(wishes, shares, strict=True):
             request = wish.request
             request_id = request.request_id
+            if kv.lookahead:
+                kv.reserve_up_to(request_id, request.num_computed_tokens + wish.num_scheduled + kv.lookahead)
             forced = self._forced(wish, ceiling + unused)
             if len(forced) > ceiling:
                 unused -= len(forced) - ceiling

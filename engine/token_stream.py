@@ -135,4 +135,5 @@ def merge(deltas: Sequence[TokenDelta]) -> TokenDelta:
         text="".join(delta.text for delta in deltas),
         sources=[source for delta in deltas for source in delta.sources],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
+        prompt_logprobs=deltas[0].prompt_logprobs,
     )

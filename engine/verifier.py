@@ -28,6 +28,7 @@ from . import lossy, rejection
 from .errors import InvalidRequest
 from .logit_edits import Node
 from .plan import PlanRow, RowVerdict, StepPlan, Verdict
+from .prompt_logprobs import Scores
 from .request import TokenLogprobs
 from .sampler import Sampler, full_logits_wanted, logprobs
 
@@ -103,10 +104,10 @@ class Verifier:
         verdicts = [_verdict(walk) for walk in walks]
         if target.logits is not None:
             verdicts = _with_logprobs(walks, verdicts, target.logits)
-        if len(verdicts) == len(plan.rows):
-            return Verdict(verdicts)
-        following = iter(verdicts)
-        return Verdict([next(following) if row.samples else RowVerdict([], []) for row in plan.rows])
+        if len(verdicts) < len(plan.rows):
+            following = iter(verdicts)
+            verdicts = [next(following) if row.samples else RowVerdict([], []) for row in plan.rows]
+        return _with_scores(plan, verdicts, target) if plan.scored else Verdict(verdicts)
 
     def _walks(self, plan: StepPlan, target: ForwardOutput) -> list[_Walk]:
         """The rows that sample, with the argmax of each node; rows that need more are marked by their first_logits."""
@@ -129,7 +130,7 @@ class Verifier:
                 walk = _Walk(row, argmax[first:end], tops[first:end], -1, first_draft)
             walks.append(walk)
             first, first_draft = end, first_draft + len(row.draft_token_ids)
-        assert first == len(argmax), "the forward's nodes are not the plan's"
+        assert first + plan.num_scored == len(argmax), "the forward's nodes are not the plan's"
         return walks
 
     def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor) -> None:
@@ -230,20 +231,32 @@ def _verdict(walk: _Walk) -> RowVerdict:
     return RowVerdict(accepted, emitted)
 
 
+def _with_scores(plan: StepPlan, verdicts: list[RowVerdict], target: ForwardOutput) -> Verdict:
+    """With what the forward says of prompts. A prompt whose scores are not finite fails its row."""
+    assert target.logits is not None, "the forward left out the logits that score prompts"
+    scores: list[Scores] = []
+    logits = target.logits[len(target.logits) - plan.num_scored :]
+    for part, its_logits in zip(plan.scored, logits.split([len(part.token_ids) for part in plan.scored]), strict=True):
+        scores.append(Scores.of(its_logits, part.token_ids, part.request.params.prompt_logprobs or 0))
+        if not scores[-1].finite:
+            verdicts[part.row] = RowVerdict([], [], error=_NOT_FINITE)
+    return Verdict(verdicts, scores)
+
+
 def _with_logprobs(walks: Sequence[_Walk], verdicts: Sequence[RowVerdict], logits: Tensor) -> list[RowVerdict]:
     """The same verdicts, with the logprobs of each emitted token where a request asked for them."""
     places: list[tuple[_Walk, int]] = []
     token_ids: list[int] = []
-    num_best: list[int] = []
+    wanted: list[int | Sequence[int]] = []
     for walk, verdict in zip(walks, verdicts, strict=True):
-        wanted = walk.row.request.params.logprobs
-        if wanted is not None and verdict.error is None:
+        params = walk.row.request.params
+        if params.logprobs is not None and verdict.error is None:
             places += [(walk, 0), *((walk, i + 1) for i in verdict.accepted)]
             token_ids += verdict.token_ids
-            num_best += [wanted] * len(verdict.token_ids)
+            wanted += [params.logprob_token_ids or params.logprobs] * len(verdict.token_ids)
     if not places:
         return list(verdicts)
-    found = iter(logprobs(_rows_of(places, logits), token_ids, num_best))
+    found = iter(logprobs(_rows_of(places, logits), token_ids, wanted))
 
     def of(walk: _Walk, verdict: RowVerdict) -> list[TokenLogprobs] | None:
         if walk.row.request.params.logprobs is None or verdict.error is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
 
 
 class UnsupportedExecution(ValueError):
@@ -18,15 +18,22 @@ class UnsupportedExecution(ValueError):
 class Execution:
     """dtype is the number format of products and cache where nothing narrower is asked for.
 
-    int8: weights with a scale per output, activations quantised per row. int4: weights with a scale per 32 inputs.
-    Narrow weights and the int8 cache exist on the native executor only.
+    int8: weights with a scale per output, activations quantised per row. int4: weights with a scale per 32 inputs. Both, and
+    the int8 cache, exist on the native executor only. fp8: weights with a scale per output, on GPUs only.
     """
 
     dtype: torch.dtype = torch.float32  # float32 or bfloat16
     quantization: Quantization | None = None  # of the weights
     kv_cache: Literal["int8"] | None = None  # None = dtype
     prefer_native: bool = True  # False: the torch executor even where the native one would run
+    device: str = "cpu"  # or "cuda", "cuda:1", ...: the torch executor with Triton kernels and graphs
+    narrow_head: bool = False  # fp8 for the head too, as drafters have it
+    batch_invariant: bool = False  # a token's scores are the same bits in any batch; the native executor is so anyway
 
     @property
     def needs_native(self) -> bool:
-        return self.quantization is not None or self.kv_cache is not None
+        return self.quantization in ("int8", "int4") or self.kv_cache is not None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"

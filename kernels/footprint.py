@@ -16,12 +16,18 @@ from .native_abi import INT4_TILE, PANEL
 from .program import Embed, Linear, Program
 
 
-def torch_weight_bytes(program: Program, dtype: torch.dtype) -> int:
-    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix."""
+def torch_weight_bytes(program: Program, dtype: torch.dtype, fp8: bool = False) -> int:
+    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix. fp8: a byte for each weight of
+    a product, but for the head's, and a scale for each output."""
     in_products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
     tied = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in in_products]
     kept = [name for name in (*program.weights, *tied) if name not in program.shared and name != program.token_map]
-    return sum(math.prod(program.weights[name]) for name in kept) * dtype.itemsize
+    narrow = {name for op in program.ops if isinstance(op, Linear) and program.logits not in op.outputs for name in op.weights}
+    total = 0
+    for name in kept:
+        shape = program.weights[name]
+        total += math.prod(shape) + 4 * shape[0] if fp8 and name in narrow else math.prod(shape) * dtype.itemsize
+    return total
 
 
 def product_bytes(program: Program, dtype: torch.dtype) -> int:
@@ -59,5 +65,5 @@ def _packed_bytes(outputs: int, inputs: int, execution: Execution) -> int:
             return outputs // PANEL * -(-inputs // tile_inputs) * tile_bytes + outputs * 4
         case None if execution.dtype == torch.bfloat16:
             return outputs * -(-inputs // 32) * 32 * 2
-        case None:
+        case _:
             return outputs * inputs * execution.dtype.itemsize

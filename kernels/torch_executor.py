@@ -1,13 +1,17 @@
 """Runs a program in torch: the readable reference of every op, and the path for machines without a native executor.
 
-Owns the tensors of a program: weights packed as its ops want them, and rotary tables. Knows no checkpoint.
+Owns the tensors of a program: weights packed as its ops want them, and rotary tables. Knows no checkpoint. On a GPU ops are
+bound to Triton kernels where triton_steps.py has one; the reference here says what they mean.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,18 +44,62 @@ from .weight_bank import NetworkWeights, WeightBank
 ROWS, MATRIX = "rows", "matrix"
 
 
-@dataclass(slots=True)
-class _Pass:
+@dataclass
+class Pass:
     """What the ops of one pass share."""
 
     buffers: dict[str, Tensor]
     batch: RaggedBatch
     kv: TorchKV
-    plan: AttentionPlan
-    ropes: dict[str, tuple[Tensor, Tensor]]  # cos, sin [T, 1, rotated dims]
+    tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
+    _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> AttentionPlan:
+        """Made when the first reference attention asks: it reads the batch on the host."""
+        return AttentionPlan(self.batch)
+
+    def rotation(self, name: str) -> tuple[Tensor, Tensor]:
+        """cos, sin [T, 1, rotated dims] of the batch's positions."""
+        if name not in self._rotations:
+            self._rotations[name] = _rotation(self.tables[name], self.batch.positions)
+        return self._rotations[name]
 
 
-_Step = Callable[[_Pass], None]
+Step = Callable[[Pass], None]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What one pass left on its device. Nothing was waited for; `TorchExecutor.output` makes a ForwardOutput of it."""
+
+    argmax: Tensor  # [N] int64, token ids
+    top: Tensor  # [N] float32
+    logits: Tensor | None  # [N, V] in the executor's dtype; None without logits
+    hidden: dict[int, Tensor]  # boundary id -> [T, H]
+
+
+class Kernels(Protocol):
+    """Faster forms of some ops. Each takes and leaves the same buffers as the reference does."""
+
+    is_batch_invariant: bool  # a token's scores are the same bits in any batch
+
+    def step(self, op: Op, bind: Binder) -> Step | None:
+        """The op bound to its weights; None: this one is left to the reference."""
+        ...
+
+
+def full_logits(computed: Computed, wanted: Tensor) -> Tensor | None:
+    """[M, V] float32 rows of the pass's logits, None if none are wanted."""
+    return computed.logits.index_select(0, wanted).float() if len(wanted) and computed.logits is not None else None
+
+
+def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
+    """The batch where a network computes; the same object if it is there."""
+    if batch.token_ids.device == device or device.type == "cpu":
+        return batch
+    values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    return dataclasses.replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
@@ -64,12 +112,21 @@ def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBan
 class TorchExecutor:
     """A program bound to its weights. Implements `Executor`; results are inference tensors.
 
-    weights: the program's names -> tensors of its shapes, on one device, in any dtype; those in program.shared may be missing
-    if `bank` has them. In float32 a weight is kept twice if it is both embedding and output layer, because products with
-    [in, out] weights are up to three times as fast on CPUs.
+    weights: the program's names -> tensors of its shapes, in any dtype; those in program.shared may be missing if `bank` has
+    them. In float32 a weight is kept twice if it is both embedding and output layer, because products with [in, out] weights
+    are up to three times as fast on CPUs. device: where it computes; None = where the smallest weight lies.
     """
 
-    def __init__(self, program: Program, weights: Mapping[str, Tensor], dtype: torch.dtype, bank: WeightBank | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        bank: WeightBank | None = None,
+        device: torch.device | str | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """kernels: how ops are computed where they have a kernel; None = on a GPU the Triton ones, else the reference for all."""
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
         self.vocab_size = program.vocab_size
@@ -78,18 +135,25 @@ class TorchExecutor:
         self.is_batch_invariant = False
         self.weight_bytes = product_bytes(program, dtype)
         self.recurrent = program.recurrent
-        self.token_ids: Tensor | None = weights[program.token_map].long() if program.token_map else None
         held = NetworkWeights(weights, program.shared, bank)
         self.bank = held.bank
-        bind = _Binder(program, held, dtype)
-        self._steps = [bind(op) for op in program.ops]
-        self._device = bind.device
+        bind = Binder(program, held, dtype, None if device is None else torch.device(device))
+        self.device = bind.device
+        self.token_ids: Tensor | None = weights[program.token_map].to(self.device).long() if program.token_map else None
+        if kernels is None and self.device.type == "cuda":
+            from .triton_steps import TritonKernels  # Triton is only there where torch is built for GPUs
+
+            kernels = TritonKernels()
+        if kernels is not None:
+            self.is_batch_invariant = kernels.is_batch_invariant
+        fast = [None if kernels is None else kernels.step(op, bind) for op in program.ops]
+        self._steps = [bind(op) if step is None else step for op, step in zip(program.ops, fast, strict=True)]
         self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
-        self._schedules: dict[tuple[int, ...], list[tuple[_Step, tuple[str, ...]]]] = {}
+        self._schedules: dict[tuple[int, ...], list[tuple[Step, tuple[str, ...]]]] = {}
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         """A cache of num_blocks blocks for this network."""
-        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._device)
+        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self.device)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
@@ -97,12 +161,20 @@ class TorchExecutor:
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
     ) -> ForwardOutput:
-        """One pass; see `Executor.run`. inputs: the buffers [T, width] that program.inputs names."""
+        """One pass; see `Executor.run`. inputs: the buffers [T, width] that program.inputs names. Logits and states stay on the device."""
+        batch = on_device(batch, self.device)
+        computed = self.compute(batch, kv, hidden, inputs)
+        with torch.inference_mode():
+            return ForwardOutput(computed.argmax.cpu(), computed.top.cpu(), full_logits(computed, batch.full_logits), computed.hidden)
+
+    def compute(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> Computed:
+        """The pass over a batch that lies on this device. With kernels for all its ops nothing in it waits for the device."""
         assert isinstance(kv, TorchKV)
         with torch.inference_mode():
-            ropes = {name: _rotation(table, batch.positions) for name, table in self._tables.items()}
-            given = {name: tensor.to(self.dtype) for name, tensor in (inputs or {}).items()}
-            state = _Pass(given, batch, kv, AttentionPlan(batch), ropes)
+            given = {name: tensor.to(self.device, self.dtype) for name, tensor in (inputs or {}).items()}
+            state = Pass(given, batch, kv, self._tables)
             buffers = state.buffers
             for step, dead in self._schedule(hidden):
                 step(state)
@@ -110,12 +182,11 @@ class TorchExecutor:
                     del buffers[name]
             states = {boundary: buffers[self._boundary(boundary)] for boundary in hidden}
             if self.program.best is None:
-                return ForwardOutput(batch.logits_indices.new_zeros(0), torch.zeros(0), None, states)
+                return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device), None, states)
             argmax, top = (buffers[name] for name in self.program.best.outputs)
             if self.token_ids is not None:
                 argmax = self.token_ids[argmax]
-            logits = buffers[self.program.logits].index_select(0, batch.full_logits).float() if len(batch.full_logits) else None
-            return ForwardOutput(argmax, top.float(), logits, states)
+            return Computed(argmax, top.float(), buffers[self.program.logits], states)
 
     def run_chain(
         self,
@@ -132,7 +203,7 @@ class TorchExecutor:
     def _boundary(self, boundary: int) -> str:
         return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
 
-    def _schedule(self, hidden: tuple[int, ...]) -> list[tuple[_Step, tuple[str, ...]]]:
+    def _schedule(self, hidden: tuple[int, ...]) -> list[tuple[Step, tuple[str, ...]]]:
         """Each step with the buffers that nobody reads after it: a pass holds no more than it needs."""
         if hidden not in self._schedules:
             kept = {self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
@@ -145,16 +216,22 @@ class TorchExecutor:
         return self._schedules[hidden]
 
 
-class _Binder:
+class Binder:
     """Turns ops into functions that already hold their weights, so that a pass is a loop over calls."""
 
-    def __init__(self, program: Program, weights: NetworkWeights, dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, weights: NetworkWeights, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
-        self._shapes = program.weights
-        smallest = min(filter(weights.is_own, program.weights), key=lambda name: math.prod(self._shapes[name]), default=None)
+        self.logits = program.logits
+        self.shapes = program.weights
+        if device is not None:
+            # Tensors name their GPU by number: "cuda" would never be equal to it.
+            is_nameless = device.type == "cuda" and device.index is None
+            self.device = torch.device("cuda", torch.cuda.current_device()) if is_nameless else device
+            return
+        smallest = min(filter(weights.is_own, program.weights), key=lambda name: math.prod(self.shapes[name]), default=None)
         self.device = torch.device("cpu") if smallest is None else weights.tensor(smallest).device
 
-    def __call__(self, op: Op) -> _Step:
+    def __call__(self, op: Op) -> Step:
         match op:
             case Embed():
                 return self._embed(op)
@@ -179,32 +256,32 @@ class _Binder:
             case ArgMax() | TopK():
                 return _best(op)
 
-    def _embed(self, op: Embed) -> _Step:
-        weight, scale, (output,) = self._rows(op.weight), op.scale, op.outputs
+    def _embed(self, op: Embed) -> Step:
+        weight, scale, (output,) = self.rows(op.weight), op.scale, op.outputs
 
-        def step(state: _Pass) -> None:
+        def step(state: Pass) -> None:
             rows = weight.index_select(0, state.batch.token_ids)
             state.buffers[output] = rows if scale == 1.0 else rows * scale
 
         return step
 
-    def _rms_norm(self, op: RMSNorm) -> _Step:
-        normalise = self._normaliser(self._norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one), op.eps)
-        bias = self._load(op.bias) if op.bias else None
+    def _rms_norm(self, op: RMSNorm) -> Step:
+        normalise = self._normaliser(self.norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one), op.eps)
+        bias = self.load(op.bias) if op.bias else None
         (x,), (output,) = op.inputs, op.outputs
 
-        def step(state: _Pass) -> None:
+        def step(state: Pass) -> None:
             normed = normalise(state.buffers[x])
             state.buffers[output] = normed if bias is None else normed + bias
 
         return step
 
-    def _linear(self, op: Linear) -> _Step:
-        matrix = self._matrix(op.weights)
-        bias = torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
+    def _linear(self, op: Linear) -> Step:
+        matrix = self.matrix(op.weights)
+        bias = self.biases(op)
         x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
 
-        def step(state: _Pass) -> None:
+        def step(state: Pass) -> None:
             buffers = state.buffers
             if residual is not None:
                 result = torch.addmm(buffers[residual], buffers[x], matrix)
@@ -216,17 +293,17 @@ class _Binder:
 
         return step
 
-    def _attention(self, op: Attention) -> _Step:
+    def _attention(self, op: Attention) -> Step:
         spec, layer, num_heads = self.kv_layers[op.layer], op.layer, op.num_heads
         num_rotated = num_heads + spec.num_kv_heads  # heads of q and k, which share their treatment
         qk_width, v_shape = num_rotated * spec.k_dim, (spec.num_kv_heads, spec.v_dim)
         normalise = None
         if op.k_norm:
             names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
-            head_weights = [self._norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
+            head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
 
-        def step(state: _Pass) -> None:
+        def step(state: Pass) -> None:
             buffers = state.buffers
             packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
             tokens = len(packed)
@@ -235,7 +312,7 @@ class _Binder:
             if normalise is not None:
                 heads = normalise(heads)
             if op.rope:
-                heads = _rotate(heads, *state.ropes[op.rope])
+                heads = _rotate(heads, *state.rotation(op.rope))
             if not num_heads:
                 state.plan.write(state.kv, layer, heads, v)
                 return
@@ -262,52 +339,58 @@ class _Binder:
 
         return normalise
 
-    def _norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
+    def norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
         if not name:
             return torch.ones(size, device=self.device)
-        return self.weights.tensor(name).float() + (1.0 if add_one else 0.0)
+        return self.weights.tensor(name).to(self.device).float() + (1.0 if add_one else 0.0)
 
-    def _rows(self, name: str) -> Tensor:
+    def rows(self, name: str) -> Tensor:
         """[rows, width], for looking rows up."""
-        return self.weights.get((name,), ROWS, self.dtype, lambda: self._load(name))
+        return self.weights.get((name,), ROWS, self.dtype, lambda: self.load(name))
 
-    def _matrix(self, names: tuple[str, ...]) -> Tensor:
+    def matrix(self, names: tuple[str, ...]) -> Tensor:
         """[in, out], side by side."""
 
-        def make() -> Tensor:
-            parts = [self.weights.tensor(name).to(self.dtype) for name in names]
-            matrix = (torch.cat(parts) if len(parts) > 1 else self._load(names[0])).t()
-            # [in, out] in memory; bfloat16 kernels like the stored layout as well or better
-            return matrix.contiguous() if self.dtype == torch.float32 else matrix
+        return self.weights.get(names, MATRIX, self.dtype, lambda: self.packed(names))
 
-        return self.weights.get(names, MATRIX, self.dtype, make)
+    def packed(self, names: tuple[str, ...]) -> Tensor:
+        """`matrix`, kept by nobody."""
+        parts = [self.weights.tensor(name).to(self.device, self.dtype) for name in names]
+        matrix = (torch.cat(parts) if len(parts) > 1 else self.load(names[0])).t()
+        # [in, out] in memory; bfloat16 kernels, and GPUs, like the stored layout as well or better
+        return matrix.contiguous() if self.dtype == torch.float32 and self.device.type == "cpu" else matrix
 
-    def _load(self, name: str) -> Tensor:
-        return self.weights.tensor(name).to(self.dtype, copy=self.weights.is_own(name))  # never a view of a file that might change
+    def load(self, name: str) -> Tensor:
+        copy = self.weights.is_own(name) and self.device.type == "cpu"  # never a view of a file that might change
+        return self.weights.tensor(name).to(self.device, self.dtype, copy=copy)
+
+    def biases(self, op: Linear) -> Tensor | None:
+        """[out], of all its weights; zeros where only some have one."""
+        return torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
 
     def _bias(self, weight: str, bias: str) -> Tensor:
-        return self._load(bias) if bias else torch.zeros(self._shapes[weight][0], dtype=self.dtype, device=self.device)
+        return self.load(bias) if bias else torch.zeros(self.shapes[weight][0], dtype=self.dtype, device=self.device)
 
 
-def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> _Step:
+def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> Step:
     output = op.outputs[0]
 
-    def step(state: _Pass) -> None:
+    def step(state: Pass) -> None:
         state.buffers[output] = compute(state.buffers)
 
     return step
 
 
-def _gather_rows(op: GatherRows) -> _Step:
+def _gather_rows(op: GatherRows) -> Step:
     (x,), (output,) = op.inputs, op.outputs
 
-    def step(state: _Pass) -> None:
+    def step(state: Pass) -> None:
         state.buffers[output] = state.buffers[x].index_select(0, state.batch.logits_indices)
 
     return step
 
 
-def _activation(op: Activation) -> _Step:
+def _activation(op: Activation) -> Step:
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,
@@ -316,7 +399,7 @@ def _activation(op: Activation) -> _Step:
     }
     function, names, output = functions[op.function], op.inputs, op.outputs[0]
 
-    def step(state: _Pass) -> None:
+    def step(state: Pass) -> None:
         first = state.buffers[names[0]]
         if not op.gated:
             state.buffers[output] = function(first)
@@ -327,10 +410,10 @@ def _activation(op: Activation) -> _Step:
     return step
 
 
-def _best(op: ArgMax | TopK) -> _Step:
+def _best(op: ArgMax | TopK) -> Step:
     (x,), (indices, values) = op.inputs, op.outputs
 
-    def step(state: _Pass) -> None:
+    def step(state: Pass) -> None:
         buffers = state.buffers
         if isinstance(op, TopK):
             buffers[values], buffers[indices] = buffers[x].topk(op.k)

@@ -19,6 +19,7 @@ class TorchKV:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._device = torch.device(device)
         slots = num_blocks * block_size
         self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=dtype, device=device) for spec in layers]
         self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=dtype, device=device) for spec in layers]
@@ -26,6 +27,7 @@ class TorchKV:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
+        slots = slots.to(self._device)
         kept = slots >= 0
         self.write_all(layer, slots[kept], k[kept], v[kept])
 
@@ -36,6 +38,7 @@ class TorchKV:
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
+        slots = slots.to(self._device)
         return self.k[layer].index_select(0, slots), self.v[layer].index_select(0, slots)
 
     def read(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +57,7 @@ class TorchKV:
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
+        src, dst = src.to(self._device), dst.to(self._device)
         for cache in (*self.k, *self.v):
             cache.index_copy_(0, dst, cache.index_select(0, src))
 

@@ -77,7 +77,14 @@ def bind_program(
         raise UnsupportedExecution(f"int8 and int4 need the native executor: {refusal or _ELSEWHERE}")
     if bank is not None and not torch_executor.has_weights(program, weights, bank):
         raise UnsupportedExecution(f"the torch executor cannot use what the native one has packed, and {refusal or _ELSEWHERE}")
-    return torch_executor.TorchExecutor(program, weights, execution.dtype, bank)
+    if not execution.on_gpu:
+        return torch_executor.TorchExecutor(program, weights, execution.dtype, bank)
+    from .graphs import GraphExecutor
+    from .triton_steps import TritonKernels  # Triton is there only where torch is built for GPUs
+
+    fp8 = execution.quantization == "fp8"
+    kernels = TritonKernels(execution.batch_invariant, fp8, fp8_head=fp8 and execution.narrow_head)
+    return GraphExecutor(torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels))
 
 
 _ELSEWHERE = "the weights that it shares belong to a network that is not native"

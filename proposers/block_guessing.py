@@ -81,7 +81,7 @@ class BlockGuesser:
             if not is_last:
                 batch = replace(batch, logits_indices=_NOTHING, full_logits=_NOTHING)
             wanted = (FINAL,) if not is_last or self._heads is not None else ()
-            output = stage.block.run(batch, stage.kv, wanted, {stage.input: hidden} if stage.input else None)
+            output = stage.block.run(batch, stage.kv, wanted, {stage.input: hidden} if stage.input else None).on_host()
             hidden = output.hidden[FINAL].float().contiguous() if wanted else hidden
             if is_last:
                 assert output.logits is not None

@@ -42,6 +42,7 @@ class Features:
         self._max_buffered = max_buffered
         self._held: dict[str, _Held] = {}
         self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
+        self._device = torch.device("cpu")  # where the target leaves its states
 
     @staticmethod
     def bytes_per_block(width: int) -> int:
@@ -52,6 +53,7 @@ class Features:
         if not feedback.hidden:
             return
         columns = [feedback.hidden[boundary] for boundary in self.boundaries]
+        self._device = columns[0].device
         for i, request_id in enumerate(feedback.request_ids):
             if feedback.finished[i]:
                 continue
@@ -71,9 +73,9 @@ class Features:
     def rows(self, request_id: str, start: int, stop: int) -> Tensor:
         """[stop - start, width] states of positions start:stop; zeros for the position before the text, -1."""
         if start < 0:
-            return torch.cat([torch.zeros(-start, self.width), self.rows(request_id, 0, stop)])
+            return torch.cat([torch.zeros(-start, self.width, device=self._device), self.rows(request_id, 0, stop)])
         if start == stop:
-            return torch.zeros(0, self.width)
+            return torch.zeros(0, self.width, device=self._device)
         held = self._held[request_id]
         assert held.start <= start and stop <= held.stop, "states are asked for that are not here"
         return held.states[start - held.start : stop - held.start]
@@ -96,7 +98,7 @@ class Features:
     def prepend_edge(self, request_id: str, block: int) -> None:
         """Put the last state of a filled block in front of those held, which begin right behind the block."""
         held = self._held[request_id]
-        held.states = torch.cat([self._edges[block][None], held.states])
+        held.states = torch.cat([self._edges[block][None].to(held.states), held.states])
         held.start -= 1
 
     def forget(self, request_id: str) -> None:

@@ -114,7 +114,7 @@ class HiddenStatesProposer:
             run = self._running[request_id] = _Run(start, states={boundary: [] for boundary in self._layers})
         run.token_ids += token_ids[start:stop]
         for boundary in self._layers:
-            run.states[boundary].append(feedback.hidden[boundary][rows])
+            run.states[boundary].append(feedback.hidden[boundary][rows].cpu())
 
     def _complete_part(self, request_id: str, finished: bool) -> None:
         run = self._running.pop(request_id)

@@ -32,7 +32,7 @@ class Network:
         if not self._has_logits:
             nothing = torch.zeros(0, dtype=torch.int64)
             batch = dataclasses.replace(batch, logits_indices=nothing, full_logits=nothing)
-        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()})
+        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()}).on_host()
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, V] float32."""

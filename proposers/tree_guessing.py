@@ -84,7 +84,7 @@ class TreeGuesser:
         every = torch.arange(len(batch.logits_indices))
         output = network.executor.run(
             replace(batch, full_logits=every), network.kv, (self._state,), inputs=feature_input(network, states)
-        )
+        ).on_host()
         growing: list[_Growing] = []
         for feed, last in zip([feed for feed in feeds if feed.count], batch.logits_indices.tolist(), strict=True):
             growing.append(_Growing(feed, states={-1: output.hidden[self._state][last].clone()}))
@@ -128,7 +128,7 @@ class TreeGuesser:
                 tree.inputs.append(tree.states[tree.nodes[node].parent])
         batch = _tree_batch([tree for tree, _ in level], [len(chosen) for _, chosen in level], block_size)
         inputs = {FEATURE: torch.stack([state for tree, _ in level for state in tree.inputs]).float()}
-        output = self._network.executor.run(batch, self._network.kv, (self._state,), inputs=inputs)
+        output = self._network.executor.run(batch, self._network.kv, (self._state,), inputs=inputs).on_host()
         assert output.logits is not None
         states = output.hidden[self._state]
         wanted = [(tree, node) for tree, chosen in level for node in chosen]

@@ -19,10 +19,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, internal_error
+from .page import PAGE_FILES
 
 logger = logging.getLogger("foretoken.server")
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ping", *PAGE_FILES})
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 2**10
 BODY_DEADLINE_S = 30.0
@@ -75,9 +76,11 @@ class Gate:
     bent through the Host header.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, priorities: Sequence[int] = ()) -> None:
+        """priorities: the best that a request with each of the keys may have; none = 0 for all."""
         self._app = app
         self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._priorities = priorities or [0] * len(api_keys)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,30 +89,38 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            scope.setdefault("state", {})["tenant"] = self._tenant(scope["path"], headers)
+            tenant, best_priority = self._caller(scope["path"], headers)
+            scope.setdefault("state", {}).update(tenant=tenant, best_priority=best_priority)
             self._check_head(headers)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
 
-    def _tenant(self, path: str, headers: Headers) -> str:
-        """Whose cache the request may share: with several keys each key has its own. Raises ApiError."""
+    def _caller(self, path: str, headers: Headers) -> tuple[str, int | None]:
+        """Whose cache the request may share (with several keys each key has its own), and the best priority it may ask for, None = any.
+
+        Raises ApiError.
+        """
         if not self._digests or path in OPEN_PATHS:
-            return ""
+            return "", None
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")  # as clients of Anthropic's API send it
         digest = hashlib.sha256(key.strip().encode()).digest()
         # Every digest is compared, so that the time says nothing about which key came close.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
+        if not any(matches):
             raise ApiError(
                 401,
-                "Missing or wrong API key; send it as 'Authorization: Bearer KEY'.",
+                "Missing or wrong API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 type="authentication_error",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return digest.hex()[:16] if len(self._digests) > 1 else ""
+        if len(self._digests) == 1:
+            return "", self._priorities[0] or None  # nobody to be overtaken, unless one was given
+        return digest.hex()[:16], self._priorities[matches.index(True)]
 
     def _check_head(self, headers: Headers) -> None:
         if len(headers.raw) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEADER_BYTES:

@@ -13,18 +13,26 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 
 from .. import __version__
 from ..engine.errors import ForetokenError
 from .admission import Gate, Labelled
+from .anthropic.error_shape import AnthropicErrors
+from .anthropic.messages import add_messages
 from .chat import create_chat_completion
 from .completions import create_completion
 from .config import ServerConfig
 from .corpora import add_corpora
+from .embeddings import add_embeddings
 from .errors import ApiError, from_engine
 from .metrics import CONTENT_TYPE
+from .openapi import add_openapi
+from .page import add_page
+from .responses.routes import add_responses
 from .schemas import DetokenizeRequest, TokenizeRequest
 from .serving import Serving
+from .tokenizer_info import add_tokenizer_info
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
@@ -42,16 +50,23 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         log = asyncio.create_task(serving.metrics.log_traffic())
         yield
         log.cancel()
+        await responses.close()
 
     app = FastAPI(title="Foretoken", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     _add_generation(app, serving)
+    add_messages(app, serving)
+    add_embeddings(app, serving)
     _add_models(app, serving)
     _add_tokens(app, serving)
+    add_tokenizer_info(app, serving)
     add_corpora(app, serving)
+    responses = add_responses(app, serving)
     _add_health(app, serving)
+    add_page(app)
+    add_openapi(app, serving)
     _add_errors(app)
     # The last one added is the outermost: preflights carry no key, and refusals must be readable by a page's script.
-    app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes, priorities=config.key_priorities)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,
@@ -61,6 +76,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         expose_headers=["x-request-id", "retry-after"],
     )
     app.add_middleware(Labelled, on_response=serving.on_response)
+    app.add_middleware(AnthropicErrors)
     return app
 
 
@@ -129,6 +145,8 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/health")
     @app.get("/health/live")
+    @app.get("/ping")
+    @app.post("/ping")
     async def health() -> JSONResponse:
         """Whether a restart would not help: the engine thread is there and moves."""
         return state(live(), "engine not responding")
@@ -141,6 +159,11 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Answers that are being given or wait, one for each choice, and texts of embeddings requests likewise."""
+        return {"server_load": engine.num_in_flight + serving.embedder.num_in_flight}
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -162,4 +185,14 @@ def _add_errors(app: FastAPI) -> None:
         path, codes = request.scope["path"][:100], {404: "not_found", 405: "method_not_allowed"}
         message = {404: f"there is no {path}", 405: f"{path} does not take {request.method[:20]}"}.get(error.status_code, "not possible")
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        return ApiError(error.status_code, message, type=kind, code=codes.get(error.status_code), headers=error.headers).response()
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # the framework names the methods of one route only, and a path may have several
+            headers["Allow"] = ", ".join(sorted(_methods(app, request)))
+        return ApiError(error.status_code, message, type=kind, code=codes.get(error.status_code), headers=headers).response()
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """Those that the request's path takes."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    found = next(route.path for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in routes if route.path == found for method in route.methods or ()}

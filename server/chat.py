@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.request import TokenDelta
+from ..engine.request import SamplingParams, TokenDelta
+from .chat_format import ChatPrompt
 from .generation import ChoiceProgress, Generation
-from .logprobs import TokenText, annotated, chat_logprobs
+from .logprobs import TokenText, annotated, chat_logprobs, prompt_logprobs
 from .replies import Reply, message
 from .schemas import ChatRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
@@ -23,6 +24,27 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     body = await serving.read(request, ChatRequest)
     model = serving.require_model(body.model)
     options = serving.stream_options(body)
+    chat = await read_chat(body, serving)
+    generation = await serving.generation(request, body, [chat.prompt.token_ids], chat.params, id_prefix="chatcmpl-")
+    if chat.plain:
+        shape = ChatShape(generation, body, model, serving, options)
+    else:
+        shape = ParsedChatShape(generation, body, model, serving, options, [chat.new_reply() for _ in generation.choices])
+    return await answer(request, generation, shape, bool(body.stream), options)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation as the engine gets it, and how its answer is read."""
+
+    prompt: ChatPrompt
+    params: SamplingParams
+    plain: bool  # an answer is its text alone
+    new_reply: Callable[[], Reply]  # for one choice
+
+
+async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
+    """Raises ApiError, InvalidRequest."""
     params = body.to_sampling_params()
     offer, formats = body.offer(), serving.reply_formats
     tools = formats.of_tools(offer)
@@ -35,42 +57,49 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
         template_kwargs=body.template_kwargs(),
         tools=offer.tools,
     )
-    params = replace(params, grammar=formats.grammar(params.grammar, tools, offer, prompt))
-    generation = await serving.generation(request, body, [prompt.token_ids], params, id_prefix="chatcmpl-")
-    if formats.plain(tools):
-        shape = ChatShape(generation, model, serving, options)
-    else:
-        replies = [formats.reply(tools, offer, prompt, body.include_reasoning is not False) for _ in generation.choices]
-        shape = ParsedChatShape(generation, model, serving, options, replies)
-    return await answer(request, generation, shape, bool(body.stream), options)
+    prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_model_len - (params.max_tokens or 0)))
+    params = replace(
+        params,
+        grammar=formats.grammar(params.grammar, tools, offer, prompt),
+        thinking=formats.thinking(body.thinking_budget, prompt),
+    )
+    return Chat(prompt, params, formats.plain(tools), lambda: formats.reply(tools, offer, prompt, body.includes_reasoning))
 
 
 class ChatShape:
     """OpenAI's chat.completion and chat.completion.chunk, where a reply's text is its content."""
 
-    only_text = True
-
-    def __init__(self, generation: Generation, model: str, serving: Serving, options: StreamOptions) -> None:
+    def __init__(self, generation: Generation, body: ChatRequest, model: str, serving: Serving, options: StreamOptions) -> None:
+        self.only_text = not body.return_token_ids
         self._id = generation.request_id
         self._model = model
+        self._prompt = generation.prompts[0]
+        self._token_ids = bool(body.return_token_ids)
+        self._prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
         self._choices: Sequence[ChoiceProgress] = generation.choices
         self._created = int(time.time())
-        self._spell: TokenText = serving.token_text
+        self._spell: TokenText = serving.token_text.as_ids() if body.return_tokens_as_token_ids else serving.token_text
         # Who proposed each token, where asked for.
         self._proposer_names = serving.proposer_names if options.include_speculation else None
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
+        """Of a whole answer: once its choices are made."""
+        about_prompt: dict[str, Any] = {} if self._prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs}
+        if self._token_ids and not chunk:
+            about_prompt["prompt_token_ids"] = list(self._prompt)
         return {
             "id": self._id,
             "object": "chat.completion.chunk" if chunk else "chat.completion",
             "created": self._created,
             "model": self._model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
-        }
+        } | about_prompt
 
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(len(self._choices))]
+        told = {"prompt_token_ids": list(self._prompt), "token_ids": []} if self._token_ids else {}
+        choice = {"delta": delta, "logprobs": None, "finish_reason": None} | told
+        return [{"index": index} | choice for index in range(len(self._choices))]
 
     def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
         return [self._chunk(index, delta, {"content": delta.text} if delta.text or delta.finish_reason is None else {})]
@@ -85,18 +114,23 @@ class ChatShape:
             "logprobs": chat_logprobs(delta, self._spell),
             "finish_reason": self._finish_reason(index, delta),
         }
-        return annotated(choice, delta, self._proposer_names)
+        return annotated(choice, delta, self._proposer_names, self._token_ids)
 
     def _whole(self, index: int, deltas: list[TokenDelta], message: dict[str, Any]) -> dict[str, Any]:
         parts = [part for delta in deltas if (part := chat_logprobs(delta, self._spell))]
         content = [entry for part in parts for entry in part["content"]]
-        return {
+        if index == 0 and (said := deltas[0].prompt_logprobs) is not None:
+            self._prompt_logprobs = prompt_logprobs(said, self._spell)
+        choice: dict[str, Any] = {
             "index": index,
             "message": message,
             "logprobs": {"content": content, "refusal": None} if parts else None,
             "finish_reason": self._finish_reason(index, deltas[-1]),
             "stop_reason": deltas[-1].stop_reason,
         }
+        if self._token_ids:
+            choice["token_ids"] = [token for delta in deltas for token in delta.token_ids]
+        return choice
 
     def _finish_reason(self, index: int, delta: TokenDelta) -> str | None:
         return delta.finish_reason
@@ -105,19 +139,21 @@ class ChatShape:
 class ParsedChatShape(ChatShape):
     """The same where a reply's text is told apart into reasoning, content and tool calls: one chunk for every part."""
 
-    only_text = False
-
-    def __init__(self, generation: Generation, model: str, serving: Serving, options: StreamOptions, replies: Sequence[Reply]) -> None:
-        super().__init__(generation, model, serving, options)
+    def __init__(
+        self, generation: Generation, body: ChatRequest, model: str, serving: Serving, options: StreamOptions, replies: Sequence[Reply]
+    ) -> None:
+        super().__init__(generation, body, model, serving, options)
+        self.only_text = False
         self._replies = replies
 
     def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
         parts = self._parts(index, delta)
-        told = delta.finish_reason is not None or delta.logprobs is not None or self._proposer_names is not None
+        told = delta.finish_reason is not None or delta.logprobs is not None or self._proposer_names is not None or self._token_ids
         if not parts and not told:
             return []  # the text is held back
         *before, last = parts or [{}]
-        plain = [{"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in before]
+        empty = {"token_ids": []} if self._token_ids else {}
+        plain = [{"index": index, "delta": part, "logprobs": None, "finish_reason": None} | empty for part in before]
         return [*plain, self._chunk(index, delta, last)]
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .. import __version__
@@ -15,31 +15,42 @@ usage: foretoken COMMAND ...
 
 An OpenAI-compatible inference server built around exact speculative decoding.
 
-commands:
-  serve [MODEL] [flags]   serve a model; without one, the small embedded model
-  chat [flags]            talk to a running server in the terminal
-  bench speculation       measure every method and draft length against no speculation, and say what to set
-  bench workloads         is speculation ever slower? with it against without, over kinds of work and batch sizes
-  bench overhead          measure what the engine adds to the model's own time
-  bench kernels           measure this machine's limits, and how near the network, the engine and the server come
-  bench quality           measure what number formats cost in perplexity and in accepted drafts
-  bench serve             load any OpenAI-compatible server: latency, throughput, accepted drafts
-  bench compare           send the same requests to several servers, or to transformers, and compare
-  tune [MODEL] [flags]    find the fastest speculation for your own prompts, and write the settings for serve
-  train target            train a tokenizer and a model from scratch
-  train draft             train a draft model for a model of yours
-  train head              train a drafting head for it: EAGLE-3, EAGLE, Medusa, MLP speculator, MTP, PARD or DFlash
-  train family            train the embedded model and all of its drafters
+use a model:
+  serve [MODEL] [flags]            serve it; without one, the small embedded model
+  chat [flags]                     talk to a running server in the terminal
+  generate PROMPT [MODEL] [flags]  answer one prompt without a server
+  run-batch [MODEL] [flags]        answer a file of requests without a server
+
+measure and choose:
+  tune [MODEL] [flags]    the fastest speculation for your own prompts, as settings
+  bench speculation       every method and draft length against no speculation
+  bench workloads         is speculation ever slower? by kinds of work, batch sizes
+  bench serve             load any OpenAI-compatible server: latency, throughput
+  bench compare           the same requests to several servers, or transformers
+  bench overhead          what the engine adds to the model's own time
+  bench kernels           the machine's limits, and how near we come to them
+  bench quality           what number formats cost in perplexity and acceptance
+
+train:
+  train target            a tokenizer and a model from scratch
+  train draft             a draft model for a model of yours
+  train head              a drafting head for it: EAGLE-3, Medusa, MTP, PARD, ...
+  train family            the embedded model and all of its drafters
+  train evaluate          what that family answers, and how much is accepted
+  train fetch-data        where its training text comes from
+
+  completion SHELL        completion for bash, zsh or fish
   version                 print the version
 
 `foretoken COMMAND --help` shows the flags and examples of a command.
 
 examples:
   foretoken serve
-  foretoken serve ./my-model --speculative-config '{"method": "draft_model", "model": "./my-draft", "num_speculative_tokens": 3}'
+  foretoken serve ./my-model --speculative-model ./my-draft
   foretoken chat --url http://127.0.0.1:8000
+  foretoken generate "How do I list the files of a folder?" --show-steps
+  foretoken run-batch --input questions.jsonl --output answers.jsonl ./my-model
   foretoken tune ./my-model --dataset my-prompts.jsonl --out server.yaml
-  foretoken train head --method eagle3 --model ./my-model --data chats.jsonl --out ./my-eagle3
 """
 BENCH_HELP = """\
 usage: foretoken bench speculation [MODEL] [flags]
@@ -60,7 +71,8 @@ examples:
   foretoken bench serve --base-url http://127.0.0.1:8000 --dataset chat --concurrency 1,8,32 --plot result.png
   foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
-COMMANDS = ("serve", "chat", "bench", "tune", "train", "version", "help")
+COMMANDS = ("serve", "chat", "generate", "run-batch", "bench", "tune", "train", "completion", "version", "help")
+BENCHES = ("speculation", "workloads", "overhead", "kernels", "quality", "serve", "compare")
 
 # Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
 USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
@@ -88,6 +100,14 @@ def _run(words: list[str]) -> int:
             from .terminal_chat import chat
 
             return chat(flags)
+        case ["generate", *flags]:
+            from .generate_command import generate
+
+            return _reported(lambda: generate(flags))
+        case ["run-batch", *flags]:
+            from .run_batch import run_batch
+
+            return _reported(lambda: run_batch(flags))
         case ["bench", "overhead", *flags]:
             from ..engine.overhead import main as overhead
 
@@ -130,6 +150,10 @@ def _run(words: list[str]) -> int:
             from .train_command import main as train
 
             return train(flags)
+        case ["completion", *flags]:
+            from .completion import main as completion
+
+            return completion(flags)
         case ["version" | "--version" | "-V"]:
             print(f"foretoken {__version__}")
             return 0
@@ -164,6 +188,16 @@ def serve(flags: Sequence[str]) -> int:
         if log_level == "debug":
             raise
         return _fail(f"{type(error).__name__}: {error} (--log-level debug shows where)", SOFTWARE)
+
+
+def _reported(command: Callable[[], int]) -> int:
+    """The status of a command that loads a model; what it raises is one line."""
+    from ..engine.errors import ForetokenError
+
+    try:
+        return command()
+    except ForetokenError as error:
+        return _fail(str(error), CONFIG)
 
 
 def _fail(message: str, status: int) -> int:

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import TokenDelta
-from .logprobs import CompletionLogprobs, annotated
+from .generation import Generation
+from .logprobs import CompletionLogprobs, annotated, prompt_logprobs
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
@@ -22,10 +23,10 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     options = serving.stream_options(body)
     params = body.to_sampling_params()
     serving.require_room(len(body.prompt) * params.n)
-    prompts = [await _token_ids(prompt, body, serving) for prompt in body.prompt]
-    echoed = [_echo(prompt, serving) if body.echo else "" for prompt in body.prompt for _ in range(params.n)]
+    room = serving.max_model_len - (params.max_tokens or 0)
+    prompts = [body.truncated(await _token_ids(prompt, body, serving), room) for prompt in body.prompt]
     generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
-    shape = CompletionShape(generation.request_id, model, echoed, serving, options)
+    shape = CompletionShape(generation, body, model, serving, options)
     return await answer(request, generation, shape, bool(body.stream), options)
 
 
@@ -35,23 +36,20 @@ async def _token_ids(prompt: str | list[int], body: CompletionRequest, serving: 
     return await serving.chat_format.encode(prompt, body.add_special_tokens is not False)
 
 
-def _echo(prompt: str | list[int], serving: Serving) -> str:
-    return prompt if isinstance(prompt, str) else serving.chat_format.decode(prompt)
-
-
 class CompletionShape:
-    """OpenAI's text_completion; its chunks have the same object name. `echoed` [choices] is put before each text."""
+    """OpenAI's text_completion; its chunks have the same object name. With `echo` each text begins with its prompt."""
 
-    only_text = True
-
-    def __init__(self, id: str, model: str, echoed: Sequence[str], serving: Serving, options: StreamOptions) -> None:
-        self._id = id
+    def __init__(self, generation: Generation, body: CompletionRequest, model: str, serving: Serving, options: StreamOptions) -> None:
+        self.only_text = not body.return_token_ids
+        self._id = generation.request_id
         self._model = model
-        self._echoed = echoed
+        self._body = body
+        self._prompts: Sequence[Sequence[int]] = [prompt for prompt in generation.prompts for _ in range(generation.params.n)]
+        self._echoed = _echoed(generation, body, serving)
         self._created = int(time.time())
-        self._spell = serving.token_text
+        self._spell = serving.token_text.as_ids() if body.return_tokens_as_token_ids else serving.token_text
         self._proposer_names = serving.proposer_names if options.include_speculation else None
-        self._offsets = [0] * len(echoed)  # of each choice's next token, for streamed logprobs
+        self._offsets = [0] * len(self._prompts)  # of each choice's next token, for streamed logprobs
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
         return {
@@ -63,32 +61,62 @@ class CompletionShape:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        return [{"index": index, "text": text, "logprobs": None, "finish_reason": None} for index, text in enumerate(self._echoed) if text]
+        """The echoed prompts, unless they come with their logprobs; prompts as token ids."""
+        choices: list[dict[str, Any]] = []
+        for index, prompt in enumerate(self._prompts):
+            text = "" if self._body.echoes_logprobs else self._echoed[index]
+            if text or self._body.return_token_ids:
+                choices.append({"index": index, "text": text, "logprobs": None, "finish_reason": None})
+            if self._body.return_token_ids:
+                choices[-1] |= {"prompt_token_ids": list(prompt), "token_ids": []}
+        return choices
 
     def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
+        echoed = self._echoed[index] if self._body.echoes_logprobs and delta.prompt_logprobs is not None else ""
         choice = {
             "index": index,
-            "text": delta.text,
+            "text": echoed + delta.text,
             "logprobs": self._logprobs(index, [delta]),
             "finish_reason": delta.finish_reason,
         }
-        return [annotated(choice, delta, self._proposer_names)]
+        return [annotated(choice, delta, self._proposer_names, bool(self._body.return_token_ids))]
 
     def choice(self, index: int, deltas: list[TokenDelta]) -> dict[str, Any]:
-        return {
+        choice = {
             "index": index,
             "text": self._echoed[index] + "".join(delta.text for delta in deltas),
             "logprobs": self._logprobs(index, deltas),
             "finish_reason": deltas[-1].finish_reason,
             "stop_reason": deltas[-1].stop_reason,
         }
+        said = deltas[0].prompt_logprobs
+        if self._body.prompt_logprobs is not None and said is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(said, self._spell)
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._prompts[index])
+            choice["token_ids"] = [token for delta in deltas for token in delta.token_ids]
+        return choice
 
     def _logprobs(self, index: int, deltas: Sequence[TokenDelta]) -> dict[str, Any] | None:
         if all(delta.logprobs is None for delta in deltas):
             return None
         logprobs = CompletionLogprobs(self._offsets[index])
         for delta in deltas:
+            if self._body.echo and delta.prompt_logprobs is not None:
+                logprobs.add_prompt(self._prompts[index], delta.prompt_logprobs, self._spell)
             if delta.logprobs is not None:
                 logprobs.add(delta, self._spell)
         self._offsets[index] = logprobs.offset
         return logprobs.body()
+
+
+def _echoed(generation: Generation, body: CompletionRequest, serving: Serving) -> list[str]:
+    """[choices] what is put before each text."""
+    if not body.echo:
+        return [""] * len(generation.choices)
+    whole = body.truncate_prompt_tokens is None
+    return [
+        prompt if isinstance(prompt, str) and whole else serving.chat_format.decode(token_ids)
+        for prompt, token_ids in zip(body.prompt, generation.prompts, strict=True)
+        for _ in range(generation.params.n)
+    ]

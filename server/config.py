@@ -7,6 +7,7 @@ The only place that reads environment variables. Each setting is taken from the 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,11 +22,14 @@ from ..proposers.config import DraftModelConfig, EagleConfig, SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
 from .options import read_options
+from .serve_parser import ServeParser
 
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 """Pages that may call when no origins are configured: those served from this machine."""
 
 ENGINE_SETTINGS = ("max_queued_requests", "allow_synthetic_acceptance", "speculation_corpus_dir")  # EngineConfig's own
+
+_KEY_PRIORITY = re.compile(r"(.+):priority=(-?[0-9]{1,9})")
 
 T = TypeVar("T")
 
@@ -49,6 +53,7 @@ class Environment(BaseSettings):
     port: str | None = None
     quantization: str | None = None
     request_timeout: str | None = None
+    response_store: str | None = None
     served_model_name: str | None = None
     speculation_corpus_dir: str | None = None
     speculative_config: str | None = None
@@ -73,6 +78,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0 = any free one
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # any of them opens; none = no authentication
+    key_priorities: tuple[int, ...] = ()  # of api_keys: the best that their requests may have, lower goes first; empty = 0 for all
     insecure_no_auth: bool = False  # no key although the host is reachable from outside
     served_model_names: tuple[str, ...] = ()  # all names of the model in the API; empty = its own
     tool_call_parser: str | None = None  # how the model writes tool calls; None = what its chat template says
@@ -81,6 +87,9 @@ class ServerConfig:
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0  # from a request's arrival to its last token
     drain_timeout_s: float = 30.0  # for requests in flight after SIGTERM
+    response_store: str = "memory"  # where /v1/responses keeps them: a file, "memory" or "none"
+    max_stored_responses: int = 10_000  # more, and the least recently used go
+    response_ttl_s: float = 30 * 86400.0  # since they were last used
     log_level: str = "info"
 
     @property
@@ -97,12 +106,17 @@ class ServerConfig:
 
         Raises ConfigError for settings that cannot work together. Mistakes of form end the process with status 2.
         """
-        options = read_options(argv, Environment().flags())
+        return cls.of_command(argv, ServeParser())[0]
+
+    @classmethod
+    def of_command(cls, argv: Sequence[str], parser: ServeParser) -> tuple[ServerConfig, dict[str, Any]]:
+        """The same of a command with flags of its own, and what all flags say by their names with underscores."""
+        options = read_options(argv, Environment().flags(), parser)
         config = cls.from_options(options.values)
         speculative = config.engine.speculative
         for warning in (*options.warnings, *_unapplied(options.values), *(speculative.warnings if speculative else ())):
             print(f"foretoken: warning: {warning}", file=sys.stderr)
-        return config
+        return config, options.values
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
@@ -186,7 +200,10 @@ def _translate(values: dict[str, Any]) -> None:
         values["served_model_names"] = tuple(names)
         values["served_model_name"] = names[0]
     if keys := values.pop("api_keys", None):
-        values["api_keys"] = tuple(keys)
+        split = [_KEY_PRIORITY.fullmatch(key) for key in keys]
+        values["api_keys"] = tuple(found[1] if found else key for key, found in zip(keys, split, strict=True))
+        if any(split):
+            values["key_priorities"] = tuple(int(found[2]) if found else 0 for found in split)
     if "gpu_memory_utilization" in values:
         values["memory_share"] = values["gpu_memory_utilization"]
         values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant

@@ -25,7 +25,7 @@ from ..engine.request import Request, SamplingParams
 from ..proposers.training.packing import Document
 from ..proposers.training.reading import DataError
 
-TEMPERATURE = 0.8                    # of every other prompt: served drafts meet sampled text as well as greedy text
+TEMPERATURES = (0.0, 0.8)            # of the prompts in turn: served drafts meet sampled text as well as greedy text
 SHOW_S = 0.5
 
 
@@ -36,9 +36,10 @@ class Generation:
     answer_tokens: int = 256         # most in an answer; the context may leave less
     seed: int = 0
     max_num_seqs: int = 64           # answered together
+    temperatures: tuple[float, ...] = TEMPERATURES
 
     def temperature(self, number: int) -> float:
-        return TEMPERATURE if number % 2 else 0.0
+        return self.temperatures[number % len(self.temperatures)]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Answer:
 def generate(model: str, prompts: Sequence[Sequence[int]], path: Path, settings: Generation | None = None) -> list[Answer]:
     """All answers of the target `model` (a folder or hub id) by prompt; those that the file at `path` has are not made again.
 
-    Even prompts are answered greedily, odd ones at TEMPERATURE. Raises DataError if the file has answers of another model or to
+    The prompts take the settings' temperatures in turn. Raises DataError if the file has answers of another model or to
     other prompts, the engine's ConfigError if the model cannot be loaded, RequestFailed if an answer fails.
     """
     settings = settings or Generation()

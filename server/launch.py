@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import json
 import logging
 import logging.config
 import secrets
+import shutil
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +23,16 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from .. import __version__
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ModelLoadError
 from .admission import MAX_HEADER_BYTES
+from .banner import banner
 from .config import ServerConfig
 from .connection import Connection
 from .listener import reachable_from_outside, url
+from .loading import Loading
 from .logs import log_config
+from .responses.store import check_store
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
@@ -55,25 +56,22 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     signal.signal(signal.SIGTERM, _end_at_once)  # until the server takes over; process 1 of a container has no default action
     config, made_key = with_key(config, reachable_from_outside(listener))
     require_model_folder(config.engine.model.model)
-    progress = Progress()
-    progress("loading PyTorch")
-    from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
-    from ..engine.boot import boot
-    from ..engine.self_test import self_test
-    from .app import create_app
+    check_store(config.response_store)
+    progress = Loading()
+    with progress:
+        progress("loading PyTorch")
+        from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
+        from .app import create_app
 
-    engine = boot(config.engine, progress)
-    if engine.learned:
-        progress("trying out what guesses")
-        tested = self_test(engine)
-        engine = dataclasses.replace(engine, banner=(*engine.banner, *(result.describe() for result in tested)))
+        engine = load(config, progress)
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections, which stop the engine for milliseconds, need not look at it
     driver = AsyncEngine(engine)
 
     def announce() -> None:
         progress("ready")
-        print("\n".join(banner(config, engine, url(listener), made_key)), file=sys.stderr, flush=True)
+        columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+        print("\n".join(banner(config, engine, url(listener), made_key, columns)), file=sys.stderr, flush=True)
 
     web = uvicorn.Config(
         create_app(driver, config),
@@ -90,6 +88,18 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     server = Server(web, driver, config.drain_timeout_s, announce)
     asyncio.run(server.serve(sockets=[listener]))
     return server.status if server.started else ENGINE_DEAD
+
+
+def load(config: ServerConfig, progress: Loading) -> Engine:
+    """The engine, and in its banner what its drafters are worth. Raises ConfigError."""
+    from ..engine.boot import boot
+    from ..engine.self_test import self_test
+
+    engine = boot(config.engine, progress)
+    if not engine.learned:
+        return engine
+    progress("trying out what guesses")
+    return dataclasses.replace(engine, banner=(*engine.banner, *(result.describe() for result in self_test(engine))))
 
 
 def _end_at_once(sig: int, frame: FrameType | None) -> None:
@@ -159,16 +169,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-class Progress:
-    """Lines on stderr while loading, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    def __call__(self, message: str) -> None:
-        print(f"foretoken: [{time.monotonic() - self._start:5.1f} s] {message}", file=sys.stderr, flush=True)
-
-
 def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]:
     """The settings with a fresh API key if strangers could reach a server without one, and whether one was made."""
     if config.api_keys or config.insecure_no_auth or not reachable:
@@ -191,23 +191,3 @@ def require_model_folder(model: str) -> None:
             raise ModelLoadError(f"model {model} is a file: name the folder that holds config.json and *.safetensors")
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelLoadError(f"model folder {model} does not exist")
-
-
-def banner(config: ServerConfig, engine: Engine, base_url: str, made_key: bool) -> list[str]:
-    """What runs, where, and how to try it."""
-    name = engine.model.name
-    key = config.api_keys[0] if config.api_keys else None
-    auth = f"-H 'Authorization: Bearer {key if made_key else '$FORETOKEN_API_KEY'}' " if key else ""
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
-    sdk_key = repr(key if made_key else "...") if key else "'none'"
-    lines = [f"Foretoken {__version__}", *(f"  {line}" for line in engine.banner), f"  listening   {base_url}"]
-    if made_key:
-        lines.append(f"  api key     {key}  (made now, because this address is reachable from outside; --api-key sets your own)")
-    elif key is None and config.insecure_no_auth:
-        lines.append("  api key     none: everyone who reaches this address may use it (--insecure-no-auth)")
-    return [
-        *lines,
-        f"  try         curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d '{body}'",
-        f"  SDK         OpenAI(base_url='{base_url}/v1', api_key={sdk_key})",
-        f"  metrics     {base_url}/metrics",
-    ]

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..engine.detokenizer import TokenBytes
+from ..engine.prompt_logprobs import PromptLogprobs
 from ..engine.request import TokenDelta
 
 
@@ -25,6 +26,18 @@ class TokenText:
             return raw.decode(), raw
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+
+    def as_ids(self) -> TokenText:
+        """The same with every token's text as token_id:N, which tells tokens of equal texts apart."""
+        return _TokenIds(self)
+
+
+class _TokenIds(TokenText):
+    def __init__(self, texts: TokenText) -> None:
+        self._bytes = texts._bytes
+
+    def __call__(self, token_id: int) -> tuple[str, bytes]:
+        return f"token_id:{token_id}", self._bytes.piece(token_id)
 
 
 def chat_logprobs(delta: TokenDelta, spell: TokenText) -> dict[str, Any] | None:
@@ -43,26 +56,51 @@ def _entry(token_id: int, logprob: float, spell: TokenText) -> dict[str, Any]:
     return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
 
+def prompt_logprobs(said: PromptLogprobs, spell: TokenText) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's shape: by token id, each prompt token and the best at its place; None for the first, which follows nothing."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": spell(token_id)[0]}
+
+    entries: list[dict[str, dict[str, Any]] | None] = [None]
+    for token_id, logprob, rank, top in said:
+        best = {str(other): entry(other, its_logprob, place) for place, (other, its_logprob) in enumerate(top, 1)}
+        entries.append({str(token_id): entry(token_id, logprob, rank)} | best)
+    return entries
+
+
 @dataclass
 class CompletionLogprobs:
     """The older shape of one choice: parallel lists. Offsets count the characters of the tokens before."""
 
     offset: int = 0
     tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
+
+    def add_prompt(self, token_ids: Sequence[int], said: PromptLogprobs, spell: TokenText) -> None:
+        """Tokens of an echoed prompt. The first has no logprobs: nothing comes before it."""
+        self._add(spell(token_ids[0])[0], None, None)
+        for token_id, logprob, _, top in said:
+            self._add_token(token_id, logprob, top, spell)
 
     def add(self, delta: TokenDelta, spell: TokenText) -> None:
         for token_id, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
-            text = spell(token_id)[0]
-            self.tokens.append(text)
-            self.token_logprobs.append(_finite(said.logprob))
-            # The chosen token is listed even where it is none of the best, as OpenAI does.
-            best = {spell(other)[0]: _finite(logprob) for other, logprob in said.top}
-            self.top_logprobs.append(best | {text: _finite(said.logprob)})
-            self.text_offset.append(self.offset)
-            self.offset += len(text)
+            self._add_token(token_id, said.logprob, said.top, spell)
+
+    def _add_token(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]], spell: TokenText) -> None:
+        text = spell(token_id)[0]
+        # The token itself is listed even where it is none of the best, as OpenAI does.
+        best = {spell(other)[0]: _finite(its_logprob) for other, its_logprob in top}
+        self._add(text, _finite(logprob), best | {text: _finite(logprob)})
+
+    def _add(self, text: str, logprob: float | None, best: dict[str, float] | None) -> None:
+        self.tokens.append(text)
+        self.token_logprobs.append(logprob)
+        self.top_logprobs.append(best)
+        self.text_offset.append(self.offset)
+        self.offset += len(text)
 
     def body(self) -> dict[str, Any]:
         return {
@@ -86,8 +124,12 @@ def speculation(delta: TokenDelta, proposer_names: Sequence[str]) -> list[dict[s
     ]
 
 
-def annotated(choice: dict[str, Any], delta: TokenDelta, proposer_names: Sequence[str] | None) -> dict[str, Any]:
-    """A streamed choice with what OpenAI's lacks: what stopped it, and, if proposer_names are given, who guessed its tokens."""
+def annotated(
+    choice: dict[str, Any], delta: TokenDelta, proposer_names: Sequence[str] | None, token_ids: bool = False
+) -> dict[str, Any]:
+    """A streamed choice with what OpenAI's lacks: what stopped it, its tokens if wanted, and, if there are names, who guessed them."""
+    if token_ids:
+        choice["token_ids"] = delta.token_ids
     if delta.stop_reason is not None:
         choice["stop_reason"] = delta.stop_reason
     if proposer_names is not None:

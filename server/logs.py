@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
-_PROBED = ("/health", "/metrics")
+_PROBED = ("/health", "/metrics", "/ping")
 
 
 class OneLineFormatter(logging.Formatter):

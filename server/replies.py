@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..engine.grammar_spec import GrammarSpec
+from ..engine.thinking_budget import ThinkingBudget
 from .chat_format import ChatPrompt, template_text
 from .errors import ApiError
 from .reasoning import REASONING_FORMATS, ReasoningParser
@@ -53,6 +54,12 @@ class ReplyFormats:
     def grammar(self, wanted: GrammarSpec | None, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt) -> GrammarSpec | None:
         """What the reply must look like; None if it may be anything. wanted: the form that an answer must have."""
         return reply_grammar(wanted, tools, offer, self._reasoning, self._inside(prompt), self._spell)
+
+    def thinking(self, max_tokens: int | None, prompt: ChatPrompt) -> ThinkingBudget | None:
+        """What holds the reasoning of a reply to max_tokens; None if it has no bound, or the model does not reason."""
+        if max_tokens is None or self._reasoning is None:
+            return None
+        return ThinkingBudget(max_tokens, self._reasoning.begin, self._reasoning.end, self._inside(prompt))
 
     def _inside(self, prompt: ChatPrompt) -> bool:
         return self._reasoning is not None and self._reasoning.inside(prompt.text, prompt.continued)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..engine.grammar_compiler import WHITESPACE
 from ..engine.grammar_spec import GrammarSpec
+from ..engine.json_formats import with_exact_formats
 from .errors import ApiError
 from .reasoning import ReasoningFormat
 from .tools.parser import ToolParser, quoted, schema_of
@@ -22,10 +23,13 @@ def reply_grammar(
 ) -> GrammarSpec | None:
     """None if the model may write what it likes. wanted: the answer's form. inside: whether the reply begins inside of reasoning.
 
-    A call that must be made comes in an answer's stead. Raises ApiError for forms that cannot stand beside anything, InvalidGrammar.
+    A call that must be made comes in an answer's stead. One that may be made among free text is held to its schema where a function
+    is strict and calls begin with a token of their own, which no text can be taken for.
+    Raises ApiError for forms that cannot stand beside anything, InvalidGrammar.
     """
     wanted = None if offer.required else wanted
-    calls = _calls(tools, offer, spell) if tools is not None and (offer.required or wanted is not None) else ""
+    free = wanted is None and not offer.required and offer.strict and tools is not None and spell(tools.opening) != quoted(tools.opening)
+    calls = _calls(tools, offer, spell) if tools is not None and (offer.required or wanted is not None or free) else ""
     if not calls and (wanted is None or (not inside and reasoning is None)):
         return wanted
     answer = "" if wanted is None else _answer(wanted)
@@ -34,7 +38,9 @@ def reply_grammar(
             return wanted  # the model does without reasoning
         beside = "tools" if calls else "reasoning"
         raise ApiError(400, f"{wanted.param} of this kind cannot be combined with {beside}; a JSON schema can", param=wanted.param)
-    start = " | ".join([*(["calls"] if calls else []), *(["answer"] if answer else [])])
+    if free:
+        answer = "answer: ANYTHING (calls ANYTHING)?\nANYTHING: /(?s:.*)/\n"
+    start = " | ".join([*(["calls"] if calls and not free else []), *(["answer"] if answer else [])])
     rules = _thoughts(reasoning, inside, spell) + f"({start})\n" + calls + answer
     return GrammarSpec.grammar(rules, param="tools" if wanted is None else wanted.param, trusted=True)
 
@@ -61,7 +67,7 @@ def _answer(wanted: GrammarSpec) -> str:
         case "json_object":
             schema: Any = {"type": "object"}
         case "json_schema":
-            schema = json.loads(wanted.text)
+            schema = with_exact_formats(json.loads(wanted.text))
         case "choice":
             return f"answer: {' | '.join(map(quoted, json.loads(wanted.text)))}\n"
         case _:

@@ -7,6 +7,7 @@ OpenAI's objects ignore keys nobody knows (clients send new ones) and count them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -98,6 +99,12 @@ class GenerationRequest(OpenAIObject):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     prediction: Prediction | None = None
     speculation: SpeculationField | None = None
     stream: bool | None = None
@@ -116,12 +123,21 @@ class GenerationRequest(OpenAIObject):
             given["speculation"] = self.speculation.model_dump()
         if (grammar := grammar_of(self.model_extra or {})) is not None:
             given["grammar"] = grammar
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs come with whole answers only; leave out one of both", param="prompt_logprobs")
         return SamplingParams(stop=self.stop, **given, **settled)
+
+    def truncated(self, token_ids: list[int], room: int) -> list[int]:
+        """The prompt cut to truncate_prompt_tokens; -1 = to `room`. The end is kept, with truncation_side "right" the start."""
+        if self.truncate_prompt_tokens is None:
+            return token_ids
+        size = max(room, 0) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        return token_ids[:size] if self.truncation_side == "right" else token_ids[max(len(token_ids) - size, 0) :]
 
 
 _SAME_NAME = (
     "n temperature top_p top_k min_p repetition_penalty frequency_penalty presence_penalty bad_words allowed_token_ids min_tokens "
-    "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens seed"
+    "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens seed prompt_logprobs logprob_token_ids"
 ).split()
 
 
@@ -129,6 +145,18 @@ def _token_bias(bias: Mapping[str, float]) -> dict[int, float]:
     if bad := next((key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
         raise ApiError(400, f"logit_bias maps token ids to numbers; {bad[:40]!r} is not a token id", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningField(OpenAIObject):
+    """`reasoning`: what several servers take in place of reasoning_effort, include_reasoning and a budget."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -139,8 +167,10 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    reasoning: ReasoningField | None = None
     tools: Tools | None = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
@@ -151,14 +181,30 @@ class ChatRequest(GenerationRequest):
 
     def template_kwargs(self) -> dict[str, Any]:
         """chat_template_kwargs, and what reasoning_effort means to the templates that have a word for it."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        off = {"enable_thinking": False, "thinking": False} if self.reasoning_effort == "none" else {}
+        asked = self.reasoning or ReasoningField()
+        word = self.reasoning_effort or asked.effort or ("none" if asked.enabled is False else None)
+        effort = {} if word is None else {"reasoning_effort": word}
+        off = {"enable_thinking": False, "thinking": False} if word == "none" else {}
         return effort | off | (self.chat_template_kwargs or {})
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of reasoning; None = as many as the model likes."""
+        budget = self.thinking_token_budget
+        if budget is None and self.reasoning is not None:
+            budget = self.reasoning.max_tokens
+        return None if budget == -1 else budget
+
+    @property
+    def includes_reasoning(self) -> bool:
+        return self.include_reasoning is not False and not (self.reasoning is not None and self.reasoning.exclude)
 
     def to_sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if max_tokens == 0:
+            raise ApiError(400, "max_tokens must be at least 1; only completions with echo or prompt_logprobs take 0", param="max_tokens")
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 
@@ -172,9 +218,17 @@ class CompletionRequest(GenerationRequest):
     def to_sampling_params(self) -> SamplingParams:
         if self.best_of not in (None, self.n or 1):
             raise unsupported("best_of", "best_of other than n")
-        if self.echo and self.logprobs is not None:
-            raise unsupported("logprobs", "echo together with logprobs")
-        return self.sampling_params(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+        if self.max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
+            raise ApiError(400, "max_tokens 0 needs echo or prompt_logprobs: nothing else would be in the answer", param="max_tokens")
+        params = self.sampling_params(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+        if self.echoes_logprobs and params.prompt_logprobs is None:
+            params = replace(params, prompt_logprobs=self.logprobs)
+        return params
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the prompt's tokens stand among those with logprobs."""
+        return bool(self.echo) and self.logprobs is not None
 
 
 class TokenizeRequest(OpenAIObject):
@@ -206,12 +260,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
-    "prompt_logprobs": (None,),
     "prompt_embeds": (None,),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1.0),
-    "truncate_prompt_tokens": (None,),
-    "logprob_token_ids": (None, []),
     "documents": (None, []),
     "chat_template": (None,),
     "thinking_token_budget": (None,),

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from .. import __version__
+from ..engine.embedding import Embedder
 from ..engine.request import SamplingParams
 from .chat_format import ChatFormat
 from .config import ServerConfig
@@ -49,6 +50,7 @@ class Serving:
         self.max_model_len = loaded.model.max_model_len
         self.proposer_names = loaded.proposer_names
         self.metrics = Metrics(engine.stats, self.model_names[0], self.proposer_names)
+        self.embedder = Embedder(engine)
         self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode)
         self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.token_text = TokenText(loaded.tokenizer)
@@ -115,7 +117,7 @@ class Serving:
             prompts,
             params,
             request_id=id_prefix + uuid.uuid4().hex,
-            priority=body.priority or 0,
+            priority=_priority(body.priority, request.state.best_priority),
             cache_salt=body.cache_salt or "",
             tenant=request.state.tenant,
             speculative=self._speculative,
@@ -131,16 +133,26 @@ class Serving:
             request_logger.info("%s", request_line(scope, status))
 
 
+def _priority(asked: int | None, best: int | None) -> int:
+    """Where several share a server nobody may go before the others by asking for it. best: what the key allows; None = anything."""
+    if asked is None or best is None:
+        return asked or best or 0
+    if asked < best:
+        message = f"with this API key priority may be {best} or more: lower goes first, before the requests of others"
+        raise ApiError(400, message, param="priority", code="priority_not_allowed")
+    return asked
+
+
 def _parsed(raw: bytes, model: type[Body]) -> tuple[Body, int]:
     """The body, and how many of its fields nobody knows. Raises ApiError."""
     try:
         body = model.model_validate_json(raw)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid_body(error) from None
     return body, settle_extras(body)
 
 
-def _invalid(error: ValidationError) -> ApiError:
+def invalid_body(error: ValidationError) -> ApiError:
     """The first mistake, by its field's path; the value itself is not repeated."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     if not first["loc"]:

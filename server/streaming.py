@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -44,21 +44,24 @@ class Shape(Protocol):
 async def answer(request: Request, generation: Generation, shape: Shape, stream: bool, options: StreamOptions) -> Response:
     """Run it, and close it. Raises ForetokenError if it fails before anything was sent, ClientDisconnect if nobody waits any more."""
     if stream:
-        return EventStream(generation, shape, options)
+        return EventStream(generation, events(generation, shape, options))
     with closing(generation):
-        return JSONResponse(await unless_gone(request.receive, whole(generation, shape)))
+        body = await unless_gone(request.receive, whole(generation, shape))
+        return await _aside(generation, lambda: JSONResponse(body))
+
+
+def comment_ping() -> ServerSentEvent:
+    return ServerSentEvent(comment="ping", sep="\n")
 
 
 class EventStream(EventSourceResponse):
-    """The events of a generation, which it closes even if the client left before the first of them."""
+    """The events of a generation, which it closes even if the client left before the first of them. ping: what is sent while
+    there are none."""
 
-    def __init__(self, generation: Generation, shape: Shape, options: StreamOptions) -> None:
-        super().__init__(
-            events(generation, shape, options),
-            ping=PING_S,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            sep="\n",
-        )
+    def __init__(
+        self, generation: Generation, content: AsyncGenerator[bytes], ping: Callable[[], ServerSentEvent] = comment_ping
+    ) -> None:
+        super().__init__(content, ping=PING_S, ping_message_factory=ping, sep="\n")
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,11 +77,16 @@ async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:
     deltas: list[list[TokenDelta]] = [[] for _ in generation.choices]
     async for index, delta in generation.deltas():
         deltas[index].append(delta)
-    choices = [shape.choice(index, of_choice) for index, of_choice in enumerate(deltas)]
+    choices = await _aside(generation, lambda: [shape.choice(index, of_choice) for index, of_choice in enumerate(deltas)])
     if len(choices) > 1:
         for choice, progress in zip(choices, generation.choices, strict=True):
             choice["speculative_decoding"] = generation.speculative_decoding([progress])
     return shape.envelope(chunk=False) | {"choices": choices, "usage": generation.usage(), "metrics": generation.metrics()}
+
+
+async def _aside(generation: Generation, work: Callable[[], T]) -> T:
+    """What `work` returns, done in a thread where whole prompts have logprobs: writing those takes up to a second."""
+    return await asyncio.to_thread(work) if generation.params.prompt_logprobs is not None else work()
 
 
 async def events(generation: Generation, shape: Shape, options: StreamOptions) -> AsyncGenerator[bytes]:

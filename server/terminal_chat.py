@@ -1,116 +1,148 @@
-"""`foretoken chat`: a conversation in the terminal with any OpenAI-compatible server."""
+"""`foretoken chat`: a conversation in the terminal with any OpenAI-compatible server, each token in the colour of who said it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import httpx
+from collections.abc import Sequence
 
 from .config import Environment
+from .help_format import HelpFormatter
+from .option_forms import count
+from .terminal_client import ChatClient, ChatError, NoServer
+from .terminal_colors import WHEN, Painter
+from .terminal_commands import Commands, Next
+from .terminal_conversation import Conversation, shown, temperature
+from .terminal_input import Prompt
+from .terminal_stats import AnswerStats
+from .terminal_tokens import Piece, TokenPlacer
 
+DESCRIPTION = """\
+Talk to a running server. Every token has the colour of who said it: plain text
+is the target's own, coloured text was guessed by a proposer and kept.
+"""
 EXAMPLES = """\
 examples:
   foretoken chat
-  foretoken chat --url http://gpu-box:8000 --api-key KEY --system "Answer in one sentence." --temperature 0
+  foretoken chat --system "Answer in one sentence." --temperature 0
+  foretoken chat --url http://gpu-box:8000 --api-key KEY --speculation off
+  echo "Who wrote Faust?" | foretoken chat --color never
 
-An empty line or Ctrl-D ends the conversation, /reset begins a new one.
+In the chat, /help lists the commands: /system, /temperature, /speculation,
+/regenerate, /undo, /reset, /save, /stats, /quit. Ctrl-C stops an answer, Ctrl-D
+ends. NO_COLOR=1 in the environment switches colours off.
 """
-TIMEOUT = httpx.Timeout(10.0, read=600.0)
+UNREACHABLE, FAILED = 69, 1  # exit statuses
 
 
 def chat(argv: Sequence[str]) -> int:
     """Ask, stream the answer, repeat. Returns the exit status."""
-    args = _parser().parse_args(argv)
-    key = args.api_key or Environment().api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=args.url.rstrip("/").removesuffix("/v1") + "/v1/", headers=headers, timeout=TIMEOUT) as client:
+    args = parser().parse_args(argv)
+    client = ChatClient(args.url, args.api_key or Environment().api_key)
+    try:
+        model = client.choose_model(args.model)
+        settings = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        conversation = Conversation(model, args.system or "", {name: value for name, value in settings.items() if value is not None})
+        if args.speculation:
+            conversation.settings["speculation"] = {"method": args.speculation}
+        return Chat(client, conversation, Painter(sys.stdout, args.color)).run()
+    except ChatError as error:
+        print(f"foretoken: error: {error}", file=sys.stderr)
+        return UNREACHABLE if isinstance(error, NoServer) else FAILED
+    finally:
+        client.close()
+
+
+class Chat:
+    """One session at a terminal, or over pipes: then nothing is prompted for, and a failure is the exit status."""
+
+    def __init__(self, client: ChatClient, conversation: Conversation, painter: Painter) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._painter = painter
+        self._total = AnswerStats()
+        self._failed = False
+        self._commands = Commands(conversation, self._total, painter)
+        self._prompt = Prompt([*self._commands.by_name])
+
+    def run(self) -> int:
+        """Until the end of the input or /quit. Returns the exit status."""
+        settings = shown(self._conversation.settings)
+        print(self._painter.bold(self._conversation.model) + self._painter.dim(f" at {self._client.url}{settings and ', ' + settings}"))
+        print(self._painter.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."))
         try:
-            model = args.model or _json(client.get("models"))["data"][0]["id"]
-            settings = {"temperature": args.temperature, "max_tokens": args.max_tokens}
-            _converse(client, {"model": model, **{k: v for k, v in settings.items() if v is not None}}, args.system)
-        except httpx.ConnectError:
-            print(f"foretoken: error: no server at {args.url}: start one with `foretoken serve`", file=sys.stderr)
-            return 69
-        except (httpx.HTTPError, ChatError) as error:
-            print(f"\nforetoken: error: {error}", file=sys.stderr)
-            return 1
-    return 0
+            while self._turn():
+                pass
+        finally:
+            self._prompt.close()
+        return FAILED if self._failed and not sys.stdin.isatty() else 0
+
+    def _turn(self) -> bool:
+        """Whether to go on."""
+        try:
+            line = self._prompt.read()
+        except EOFError:
+            print()
+            return False
+        except KeyboardInterrupt:
+            print(self._painter.dim("  (Ctrl-D or /quit ends)"))
+            return True
+        after = Next.READ
+        if line.startswith("/"):
+            after = self._commands.run(line)
+        elif line:
+            self._conversation.ask(line)
+            after = Next.ANSWER
+        if after is Next.ANSWER:
+            self._answer()
+        return after is not Next.QUIT
+
+    def _answer(self) -> None:
+        """Has the latest question answered. What came before Ctrl-C or a failure stays; a question without any answer is taken back."""
+        start, placer, text = time.monotonic(), TokenPlacer(), ""
+        usage, metrics, ending = {}, {}, ""
+        try:
+            for chunk in self._client.stream(self._conversation.request):
+                text += chunk.text
+                self._show(placer.add(chunk.text, chunk.tokens, chunk.reasoning))
+                usage, metrics = chunk.usage or usage, chunk.metrics or metrics
+                ending = "cut off by the token limit; " if chunk.finish_reason == "length" else ending
+        except KeyboardInterrupt:
+            ending = "stopped; "
+        except ChatError as error:
+            print(("\n" if text else "") + self._painter.bad(f"foretoken: error: {error}"), file=sys.stderr)
+            self._failed = True
+            ending = "broken off; "
+        self._show(placer.finish())
+        if text or usage:
+            self._conversation.answered(text)
+            stats = AnswerStats.of(usage, metrics, placer.counts, time.monotonic() - start)
+            self._total.add(stats)
+            print("\n" + self._painter.dim(f"[{ending}") + stats.describe(self._painter) + self._painter.dim("]"))
+        else:
+            self._conversation.undo()
+            print()
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            said = self._painter.token(piece.text, piece.proposer)
+            print(self._painter.dim(said) if piece.is_reasoning else said, end="")
+        sys.stdout.flush()
 
 
-class ChatError(Exception):
-    """The server answered with an error; the message is the server's."""
-
-
-def _converse(client: httpx.Client, request: dict[str, Any], system: str | None) -> None:
-    opening = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    print(f"{request['model']} (empty line ends, /reset starts anew)")
-    while line := _ask():
-        if line == "/reset":
-            messages = list(opening)
-            continue
-        messages.append({"role": "user", "content": line})
-        start, text, num_tokens = time.monotonic(), "", 0
-        for delta, usage in stream_chat(client, request | {"messages": messages}):
-            print(delta, end="", flush=True)
-            text += delta
-            num_tokens = usage.get("completion_tokens", num_tokens)
-        seconds = time.monotonic() - start
-        print(f"\n[{num_tokens} tokens, {num_tokens / seconds:.0f} tokens/s]")
-        messages.append({"role": "assistant", "content": text})
-
-
-def _ask() -> str:
-    try:
-        return input("> ").strip()
-    except EOFError:
-        return ""
-
-
-def stream_chat(client: httpx.Client, request: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (text, usage) of each chunk; usage is empty until the last. Raises ChatError."""
-    body = request | {"stream": True, "stream_options": {"include_usage": True}}
-    with client.stream("POST", "chat/completions", json=body) as response:
-        if response.is_error:
-            response.read()
-            _json(response)
-        for line in response.iter_lines():
-            if not line.startswith("data:") or line.endswith("[DONE]"):
-                continue
-            chunk = json.loads(line.removeprefix("data:"))
-            if "error" in chunk:
-                raise ChatError(chunk["error"]["message"])
-            text = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
-            yield text, chunk.get("usage") or {}
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        answer = response.json()
-    except json.JSONDecodeError:
-        raise ChatError(f"status {response.status_code}, and not JSON: is this an OpenAI-compatible server?") from None
-    if response.is_error:
-        raise ChatError(answer["error"]["message"] if "error" in answer else f"status {response.status_code}")
-    return answer
-
-
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="foretoken chat",
-        description="Talk to a running server.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (%(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="default: FORETOKEN_API_KEY")
-    parser.add_argument("--model", metavar="NAME", help="default: the first model of the server")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--temperature", type=float, metavar="T")
-    parser.add_argument("--max-tokens", type=int, metavar="N")
+        prog="foretoken chat", usage="foretoken chat [flags]", description=DESCRIPTION, epilog=EXAMPLES,
+        formatter_class=HelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--url", "--base-url", default="http://127.0.0.1:8000", help="where the server listens [%(default)s]")
+    add("--api-key", metavar="KEY", help="[FORETOKEN_API_KEY of the environment]")
+    add("--model", metavar="NAME", help="[the first model of the server]")
+    add("--system", metavar="TEXT", help="system message [none]")
+    add("--temperature", type=temperature, metavar="T", help="0 is greedy [the server's default]")
+    add("--max-tokens", type=count, metavar="N", help="of an answer [what the context has room for]")
+    add("--speculation", metavar="NAME", help="off, auto, or one of the server's proposers [auto]")
+    add("--color", choices=WHEN, default="auto", metavar="WHEN", help=f"{', '.join(WHEN)} [%(default)s: on a terminal, without NO_COLOR]")
     return parser

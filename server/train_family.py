@@ -7,35 +7,31 @@ part that is finished is not trained again, one that was stopped goes on where i
 from __future__ import annotations
 
 import json
-import platform
-import random
 import shutil
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
+from safetensors.torch import load_model
 from transformers import PreTrainedTokenizerFast
 
 from ..proposers.training.draft import DraftTrainee
-from ..proposers.training.encoding import Prompt, encode_prompt
-from ..proposers.training.family import RECIPE, Family, Member, Prepared, Training, hold_out, prepare
+from ..proposers.training.family import RECIPE, Family, Member, Prepared, Refinement, hold_out, prepare
 from ..proposers.training.frozen import FrozenTarget
-from ..proposers.training.loop import Run, Trainee
-from ..proposers.training.model_card import write_card
-from ..proposers.training.packing import Packed, PackedStream, mean_tokens, write
+from ..proposers.training.loop import Trainee
+from ..proposers.training.model_card import REFINED, write_card
+from ..proposers.training.packing import PackedStream
 from ..proposers.training.reading import DataError
 from ..proposers.training.target import Shape, TargetTrainee, write_model
 from .drafter_data import learned_counts
-from .generating import Generation, documents, generate
+from .train_asking import answer, answer_for_refinement
 from .train_head import make_head, settings_of
 from .train_options import Parser
+from .train_parts import Paths, leave_facts, run_of, say, some
 from .train_prompts import write_prompts
-from .train_run import Machine, show
+from .train_run import Machine
 
-HELD_OUT_BATCHES = 8
 PROMPTS = "prompts.jsonl"
 GROUND_TRUTH_SHARE = 0.4             # of an MLP speculator's tokens: its first stage reads the target's own training text
 
@@ -45,34 +41,6 @@ examples:
   foretoken train family --data corpora --work family-work --out family
   foretoken train family --data corpora --work family-work --out family --only target,eagle3
 """
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where a family is made. `family` is what is published to `out`."""
-
-    data: Path
-    work: Path
-    out: Path
-
-    @property
-    def family(self) -> Path:
-        return self.work / "family"
-
-    @property
-    def target(self) -> Path:
-        return self.family / "target"
-
-    @property
-    def evaluation(self) -> Path:
-        """Left by `foretoken train evaluate`."""
-        return self.work / "evaluation" / "evaluation.json"
-
-    def run(self, name: str) -> Path:
-        return self.work / "runs" / name
-
-    def answers(self, held_out: bool) -> Path:
-        return self.work / ("answers_held_out" if held_out else "answers")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,13 +68,13 @@ def make(family: Family, paths: Paths, chosen: Sequence[str], machine: Machine) 
     """Train the chosen parts, each from what the parts before it left. Raises KeyboardInterrupt when asked to stop."""
     say("reading and packing the target's text")
     prepared = prepare(family, paths.data, paths.work)
+    drafters = [name for name in chosen if name != "target"]
+    if (drafters or family.refinement) and not (paths.work / "prompts_held_out.jsonl").exists():
+        say("writing the prompts")
+        hold_out(family, paths.data, prepared)
     if "target" in chosen and not (paths.target / "model.safetensors").exists():
         train_target(family, prepared, paths, machine)
-    drafters = [name for name in chosen if name != "target"]
     if drafters:
-        if not (paths.work / "prompts_held_out.jsonl").exists():
-            say("writing the prompts")
-            hold_out(family, paths.data, prepared)
         for held_out in (False, True):
             answer(family, prepared, paths, held_out)
     for name in drafters:
@@ -122,43 +90,31 @@ def make(family: Family, paths: Paths, chosen: Sequence[str], machine: Machine) 
 
 
 def train_target(family: Family, prepared: Prepared, paths: Paths, machine: Machine) -> None:
-    stream = PackedStream([prepared.stage(number) for number in range(len(family.stages))], family.target.batch_tokens)
-    torch.manual_seed(family.seed)
+    """From the stages' text; then, if the recipe says so, refined on its own answers."""
+    refinement = family.refinement
+    folder = paths.target if refinement is None else paths.unrefined
+    if not (folder / "model.safetensors").exists():
+        stream = PackedStream([prepared.stage(number) for number in range(len(family.stages))], family.target.batch_tokens)
+        torch.manual_seed(family.seed)
+        model = family.shape.build(family.vocab_size)
+        run = run_of(TargetTrainee(model, family.read_weight), stream, family.target, paths.run("target"), machine, [])
+        write_model(model, prepared.tokenizer, folder)
+        leave_facts(run, folder)
+    if refinement is not None:
+        refine_target(family, refinement, prepared, paths, machine)
+
+
+def refine_target(family: Family, refinement: Refinement, prepared: Prepared, paths: Paths, machine: Machine) -> None:
+    """What the target sometimes does right, it learns to do always."""
+    packed = answer_for_refinement(family, refinement, prepared, paths)
     model = family.shape.build(family.vocab_size)
-    run = run_of(TargetTrainee(model, family.read_weight), stream, family.target, paths.run("target"), machine, [])
+    load_model(model, paths.unrefined / "model.safetensors", strict=False)       # the head is the embedding, and not in the file
+    stream = PackedStream([packed], refinement.training.batch_tokens)
+    run = run_of(TargetTrainee(model, read_weight=0.0), stream, refinement.training, paths.run("refinement"), machine, [])
     write_model(model, prepared.tokenizer, paths.target)
-    leave_facts(run, paths.target)
-
-
-def answer(family: Family, prepared: Prepared, paths: Paths, held_out: bool) -> None:
-    """Have the target answer prompts of its chats, and pack the answers. Every domain has the same share of them."""
-    packed = paths.answers(held_out)
-    if packed.with_suffix(".bounds").exists():
-        return
-    count = family.answers.held_out_prompts if held_out else family.answers.prompts
-    tokenizer = prepared.tokenizer
-    asked = choose(prepared.prompts(held_out), count, family.seed)
-    ids = [encode_prompt(prompt, tokenizer) for prompt in tqdm(asked, desc="prompts", unit=" prompts", leave=False)]
-    ids = [prompt for prompt in ids if len(prompt) <= family.answers.prompt_tokens]
-    say(f"the target answers {len(ids):,} {'held-out ' if held_out else ''}prompts")
-    settings = Generation(family.answers.answer_tokens, family.seed)
-    answers = generate(str(paths.target), ids, packed.with_suffix(".jsonl"), settings)
-    tokens = write(packed, documents(answers), family.vocab_size)
-    say(f"packed {tokens:,} tokens")
-
-
-def choose(prompts: Sequence[tuple[str, Prompt]], count: int, seed: int) -> list[Prompt]:
-    """`count` of them, in turn from each domain, in a random order."""
-    domains: dict[str, list[Prompt]] = {}
-    for domain, prompt in prompts:
-        domains.setdefault(domain, []).append(prompt)
-    for domain in sorted(domains):
-        random.Random(f"{seed} {domain}").shuffle(domains[domain])
-    chosen: list[Prompt] = []
-    while len(chosen) < count and any(domains.values()):
-        chosen.extend(waiting.pop() for waiting in domains.values() if waiting)
-    random.Random(seed).shuffle(chosen)
-    return chosen[:count]
+    for name in ("facts.json", "curves.png"):
+        shutil.copyfile(paths.unrefined / name, paths.target / name)
+    leave_facts(run, paths.target, REFINED)
 
 
 def train_drafter(family: Family, name: str, prepared: Prepared, paths: Paths, machine: Machine) -> None:
@@ -202,33 +158,6 @@ def trainee_of(
     return head, export
 
 
-def run_of(trainee: Trainee, stream: PackedStream, training: Training, work: Path, machine: Machine, held_out: Sequence[Packed]) -> Run:
-    """Train to the end. Raises KeyboardInterrupt, with everything saved, when asked to stop."""
-    workers = machine.workers(training.accumulate)
-    torch.set_num_threads(max(1, machine.cores // workers))
-    plan = training.plan(mean_tokens(stream), half=machine.half, device=machine.device, workers=workers)
-    run = Run(trainee, stream, plan, work, held_out)
-    say(f"{work.name}: {sum(p.numel() for p in trainee.parameters()):,} parameters, {training.tokens:,} tokens, on {machine.device}")
-    if not run.train(show):
-        raise KeyboardInterrupt
-    return run
-
-
-def some(stream: PackedStream) -> list[Packed]:
-    return [stream[number] for number in range(min(HELD_OUT_BATCHES, len(stream)))]
-
-
-def leave_facts(run: Run, folder: Path) -> None:
-    """facts.json for the card, and the curves."""
-    progress = run.progress
-    machine = f"{run.plan.device.type}, {platform.processor() or platform.machine()}, {run.plan.workers} threads"
-    if run.plan.device.type == "cuda":
-        machine = torch.cuda.get_device_name(run.plan.device)
-    facts = {"tokens": progress.tokens, "seconds": round(progress.seconds), "machine": machine}
-    (folder / "facts.json").write_text(json.dumps(facts) + "\n")
-    shutil.copyfile(run.work / "curves.png", folder / "curves.png")
-
-
 def publish(family: Path, out: Path) -> None:
     """Copy every file to its place; a reader sees the old file or the new one."""
     for source in sorted(path for path in family.rglob("*") if path.is_file()):
@@ -242,6 +171,3 @@ def publish(family: Path, out: Path) -> None:
             shutil.copyfile(source, partial)
         partial.replace(destination)
 
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

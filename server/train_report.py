@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..proposers.training.curves import save_picture
+
 Row = Mapping[str, Any]
 ALL = "all"
 
@@ -96,7 +98,7 @@ def _heat_maps(
         axes.set_yticks(range(len(methods)), methods, fontsize=8)
         axes.set_title(name, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, 110)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

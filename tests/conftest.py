@@ -12,6 +12,10 @@ from running_server import RunningServer, start_server
 # Before anything imports torch: its threads spin, and on a busy machine with few cores two of them wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Before anything imports Triton: its kernels are interpreted where there is no GPU.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

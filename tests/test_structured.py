@@ -128,14 +128,14 @@ def test_rules_of_ratios_stay_inside_the_grammar(config: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "config",
     [
-        {"method": "synthetic", "num_speculative_tokens": 5, "synthetic_acceptance_rate": 0.8},
+        {**PROPOSERS["ngram"], "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8]},
         {**PROPOSERS["ngram"], "acceptance_method": "typical"},
     ],
     ids=["synthetic", "typical"],
 )
 def test_lossy_rules_stay_inside_the_grammar(config: dict[str, Any]) -> None:
     schemas = [json_schema(seed) for seed in range(40)]
-    with LLM(speculative_config=fixed(config), **NETWORK, **OPTIONS) as llm:
+    with LLM(speculative_config=fixed(config), allow_synthetic_acceptance=True, **NETWORK, **OPTIONS) as llm:
         for temperature in TEMPERATURES.values():
             assert_valid(schemas, outputs(llm, schemas, temperature, ["auto"]), at_least=0.4)
 

@@ -80,8 +80,17 @@ class Turn:
         return sum(answer.decode_s for answer in self.answers) / max(sum(answer.seconds for answer in self.answers), 1e-9)
 
 
-def take(core: EngineCore, requests: Sequence[Request], concurrency: int, on_step: Callable[[Step], None] = lambda step: None) -> Turn:
-    """Answer all requests; whoever ends makes room for the next one. Raises RequestFailed if one of them cannot be answered."""
+def take(
+    core: EngineCore,
+    requests: Sequence[Request],
+    concurrency: int,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_deltas: Callable[[Sequence[TokenDelta]], None] = lambda deltas: None,
+) -> Turn:
+    """Answer all requests; whoever ends makes room for the next one. on_deltas: what a step gave, before on_step.
+
+    Raises RequestFailed if one of them cannot be answered.
+    """
     waiting, found, begun = deque(requests), {request.request_id: Answered() for request in requests}, dict[str, float]()
     unread: set[str] = set()  # running, without a token yet
     steps: list[Step] = []
@@ -102,6 +111,7 @@ def take(core: EngineCore, requests: Sequence[Request], concurrency: int, on_ste
         grown = [delta for delta in deltas if delta.token_ids]
         tokens = sum(len(delta.token_ids) for delta in grown)
         steps.append(Step(decodes, len(grown), tokens, int(spent[3]), int(spent[4]), *spent[:3]))
+        on_deltas(deltas)
         on_step(steps[-1])
         for delta in deltas:
             _add(found[delta.request_id], delta, now - begun[delta.request_id])

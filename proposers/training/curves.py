@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = 64
 
 
 def append_row(table: Path, row: Mapping[str, float]) -> None:
@@ -58,4 +65,13 @@ def plot(table: Path, image: Path) -> None:
         axes.legend(fontsize=7)
         axes.grid(alpha=0.3)
     figure.axes[-1].set(xlabel="million tokens")
-    figure.savefig(image, dpi=90, bbox_inches="tight")
+    save_picture(figure, image, 90)
+
+
+def save_picture(figure: Figure, image: Path, dpi: int) -> None:
+    """A PNG with a palette, a quarter of the usual size: pictures lie beside the weights that they are of."""
+    from PIL import Image
+
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, bbox_inches="tight")
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(image, "PNG", optimize=True)

@@ -71,6 +71,28 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Refinement:
+    """What the target is asked once more, to learn from the best of what it says; see refine.py."""
+
+    domains: tuple[str, ...]         # whose answers are to become better
+    prompts: int                     # of these domains, each answered `samples` times, of which `kept` are kept at most
+    other_prompts: int               # of the other domains, answered greedily: so that nothing is forgotten
+    training: Training
+    samples: int = 4
+    kept: int = 2
+    temperatures: tuple[float, ...] = (0.7, 0.95)
+    prompt_tokens: int = 600         # longer prompts are left out
+    answer_tokens: int = 200
+
+    @staticmethod
+    def read(table: dict[str, Any]) -> Refinement:
+        training = Training.read(table)
+        for name in {"domains", "temperatures"} & table.keys():
+            table[name] = tuple(table[name])
+        return Refinement(**table, training=training)
+
+
+@dataclass(frozen=True)
 class Family:
     """A whole recipe."""
 
@@ -82,6 +104,7 @@ class Family:
     read_weight: float
     target: Training
     stages: tuple[Stage, ...]
+    refinement: Refinement | None    # None: the target stays as its stages leave it
     answers: Answers
     members: dict[str, Member]       # by folder name
 
@@ -99,9 +122,10 @@ class Family:
             for name, member in table.get("drafters", {}).items()
         }
         tokenizer = table["tokenizer"]
+        refinement = Refinement.read(table["refinement"]) if "refinement" in table else None
         return Family(
             table["seed"], tokenizer["vocab_size"], tokenizer["characters"], tokenizer["domains"], shape, read_weight, training, stages,
-            Answers(**table.get("answers", {})), members)
+            refinement, Answers(**table.get("answers", {})), members)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ WHAT = {
 }
 FORMS = {"json": "JSON answers that parse (and fit the schema, where one is given)", "tool call": "tool calls that are well-formed, "
          "name a function on offer and have its required arguments", "python": "Python answers that compile"}
+REFINED = "refinement_"              # how the names of the files begin that the target's refinement left
 LONGEST_SHOWN = 1200                 # characters of one message in a transcript
 K = 5
 
@@ -96,25 +97,43 @@ def _training(family: Path, members: Sequence[str], recipe: Family) -> str:
     """What each part read, where and for how long, as far as its training left facts; the recipe; the curves."""
     how = {"target": recipe.target} | {name: member.training for name, member in recipe.members.items()}
     facts = {name: json.loads(path.read_text()) for name in members if (path := family / name / "facts.json").exists()}
-    rows = [
-        (f"`{name}/`", f"{found['tokens'] / 1e6:.2f}", f"{found['seconds'] / 60:.0f}", str(found["machine"]),
-         _settings(how[name]) if name in how else "")
-        for name, found in facts.items()
-    ]
+    rows = [_row(f"`{name}/`", found, how.get(name)) for name, found in facts.items()]
+    refined = family / "target" / f"{REFINED}facts.json"
+    if recipe.refinement and refined.exists():
+        rows.insert(1, _row("`target/`, refined", json.loads(refined.read_text()), recipe.refinement.training))
     stages = "; then ".join(
         f"{stage.share:.0%} of them " + ", ".join(f"{domain} {share:.0%}" for domain, share in stage.domains.items())
         for stage in recipe.stages)
     shape = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in asdict(recipe.shape).items())
-    curves = "\n".join(f"- [{name}]({name}/curves.png)" for name in members if (family / name / "curves.png").exists())
+    drawn = [(name, f"{name}/curves.png") for name in members]
+    drawn.insert(1, ("target, refined", f"target/{REFINED}curves.png"))
+    curves = "\n".join(f"- [{name}]({path})" for name, path in drawn if (family / path).exists())
     return "\n\n".join(filter(None, (
         "## Training",
         f"The target is a Llama model from scratch ({shape}, {recipe.vocab_size:,} tokens of byte-level BPE, tied embeddings, ChatML "
-        f"markers). Its tokens: {stages}. The drafters learned from text that the finished target wrote itself.",
+        f"markers). Its tokens: {stages}. {_refinement(recipe)}The drafters learned from text that the finished target wrote itself.",
         _table(("part", "million tokens read", "minutes", "machine", "settings"), rows) if rows else "",
         f"Curves of the trainings:\n\n{curves}" if curves else "",
         "The recipe is `proposers/training/family.toml`; the training text is not part of this repository:\n\n"
         "```sh\nforetoken train family --data CORPORA --work WORK --out MODELS\n```",
     )))
+
+
+def _row(part: str, found: Mapping[str, Any], training: Training | None) -> Sequence[str]:
+    settings = _settings(training) if training else ""
+    return (part, f"{found['tokens'] / 1e6:.2f}", f"{found['seconds'] / 60:.0f}", str(found["machine"]), settings)
+
+
+def _refinement(recipe: Family) -> str:
+    if recipe.refinement is None:
+        return ""
+    refinement = recipe.refinement
+    return (
+        f"Then it was refined on its own answers ([rejection sampling](https://arxiv.org/abs/2308.01825)): of {refinement.samples} answers "
+        f"to each of {refinement.prompts:,} prompts of {', '.join(refinement.domains)}, at temperatures "
+        f"{' and '.join(map(str, refinement.temperatures))}, the well-formed ones, at most {refinement.kept} a prompt; and its greedy "
+        f"answers to {refinement.other_prompts:,} prompts of the other domains. "
+    )
 
 
 def _settings(training: Training) -> str:

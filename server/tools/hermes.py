@@ -13,6 +13,7 @@ LINE = '"\\n"'
 
 class Hermes(ToolParser):
     markers = (BEGIN, END)
+    opening = BEGIN
 
     def scan(self) -> Waiting[None]:
         while (yield from self.until((BEGIN,), Content)):

@@ -15,6 +15,7 @@ class Mistral(ToolParser):
     """The newer form: a name, perhaps an id, and the arguments."""
 
     markers = (BEGIN, ID, ARGUMENTS)
+    opening = BEGIN
     new_id = staticmethod(alphanumeric_id)
 
     def scan(self) -> Waiting[None]:

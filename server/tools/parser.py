@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from ...engine.json_formats import with_exact_formats
 from .scanner import MAX_HELD, Arguments, CallBegun, Scanner, Waiting
 
 MAX_NAME = 256
@@ -28,6 +29,8 @@ class ToolParser(Scanner):
 
     markers: ClassVar[tuple[str, ...]]
     """The frame's words. A tokenizer may have them as special tokens."""
+    opening: ClassVar[str] = ""
+    """The marker that every call, or the first of several, begins with; "" if there may be none."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -139,6 +142,7 @@ def argument_rules(tools: Sequence[Tool]) -> str:
 def json_rule(schema: Any) -> str:
     """JSON that fits a schema, spaced as Python's json does. What of a schema cannot be enforced is left to the caller to check."""
     options = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "lenient": True}
+    schema = with_exact_formats(schema)
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
 
 
@@ -157,5 +161,10 @@ def name_of(tool: Tool) -> str:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """The parameters' JSON schema. A function without one takes none."""
-    return {"type": "object"} | (tool["function"].get("parameters") or {"properties": {}, "additionalProperties": False})
+    """The parameters' JSON schema. A function takes the arguments that it names, and no others unless its schema speaks of them."""
+    schema = {"type": "object"} | (tool["function"].get("parameters") or {"properties": {}})
+    named = "properties" in schema and schema.keys().isdisjoint(_SPEAK_OF_OTHERS)
+    return schema | {"additionalProperties": False} if named else schema
+
+
+_SPEAK_OF_OTHERS = frozenset("additionalProperties unevaluatedProperties patternProperties propertyNames $ref allOf anyOf oneOf if".split())

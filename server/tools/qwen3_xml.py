@@ -21,6 +21,7 @@ LINE = quoted("\n")
 
 class Qwen3Xml(ToolParser):
     markers = (BEGIN, END)
+    opening = BEGIN
 
     def scan(self) -> Waiting[None]:
         kinds = {name_of(tool): parameter_kinds(schema_of(tool)) for tool in self.tools}

@@ -32,10 +32,13 @@ def _schema(value: object) -> object:
     return value
 
 
+Parameters = Annotated[dict[str, Any] | None, BeforeValidator(_schema)]
+
+
 class Function(OpenAIObject):
     name: Annotated[str, Field(pattern=NAME)]
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, BeforeValidator(_schema)] = None
+    parameters: Parameters = None
     strict: bool | None = None
 
 
@@ -95,6 +98,7 @@ class Offer:
     tools: tuple[Tool, ...] = ()
     required: bool = False
     parallel: bool = True
+    strict: bool = False  # a call, if one is made, must fit its function's schema: some function asks for that
 
 
 def offer(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None, parallel: bool | None) -> Offer:
@@ -111,5 +115,6 @@ def offer(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None, parall
         raise ApiError(400, message, param="tool_choice")
     if choice.mode == "none":
         return Offer()
-    told = [tool.for_template() for name, tool in offered.items() if choice.names is None or name in choice.names]
-    return Offer(tuple(told), choice.mode == "required", parallel is not False)
+    chosen = [tool for name, tool in offered.items() if choice.names is None or name in choice.names]
+    strict = any(tool.function.strict for tool in chosen)
+    return Offer(tuple(tool.for_template() for tool in chosen), choice.mode == "required", parallel is not False, strict)

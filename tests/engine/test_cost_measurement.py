@@ -29,11 +29,19 @@ TEXT = [7, 8, 9, 10, 11]
 NO_SPECULATION = SpeculativeConfig(adaptive=False)
 
 
-def start(target: Path, *proposers: Any, blocks: int = 200, adaptive: bool = True, executor: str = "torch", **scheduler: int) -> Engine:
+def start(
+    target: Path,
+    *proposers: Any,
+    blocks: int = 200,
+    block_size: int = 4,
+    adaptive: bool = True,
+    executor: str = "torch",
+    **scheduler: int,
+) -> Engine:
     return boot(
         EngineConfig(
             ModelConfig(str(target), executor=executor),
-            CacheConfig(num_blocks=blocks, block_size=4),
+            CacheConfig(num_blocks=blocks, block_size=block_size),
             SchedulerConfig(**({"max_num_batched_tokens": 64, "max_num_seqs": 8} | scheduler)),
             SpeculativeConfig(proposers, adaptive=adaptive, off=not proposers),
         )
@@ -141,6 +149,14 @@ def test_small_caches(tiny_target: Path, blocks: int, max_num_seqs: int) -> None
         assert figures is None or set(figures.target) == {1}
     else:
         assert figures is not None and {1, 4} <= set(figures.target)
+
+
+@pytest.mark.parametrize("tokens", [2, 8])
+def test_a_token_budget_below_a_block(tiny_target: Path, tokens: int) -> None:
+    """The text that steps stand behind is then read in several of them."""
+    engine = start(tiny_target, adaptive=False, block_size=16, max_num_seqs=2, max_num_batched_tokens=tokens)
+    figures = measure(cores_of(engine), [Sleeper()], TEXT, 0.5)
+    assert figures is None or (1 in figures.target and max(figures.target) <= tokens)
 
 
 def test_steps_have_the_shape_that_was_told(tiny_target: Path) -> None:

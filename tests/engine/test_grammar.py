@@ -57,6 +57,20 @@ def test_looking_ahead_leaves_no_trace(spec: GrammarSpec) -> None:
                 break
 
 
+def test_going_back_from_one_branch_to_another_in_a_recursive_schema() -> None:
+    """Where a matcher that is rolled back forgets that a list has begun."""
+    children = {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}
+    properties = {"next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "children": children}
+    spec = GrammarSpec.json_schema({"type": "object", "properties": properties, "required": [], "additionalProperties": False})
+    named = {str(tokenizer().decode([token])): token for token in range(len(tokenizer()))}
+    one = [named[text] for text in ('{"', "child", "ren", '"\n', "\t\t\t", " " * 13, ":\n", " [")]
+    other = [*one[:3], named['":[\n']]
+    state, _ = opened(spec)
+    for path in (one[:-1], one, other):
+        assert ids(state.mask(path)) == fresh_mask(compiled(spec), path)
+    assert state.legal([*one, other[-1]], [-1, 0, 1, 2, 3, 4, 5, 6, 2]) == [*range(9)]
+
+
 def test_the_end_comes_when_the_text_is_complete_and_nothing_after_it() -> None:
     state, tokens = opened(GrammarSpec.choice(["yes", "yes, but"]))
     assert end_id() not in ids(state.mask(()))

@@ -62,10 +62,10 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(folder
     weights = 4 * (2 * VOCAB * 32 + 2 * (32 * 64 * 3 + 32 * 96 + 64) + 32)  # embedding and head, 2 layers, the last norm
     cache = 4 * 2 * 2 * (8 + 8) * 128  # 2 layers, 2 heads
     for executor, needed in (("torch", weights + cache), ("transformers", weights)):
-        monkeypatch.setattr("foretoken.engine.model.free_memory_bytes", lambda n=needed: n - 1)
+        monkeypatch.setattr("foretoken.engine.model.free_bytes", lambda device, n=needed: n - 1)
         with pytest.raises(ModelLoadError, match=r"needs 0.09 MB for its weights \(float32\).*, but only [0-9.]+ MB of memory are free"):
             load(folder, executor=executor)
-        monkeypatch.setattr("foretoken.engine.model.free_memory_bytes", lambda n=needed: n)
+        monkeypatch.setattr("foretoken.engine.model.free_bytes", lambda device, n=needed: n)
         with pytest.raises(pytest.fail.Exception, match="weights were read"):
             load(folder, executor=executor)
 

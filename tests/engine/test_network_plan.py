@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from foretoken.engine import network_plan
 from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ConfigError, ModelLoadError
 from foretoken.engine.network_plan import NetworkPlan, plan_network, resolve_dtype
@@ -104,3 +105,68 @@ def test_dtypes() -> None:
         resolve_dtype("half")
     with pytest.raises(ConfigError, match="'int4' is not one of auto, float32, bfloat16"):
         resolve_dtype("int4")
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if PyTorch found a GPU. Only what is planned is looked at: nothing is put on it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(network_plan.importlib.util, "find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "Triton and CUDA graphs, bfloat16, NVIDIA H200"),
+        ({"device": "cuda", "dtype": "float32"}, "Triton and CUDA graphs, float32, NVIDIA H200"),
+        ({"executor": "torch", "batch_invariant": True}, "Triton and CUDA graphs, bfloat16, batch invariant, NVIDIA H200"),
+        ({"quantization": "fp8"}, "Triton and CUDA graphs, fp8 weights, bfloat16, NVIDIA H200"),
+        ({"device": "cpu"}, "native amx, bfloat16, 2 threads"),
+        ({"quantization": "int8"}, "native amx, int8 weights, bfloat16, 2 threads"),  # only a CPU has it
+        ({"executor": "native"}, "native amx, bfloat16, 2 threads"),
+    ],
+)
+def test_a_gpu_is_used_where_it_can_be(isa: Any, one_gpu: None, settings: dict[str, Any], line: str) -> None:
+    isa("amx")
+    assert plan(**settings).describe() == line
+
+
+def test_models_without_a_program_stay_on_the_cpu(isa: Any, one_gpu: None) -> None:
+    isa("amx")
+    assert plan(NEOX).kind == "transformers" and not plan(NEOX).execution.on_gpu
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cuda:1"}, "device cuda:1 cannot be used: GPUs here are cuda:0 to cuda:0"),
+        ({"device": "cuda", "executor": "native"}, "executor native was chosen, which runs on CPUs only"),
+        ({"device": "cuda", "quantization": "int4"}, "quantization int4 needs the native executor, .* the network runs on a GPU"),
+        ({"device": "cuda", "kv_cache_dtype": "int8"}, "kv_cache_dtype int8 needs the native executor"),
+        ({"quantization": "fp8", "batch_invariant": True}, "cannot be combined"),
+    ],
+)
+def test_what_a_gpu_has_not_is_refused(isa: Any, one_gpu: None, settings: dict[str, Any], said: str) -> None:
+    isa("amx")
+    with pytest.raises(ConfigError, match=said):
+        plan(**settings)
+
+
+def test_fp8_needs_a_gpu_that_multiplies_it(isa: Any, one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    isa("amx")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match="does not multiply 8-bit floats"):
+        plan(quantization="fp8")
+
+
+def test_without_a_gpu_one_is_refused(isa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    isa("amx")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan().kind == "native"
+    with pytest.raises(ConfigError, match=r"device cuda cannot be used: PyTorch finds no GPU, only 1 CPU .*; use device cpu"):
+        plan(device="cuda")
+    with pytest.raises(ConfigError, match="quantization fp8 needs a GPU"):
+        plan(quantization="fp8")

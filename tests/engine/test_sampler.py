@@ -399,3 +399,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert [token for token, _ in first.top] == [1, 3]
     assert [value for _, value in first.top] == pytest.approx([float(expected[0, 1])] * 2)
     assert len(logprobs(logits, [0, 0], [20, 20])[0].top) == 4
+    named, counted = logprobs(logits, [0, 0], [(3, 0), 1])
+    assert [token for token, _ in named.top] == [3, 0] and len(counted.top) == 1
+    assert [value for _, value in named.top] == pytest.approx([float(expected[0, 3]), float(expected[0, 0])])

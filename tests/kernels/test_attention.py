@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_reference import attention_reference
+from ragged_batches import BATCHES, BLOCK_SIZE, NUM_BLOCKS, ragged
 
 from foretoken.kernels.attention import AttentionPlan, paged_attention
-from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
+from foretoken.kernels.layout import KVLayerSpec
 from foretoken.kernels.torch_kv import TorchKV
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 600
 
 
 @pytest.fixture(autouse=True)
@@ -23,75 +21,11 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def ancestors(parents: list[int]) -> list[int]:
-    """[-1, 0, 0] -> [0b1, 0b11, 0b101]"""
-    masks: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append(1 << node | (masks[parent] if parent >= 0 else 0))
-    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
-
-
-def ragged(rows: list[tuple[int, int, list[int]]], generator: torch.Generator, padded_to: int = 0, in_order: bool = False) -> RaggedBatch:
-    """Rows of (context, causal tokens, parents of the tree). Blocks are dealt at random, or in order."""
-    deck = torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)
-    tables = torch.zeros(len(rows), 1 + max(((c + n + len(p)) // BLOCK_SIZE for c, n, p in rows), default=0), dtype=torch.int32)
-    positions: list[int] = []
-    slots: list[int] = []
-    masks: list[int] = []
-    starts = [0]
-    dealt = 0
-    for row, (context, causal, parents) in enumerate(rows):
-        seq_len = context + causal + len(parents)
-        num_blocks = -(-seq_len // BLOCK_SIZE)
-        tables[row, :num_blocks] = deck[dealt : dealt + num_blocks].int()
-        dealt += num_blocks
-        slots += [int(tables[row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in range(context, seq_len)]
-        positions += range(context, context + causal)
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        positions += [context + causal + depth for depth in depths]
-        masks += [0] * causal + ancestors(parents)
-        starts.append(len(slots))
-    padding = max(0, padded_to - len(slots))
-    num_tokens = len(slots) + padding
-    return RaggedBatch(
-        token_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        positions=torch.tensor(positions + [0] * padding, dtype=torch.int64),
-        slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([c + n + len(p) for c, n, p in rows], dtype=torch.int32),
-        block_tables=tables,
-        num_causal=torch.tensor([n for _, n, _ in rows], dtype=torch.int32),
-        tree_mask=torch.tensor(masks + [0] * padding, dtype=torch.int64),
-        logits_indices=torch.arange(0),
-        full_logits=torch.arange(0),
-        block_size=BLOCK_SIZE,
-    )
-
-
 def filled_cache(generator: torch.Generator, k_dim: int = 8, v_dim: int = 8, dtype: torch.dtype = torch.float32) -> TorchKV:
     kv = TorchKV((KVLayerSpec(2, k_dim, v_dim),), NUM_BLOCKS, BLOCK_SIZE, dtype)
     kv.k[0].normal_(generator=generator)
     kv.v[0].normal_(generator=generator)
     return kv
-
-
-BATCHES: dict[str, list[tuple[int, int, list[int]]]] = {
-    "decode": [(17, 1, [])],
-    "prefill": [(0, 40, [])],
-    "long prefill": [(0, 150, [])],
-    "later chunk": [(37, 140, [])],
-    "chain": [(50, 6, [])],
-    "tree": [(21, 1, [-1, -1, 0, 0, 1, 3])],
-    "tree of 64": [(9, 1, [-1, *range(0, 62), 5])],
-    "tree without causal tokens": [(13, 0, [-1, 0, -1])],
-    "long prompt with a tree": [(5, 126, [-1, 0, 0, 1, 2])],
-    "no rows": [],
-    "empty rows": [(0, 0, []), (8, 1, []), (5, 0, [])],
-    "equal decodes": [(11, 1, [])] * 5,
-    "mixed": [(3, 1, []), (200, 4, []), (0, 33, []), (90, 1, [-1, -1, 0]), (170, 1, []), (1, 2, [-1, 0, 1, 1]), (0, 1, []), (64, 1, [])],
-}
 
 
 @pytest.mark.parametrize("name", BATCHES)

@@ -33,7 +33,7 @@ def test_every_route_but_health_and_metrics_needs_the_key(fake: FakeEngine) -> N
         if statuses != {401}:
             open_paths.add(path)
             assert statuses <= {200, 405}
-    assert open_paths == {"/health", "/health/live", "/health/ready", "/metrics"}
+    assert open_paths == {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
     assert client.get("/v1/models", headers={"Host": "x/health?y="}).status_code == 401
 
 
@@ -51,6 +51,23 @@ def test_a_wrong_key_is_a_401(locked: TestClient, header: str) -> None:
 @pytest.mark.parametrize("key", ["first-key", "second-key"])
 def test_any_of_the_keys_opens(locked: TestClient, key: str) -> None:
     assert locked.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_nobody_overtakes_others_by_asking_for_it(fake: FakeEngine) -> None:
+    def status(client: TestClient, key: str, priority: int | None) -> int:
+        body = CHAT if priority is None else CHAT | {"priority": priority}
+        return client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
+
+    config = ServerConfig(api_keys=("first", "fast", "slow"), key_priorities=(0, -5, 3))
+    several = TestClient(create_app(fake.as_engine(), config))
+    asked = [("first", None), ("first", 7), ("fast", None), ("fast", -5), ("fast", 1), ("slow", None), ("slow", 4)]
+    assert [status(several, *one) for one in asked] == [200] * 7
+    assert [call.priority for call in fake.calls] == [0, 7, -5, -5, 1, 3, 4]
+    assert [status(several, *one) for one in (("first", -1), ("fast", -6), ("slow", 2), ("slow", 0))] == [400] * 4
+    refused = several.post("/v1/completions", json={"prompt": "a", "priority": -1}, headers={"Authorization": "Bearer first"}).json()
+    assert refused["error"]["param"] == "priority" and refused["error"]["code"] == "priority_not_allowed"
+    alone = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("only",))))
+    assert status(alone, "only", -9) == 200 and fake.calls[-1].priority == -9
 
 
 def test_each_of_several_keys_has_a_cache_of_its_own(locked: TestClient, fake: FakeEngine) -> None:

@@ -126,3 +126,15 @@ def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestC
     assert configured.options("/v1/chat/completions", headers=preflight).status_code == 200
     assert allowed(configured, "https://app.example") == "https://app.example"  # on a 401, so that a page can read it
     assert allowed(configured, "http://localhost:3000") is None
+
+
+def test_ping_is_health_by_either_method(fake: FakeEngine, client: TestClient) -> None:
+    for healthy, status in ((True, 200), (False, 503)):
+        fake.healthy = healthy
+        assert [client.request(method, "/ping").status_code for method in ("GET", "POST")] == [status, status]
+
+
+def test_load_counts_what_runs(fake: FakeEngine, client: TestClient) -> None:
+    assert client.get("/load").json() == {"server_load": 0}
+    fake.num_open = 3
+    assert client.get("/load").json() == {"server_load": 3}

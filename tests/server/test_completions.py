@@ -78,4 +78,3 @@ def test_logprobs_are_parallel_lists(client: TestClient, fake: FakeEngine) -> No
     assert all(len(best) == 3 and best[token] == -0.5 for best, token in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True))
     parts = [chunk["choices"][0]["logprobs"] for chunk in stream(client, logprobs=2)]
     assert {name: [item for part in parts for item in part[name]] for name in logprobs} == logprobs
-    assert client.post(ROUTE, json={"prompt": "a", "logprobs": 2, "echo": True}).json()["error"]["param"] == "logprobs"

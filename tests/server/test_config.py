@@ -45,7 +45,8 @@ def test_every_flag_reaches_its_setting() -> None:
         *("T", "--served-model-name", "a", "b", "--dtype", "float", "--max-model-len", "2k", "--revision", "main"),
         *("--executor", "transformers", "--seed", 7, "--tensor-parallel-size", 1, "--max-num-seqs", 9, "--max-num-batched-tokens", "1K"),
         *("--max-draft-tokens-per-step", 33, "--kv-cache-gb", 0.5, "--gpu-memory-utilization", 0.6, "--no-enable-prefix-caching"),
-        *("--max-queued-requests", 5, "--host", "::1", "--port", 9, "--api-key", "k1", "--api-key", "k2", "--insecure-no-auth"),
+        *("--max-queued-requests", 5, "--host", "::1", "--port", 9, "--insecure-no-auth"),
+        *("--api-key", "k1", "--api-key", "k2:priority=-3"),
         *("--allowed-origins", '["https://a.example"]', "--max-body-bytes", 1000, "--drain-timeout", 1.5, "--log-level", "debug"),
         *("--request-timeout", 90, "-q", "INT4", "--kv-cache-dtype", "int8", "--threads", 3),
     )
@@ -57,6 +58,7 @@ def test_every_flag_reaches_its_setting() -> None:
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_draft_tokens_per_step) == (9, 1024, 33)
     assert config.max_queued_requests == config.engine.max_queued_requests == 5
     assert (config.host, config.port, config.api_keys, config.insecure_no_auth) == ("::1", 9, ("k1", "k2"), True)
+    assert config.key_priorities == (0, -3)
     assert (config.allowed_origins, config.allowed_origin_regex) == (("https://a.example",), None)
     assert (config.max_body_bytes, config.drain_timeout_s, config.request_timeout_s, config.log_level) == (1000, 1.5, 90, "debug")
     assert config.served_model_names == ("a", "b")

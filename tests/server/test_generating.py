@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.proposers.training.reading import DataError
 from foretoken.server import generating
-from foretoken.server.generating import TEMPERATURE, Answer, Generation, documents, generate, read_answers
+from foretoken.server.generating import TEMPERATURES, Answer, Generation, documents, generate, read_answers
 
 PROMPTS = [[5 + number, 40, 41 + number, 90] for number in range(9)]
 SETTINGS = Generation(answer_tokens=12, max_num_seqs=4)
@@ -30,7 +30,7 @@ def whole(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_half_is_greedy_and_right_and_half_is_sampled(whole: Path, tiny_target: Path) -> None:
     answers = sorted(read_answers(whole), key=lambda answer: answer.number)
     assert [answer.prompt_token_ids for answer in answers] == PROMPTS
-    assert [answer.temperature for answer in answers] == [0.0, TEMPERATURE] * 4 + [0.0]
+    assert [answer.temperature for answer in answers] == [*TEMPERATURES] * 4 + [0.0]
     assert all(0 < len(answer.token_ids) <= 12 for answer in answers)
     model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
     for answer in answers[::2]:

@@ -168,7 +168,6 @@ def test_other_media_types_are_a_415(client: TestClient, headers: dict[str, str]
         {"functions": [{"name": "f"}]},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy"}},
-        {"prompt_logprobs": 1},
         {"use_beam_search": True},
         {"web_search_options": {}},
         {"chat_template": "{{ messages }}"},

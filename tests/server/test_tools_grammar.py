@@ -182,6 +182,37 @@ def test_reasoning_may_come_before_calls(
     assert accepts(compiler, tokenizer, spec, text) is allowed
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", True),
+        ("No tool is needed: 2 < 3, <tool_cal", True),
+        (CALL, True),
+        (f"Let me see.\n{CALL}\n", True),
+        (f"{CALL}\n{CALL}", True),
+        ('<tool_call>\n{"name": "weather.now", "arguments": {"a": 1}}\n</tool_call>', False),
+        ('Sure <tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>', False),
+        ("<tool_call> is a word", False),
+        ('<tool_call>\n{"name": "weather.now", ', False),
+    ],
+)
+def test_a_strict_call_fits_its_schema_among_free_text(
+    inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, strict=True), THINK, inside, spell_by(tokenizer))
+    thoughts = "Hm</think>\n\n" if inside else ""
+    assert accepts(compiler, tokenizer, spec, thoughts + text) is allowed
+    assert inside or accepts(compiler, tokenizer, spec, "<think>Hm</think>" + text) is allowed
+
+
+def test_calls_without_a_token_of_their_own_stay_free(tokenizer: PreTrainedTokenizerBase) -> None:
+    for name in ("llama3_json", "qwen3_xml", "mistral"):
+        marked = reply_grammar(None, FORMATS[name], Offer(TOOLS, strict=True), None, False, spell_by(tokenizer))
+        assert (marked is None) == (name == "llama3_json")
+        assert reply_grammar(None, FORMATS[name], Offer(TOOLS, strict=True), None, False, quoted) is None
+
+
 FORM = GrammarSpec.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, param="response_format")
 
 

@@ -29,7 +29,15 @@ share = 0.4
 domains = { code = 0.5, books = 0.5 }
 [[target.stages]]
 share = 0.6
-domains = { small_exercises = 1.0 }
+domains = { small_exercises = 0.5, arithmetic = 0.5 }
+[refinement]
+domains = ["arithmetic"]
+prompts = 30
+samples = 2
+other_prompts = 4
+answer_tokens = 24
+tokens = 1_000
+batch_tokens = 512
 [answers]
 prompts = 24
 held_out_prompts = 6
@@ -65,7 +73,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / f"{corpus.name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         if corpus.name.startswith("chat/"):
-            asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+            asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello.\n#### 4"}]
             records = [{"id": str(n), "messages": [*asked, {"role": "user", "content": f"{n}"}]} for n in range(20)]
         else:
             records = [{"id": f"{n}.py", "text": f"def f{n}(x):\n    return x + {n}\n" * 8} for n in range(20)]
@@ -79,7 +87,10 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
     command = ["family", "--config", str(recipe), "--data", str(corpora), "--work", str(work), "--out", str(out), "--device", "cpu"]
     assert main([*command, "--only", "target"]) == 0
     weights = (out / "target" / "model.safetensors").read_bytes()
-    assert sorted(path.name for path in out.iterdir()) == ["README.md", "target"]
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "prompts.jsonl", "target"]
+    assert weights != (work / "unrefined" / "model.safetensors").read_bytes(), "it was refined"
+    assert json.loads((out / "target" / "refinement_facts.json").read_text())["tokens"] > 0
+    assert "`target/`, refined" in (out / "README.md").read_text()
 
     assert main(command) == 0                                  # the rest; what is there stays
     assert (out / "target" / "model.safetensors").read_bytes() == weights

@@ -72,6 +72,10 @@ class FakeEngine:
         """The real one: what a request must be is the engine's to say."""
         return Intake(self.tokenizer, 300, 300, 512, 512, [0], ("ngram",))
 
+    @property
+    def num_in_flight(self) -> int:
+        return self.num_open
+
     def stats(self) -> EngineStats:
         return STATS
 
@@ -144,7 +148,7 @@ class FakeStream:
         if self._error is not None:
             raise self._error
         await asyncio.sleep(0)
-        if not self._deltas:
+        if not self._deltas or not self._open:
             raise StopAsyncIteration
         return self._deltas.pop(0)
 
@@ -155,3 +159,4 @@ class FakeStream:
     def close(self) -> None:
         self._engine.num_open -= self._open
         self._open = False
+        self._failed.set()  # whoever waits looks again

@@ -1,0 +1,472 @@
+"""What is measured of the GPU path, case by case; each case is alone: what goes wrong in one harms no other.
+
+A case makes what it needs, and its figures stand beside the bar that they are held to. Knows no report.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ...kernels.graphs import GraphExecutor
+from ...kernels.layout import KVTensors, RaggedBatch
+from ...kernels.torch_kv import TorchKV
+from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
+from .gpu_clock import Ceilings, device_seconds, graph_seconds, synchronize, wall_seconds
+from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, kernels_for, loaded, network, write_eagle3
+
+BLOCK = 16
+OFF = SpeculativeConfig(off=True)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number. With a bar it is kept or missed; without, it only explains."""
+
+    case: str
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    better: Literal["more", "less"] = "more"
+    note: str = ""
+
+    @property
+    def kept(self) -> bool | None:
+        if self.bar is None:
+            return None
+        return self.value >= self.bar if self.better == "more" else self.value <= self.bar
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is asked of the device."""
+
+    size: Size
+    dtype: torch.dtype
+    context: int  # of one stream
+    verified: tuple[int, ...]
+    attention_rows: int
+    attention_context: int
+    streams: int
+    prompt_tokens: int
+    new_tokens: int
+    profiled_rows: int
+    profiled_context: int
+    decoded: int  # tokens of one stream
+    runs: int
+
+
+FULL = Effort(LLAMA_8B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
+SMALL = Effort(TINY, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
+
+
+class Bench:
+    """A device, an effort, and what several cases share."""
+
+    def __init__(self, device: torch.device, effort: Effort, folder: Path) -> None:
+        self.device, self.effort, self.folder = device, effort, folder
+        self._ceilings: Ceilings | None = None
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """Measured once in each process, before the first case that needs them."""
+        if self._ceilings is None:
+            small = self.device.type == "cpu"
+            self._ceilings = Ceilings.measure(self.device, **({"copy_bytes": 1 << 22, "product": 256} if small else {}))
+        return self._ceilings
+
+    def executor(self, **options: bool) -> GraphExecutor:
+        return network(self.effort.size, self.device, self.effort.dtype, **options)
+
+    @contextmanager
+    def engine(
+        self, speculative: SpeculativeConfig, rows: int, tokens_per_row: int, step_tokens: int = 2048, **options: bool
+    ) -> Iterator[MadeEngine]:
+        """An engine of its own, whose memory is free again behind it."""
+        folder = self.folder / "target"
+        folder.mkdir(parents=True, exist_ok=True)
+        engine = MadeEngine.make(loaded(self.effort.size, self.executor(**options), folder), speculative, rows, tokens_per_row, step_tokens)
+        try:
+            yield engine
+        finally:
+            engine.drop()
+            del engine
+            release(self.device)
+
+
+def release(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def batch(executor: GraphExecutor, rows: int, new: int, context: int) -> RaggedBatch:
+    """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens."""
+    blocks = -(-(context + new) // BLOCK)
+    tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
+    positions = torch.arange(context, context + new).repeat(rows)
+    row = torch.arange(rows).repeat_interleave(new)
+    return RaggedBatch(
+        token_ids=torch.randint(executor.vocab_size, (rows * new,)),
+        positions=positions,
+        slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+        query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
+        seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
+        block_tables=tables,
+        num_causal=torch.full((rows,), new, dtype=torch.int32),
+        tree_mask=torch.zeros(rows * new, dtype=torch.int64),
+        logits_indices=torch.arange(rows * new),
+        full_logits=torch.zeros(0, dtype=torch.int64),
+        block_size=BLOCK,
+    )
+
+
+def filled(executor: GraphExecutor, num_blocks: int) -> KVTensors:
+    """A cache whose places all hold something."""
+    kv = executor.allocate(num_blocks, BLOCK)
+    assert isinstance(kv, TorchKV)
+    for cache in (*kv.k, *kv.v):
+        cache.normal_()
+    return kv
+
+
+def machine(bench: Bench) -> Iterable[Figure]:
+    """The ceilings that everything else is held to."""
+    yield Figure("machine", "copy bandwidth", bench.ceilings.copied / 1e12, "TB/s", note="device to device, bytes read and written")
+    yield Figure("machine", "bfloat16 product", bench.ceilings.multiplied / 1e12, "TFLOP/s")
+    if bench.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(bench.device)
+        yield Figure("machine", "memory", total / 1e9, "GB", note=f"{free / 1e9:.1f} GB free at the start")
+
+
+def verification(bench: Bench) -> Iterable[Figure]:
+    """The network alone: passes of one row and some tokens against one token, and one token against the bandwidth."""
+    effort = bench.effort
+    executor = bench.executor()
+    kv = filled(executor, (effort.context + max(effort.verified)) // BLOCK + 2)
+    seconds: dict[int, float] = {}
+    for tokens in effort.verified:
+        made = batch(executor, 1, tokens, effort.context)
+        seconds[tokens] = device_seconds(lambda made=made: executor.start(made, kv), bench.device, effort.runs)
+    floor = (executor.weight_bytes + effort.context * executor.kv_block_bytes(1)) / bench.ceilings.copied
+    yield Figure("network", f"one token, context {effort.context}", seconds[1] * 1e3, "ms", note=f"floor {floor * 1e3:.2f} ms")
+    yield Figure("network", "share of the bandwidth", floor / seconds[1], "", note="weights and cache read, against the copy bandwidth")
+    bars = {8: 1.08, 16: 1.15}
+    for tokens in effort.verified[1:]:
+        yield Figure("verification", f"{tokens} tokens against 1", seconds[tokens] / seconds[1], "x", bars.get(tokens), "less")
+    report = executor.captured
+    yield Figure("graphs", "captured", report.num_graphs, "graphs", note=report.describe())
+
+
+def decode(bench: Bench) -> Iterable[Figure]:
+    """One stream through the engine, from the request to its tokens."""
+    effort = bench.effort
+    with bench.engine(OFF, 1, effort.context + effort.decoded + 16) as engine:
+        engine.add(effort.context - effort.decoded // 2, effort.decoded)
+        engine.until_decoding()
+        engine.step()
+        seconds: list[float] = []
+        tokens = 0
+        while engine.core.has_work:
+            started = time.perf_counter()
+            tokens += engine.step()
+            seconds.append(time.perf_counter() - started)
+        executor = engine.core.runner.executor
+        floor = (executor.weight_bytes + effort.context * executor.kv_block_bytes(1)) / bench.ceilings.copied
+        each = sum(seconds) / max(tokens, 1)
+        yield Figure("decode", f"one stream, context {effort.context}", 1 / each, "tokens/s", note=f"{each * 1e3:.2f} ms a token")
+        yield Figure("decode", "share of the bandwidth, end to end", floor / each, "", 0.85)
+        yield Figure("decode", "slowest step", max(seconds) * 1e3, "ms")
+
+
+def attention(bench: Bench) -> Iterable[Figure]:
+    """The kernel alone: many rows of a long context, one token each."""
+    effort, device = bench.effort, bench.device
+    if kernels_for(device) is None:
+        yield Figure("attention", "left out", 0.0, "", note="there is no Triton here")
+        return
+    from ...kernels.torch_executor import on_device
+    from ...kernels.triton.attention import ragged_paged_attention
+
+    config = effort.size.config
+    kv_heads, dim = config["num_key_value_heads"], config["head_dim"]
+    rows, context = effort.attention_rows, effort.attention_context
+    tables = -(-context // BLOCK)
+    k, v = (torch.randn(rows * tables * BLOCK, kv_heads, dim, device=device).to(effort.dtype) for _ in range(2))
+    q = torch.randn(rows, config["num_attention_heads"], dim, device=device).to(effort.dtype)
+    moved = on_device(_rows_of_one(rows, context, tables), device)
+
+    def attend() -> object:
+        return ragged_paged_attention(q, k, v, moved, dim**-0.5)
+
+    seconds = graph_seconds(attend, device, runs=effort.runs)
+    rate = rows * context * kv_heads * dim * 2 * k.element_size() / seconds
+    yield Figure("attention", f"{rows} rows of {context}", seconds * 1e6, "us", note=f"{rate / 1e12:.2f} TB/s")
+    yield Figure("attention", "share of the bandwidth", rate / bench.ceilings.copied, "", 0.8)
+
+
+def _rows_of_one(rows: int, context: int, blocks: int) -> RaggedBatch:
+    """One token at the end of each row's context; blocks in a random order, as after some time of serving."""
+    order = torch.randperm(rows * blocks, generator=torch.Generator().manual_seed(0)).int().view(rows, blocks)
+    last = torch.full((rows,), context - 1)
+    slots = order[torch.arange(rows), last // BLOCK].long() * BLOCK + last % BLOCK
+    return RaggedBatch(
+        token_ids=torch.zeros(rows, dtype=torch.int64),
+        positions=last,
+        slot_mapping=slots,
+        query_start_loc=torch.arange(rows + 1, dtype=torch.int32),
+        seq_lens=torch.full((rows,), context, dtype=torch.int32),
+        block_tables=order,
+        num_causal=torch.ones(rows, dtype=torch.int32),
+        tree_mask=torch.zeros(rows, dtype=torch.int64),
+        logits_indices=torch.arange(rows),
+        full_logits=torch.zeros(0, dtype=torch.int64),
+        block_size=BLOCK,
+    )
+
+
+def profile(bench: Bench) -> Iterable[Figure]:
+    """How busy the device is while many rows decode, and what the host does meanwhile."""
+    from torch.profiler import ProfilerActivity
+
+    effort = bench.effort
+    rows, steps = effort.profiled_rows, 20 if bench.device.type == "cuda" else 2
+    with bench.engine(OFF, rows, effort.profiled_context + 4 * steps + 32) as engine:
+        for _ in range(rows):
+            engine.add(effort.profiled_context, 4 * steps + 16)
+        engine.until_decoding()
+        for _ in range(4):
+            engine.step()
+        synchronize(bench.device)
+        started = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        each = (time.perf_counter() - started) / steps
+        yield Figure("profile", f"a step of {rows} rows", each * 1e3, "ms", note=f"{rows / each:,.0f} tokens/s")
+        activities = [ProfilerActivity.CUDA] if bench.device.type == "cuda" else [ProfilerActivity.CPU]
+        synchronize(bench.device)
+        with torch.profiler.profile(activities=activities) as found:
+            for _ in range(steps):
+                engine.step()
+            synchronize(bench.device)
+        spans = _device_spans(found)
+        if spans:
+            busy, whole = _busy(spans)
+            yield Figure("profile", "device busy", busy / whole, "", 0.95, note=f"{len(spans) / steps:.0f} kernels and copies a step")
+            yield Figure("profile", "device time of a step", busy / steps / 1e3, "ms")
+        runner = engine.core.runner
+        from ..overlapped_runner import OverlappedRunner
+
+        if isinstance(runner, OverlappedRunner) and runner.num_ahead:
+            yield Figure("profile", "steps begun ahead and used", runner.num_used / runner.num_ahead, "", note=f"of {runner.num_ahead}")
+
+
+def _device_spans(found: torch.profiler.profile) -> list[tuple[float, float]]:
+    """(start, end) in microseconds of everything that ran on the device."""
+    spans: list[tuple[float, float]] = []
+    for event in found.events() or []:
+        if "cuda" in str(getattr(event, "device_type", "")).lower():
+            spans.append((event.time_range.start, event.time_range.end))
+    return sorted(spans)
+
+
+def _busy(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """Time covered by any span, and from the first to the last."""
+    covered, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered, reached - spans[0][0]
+
+
+def synthetic(bench: Bench) -> Iterable[Figure]:
+    """Plain decoding against guesses of which 80 % pass, k = 4, one stream."""
+    effort = bench.effort
+    config = SpeculativeConfig((SyntheticConfig(4),), adaptive=False, synthetic_rates=(0.8,))
+    rates: dict[str, list[float]] = {"off": [], "synthetic": []}
+    with bench.engine(config, 1, effort.context + 2 * effort.decoded + 64) as engine:
+        for turn in range(3 if bench.device.type == "cuda" else 1):
+            for method in rates if turn % 2 else reversed(rates):
+                engine.add(effort.context - effort.decoded // 2, effort.decoded, method)
+                engine.until_decoding()
+                engine.step()
+                started, tokens = time.perf_counter(), engine.finish()
+                rates[method].append(tokens / (time.perf_counter() - started))
+        stats = engine.core.stats()
+    plain, guessed = (statistics.median(rates[name]) for name in ("off", "synthetic"))
+    accepted = 1 + stats.num_accepted_tokens / max(stats.num_drafts, 1)
+    yield Figure("synthetic", "against plain decoding", guessed / plain, "x", 2.8, note=f"{accepted:.2f} tokens a step")
+    yield Figure("synthetic", "one stream", guessed, "tokens/s", note=f"plain {plain:,.0f}")
+
+
+def eagle(bench: Bench) -> Iterable[Figure]:
+    """What an EAGLE-3-shaped head with k = 5 takes of a step. Its weights are random: what it guesses is refused."""
+    effort = bench.effort
+    folder = write_eagle3(effort.size, bench.folder / "eagle3", bench.device, effort.dtype)
+    config = SpeculativeConfig((EagleConfig(str(folder), "eagle3", 5),), adaptive=False)
+    with bench.engine(config, 1, effort.context + 2 * effort.decoded + 64) as engine:
+        engine.add(effort.context - effort.decoded // 2, effort.decoded)
+        engine.until_decoding()
+        for _ in range(3):
+            engine.step()
+        core = engine.core
+        before = core.num_steps, sum(core.proposers.draft_seconds), core.target_seconds
+        started = time.perf_counter()
+        engine.finish()
+        whole = time.perf_counter() - started
+        steps = core.num_steps - before[0]
+        draft, target = sum(core.proposers.draft_seconds) - before[1], core.target_seconds - before[2]
+        health = core.proposers.stats()[0]
+    yield Figure("eagle", "draft time against the target's step", draft / target, "", 0.12, "less", f"{health.num_failures} failures")
+    yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")
+    whole_ms = whole / max(steps, 1) * 1e3
+    yield Figure("eagle", "target time of a step", target / max(steps, 1) * 1e3, "ms", note=f"whole step {whole_ms:.2f} ms")
+
+
+def throughput(bench: Bench) -> Iterable[Figure]:
+    """Many streams at once, from prompts to the last token: ours."""
+    effort = bench.effort
+    tokens_per_row = effort.prompt_tokens + effort.new_tokens
+    with bench.engine(OFF, effort.streams, tokens_per_row + 16, step_tokens=8192) as engine:
+        warm = [engine.add(effort.prompt_tokens, 4) for _ in range(effort.streams)]
+        engine.finish()
+        assert all(request.num_output_tokens == 4 for request in warm)
+        for _ in range(effort.streams):
+            engine.add(effort.prompt_tokens, effort.new_tokens)
+        tokens = 0
+
+        def run() -> None:
+            nonlocal tokens
+            tokens = engine.finish()
+
+        seconds = wall_seconds(run, bench.device)
+    yield Figure("throughput", f"{effort.streams} streams", tokens / seconds, "tokens/s", note=f"{seconds:.1f} s in all")
+
+
+def transformers_throughput(bench: Bench) -> Iterable[Figure]:
+    """The same requests through transformers' continuous batching, with all its defaults (on a CPU it needs to be told sizes)."""
+    import transformers
+
+    effort, device = bench.effort, bench.device
+    config = transformers.LlamaConfig(**effort.size.config, eos_token_id=None, bos_token_id=None, pad_token_id=0)
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM._from_config(config, dtype=effort.dtype, attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(8, config.vocab_size, (effort.streams, effort.prompt_tokens), generator=generator).tolist()
+    settings = transformers.GenerationConfig(max_new_tokens=effort.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+    sizes = {}
+    if device.type == "cpu":
+        sizes["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)
+
+    def run(new_tokens: int) -> int:
+        outputs = model.generate_batch(inputs=prompts, generation_config=settings, max_new_tokens=new_tokens, **sizes)
+        return sum(len(output.generated_tokens) for output in outputs.values())
+
+    run(4)
+    tokens = 0
+
+    def measured() -> None:
+        nonlocal tokens
+        tokens = run(effort.new_tokens)
+
+    seconds = wall_seconds(measured, device)
+    said = f"{tokens} tokens in {seconds:.1f} s"
+    yield Figure("throughput", "transformers' continuous batching", tokens / seconds, "tokens/s", note=said)
+    release(device)
+
+
+def invariant(bench: Bench) -> Iterable[Figure]:
+    """What batch-invariant mode costs, and whether it is what it says: the same bits alone, among others and with guesses behind."""
+    effort = bench.effort
+    executor = bench.executor(is_batch_invariant=True) if kernels_for(bench.device) is not None else bench.executor()
+    rows = min(effort.profiled_rows, 16)
+    blocks = -(-(effort.context + 8) // BLOCK)
+    kv = filled(executor, rows * blocks + 1)
+    together = batch(executor, rows, 1, effort.context)
+    alone = _first_row(together)
+    chain = replace(batch(executor, 1, 4, effort.context), block_tables=alone.block_tables)
+    chain.token_ids[0] = alone.token_ids[0]
+    first = [_scores(executor, made, kv) for made in (alone, together, chain)]
+    same = all(torch.equal(first[0], scores) for scores in first[1:])
+    seconds = device_seconds(lambda: executor.start(alone, kv), bench.device, effort.runs)
+    yield Figure("invariant", "same bits in any batch", float(same), "", 1.0 if executor.is_batch_invariant else None)
+    yield Figure("invariant", f"one token, context {effort.context}", seconds * 1e3, "ms")
+
+
+def _first_row(made: RaggedBatch) -> RaggedBatch:
+    """The first row of rows of one token."""
+    return replace(
+        made,
+        token_ids=made.token_ids[:1],
+        positions=made.positions[:1],
+        slot_mapping=made.slot_mapping[:1],
+        query_start_loc=made.query_start_loc[:2],
+        seq_lens=made.seq_lens[:1],
+        block_tables=made.block_tables[:1],
+        num_causal=made.num_causal[:1],
+        tree_mask=made.tree_mask[:1],
+        logits_indices=made.logits_indices[:1],
+    )
+
+
+def _scores(executor: GraphExecutor, made: RaggedBatch, kv: KVTensors) -> torch.Tensor:
+    """The first token's logits."""
+    logits = executor.run(replace(made, full_logits=torch.zeros(1, dtype=torch.int64)), kv).logits
+    assert logits is not None
+    return logits[0].clone()
+
+
+def fp8(bench: Bench) -> Iterable[Figure]:
+    """One token with 8-bit weights."""
+    if kernels_for(bench.device) is None:
+        yield Figure("fp8", "left out", 0.0, "", note="there is no Triton here")
+        return
+    effort = bench.effort
+    executor = bench.executor(fp8=True)
+    kv = filled(executor, effort.context // BLOCK + 4)
+    for tokens in (1, 8):
+        made = batch(executor, 1, tokens, effort.context)
+        seconds = device_seconds(lambda made=made: executor.start(made, kv), bench.device, effort.runs)
+        yield Figure("fp8", f"{tokens} tokens, context {effort.context}", seconds * 1e3, "ms")
+
+
+def memory(bench: Bench) -> Iterable[Figure]:
+    """The memory plan of a server with this model."""
+    if bench.device.type != "cuda":
+        yield Figure("memory", "left out", 0.0, "", note="a plan for GPUs")
+        return
+    from .. import gpu_memory
+    from ..config import SchedulerConfig
+
+    executor = bench.executor()
+    plan = gpu_memory.measure(bench.device, 0.9, lambda: gpu_memory.run_largest_step([executor], SchedulerConfig(), BLOCK))
+    yield Figure("memory", "left for the cache", plan.for_cache / 1e9, "GB", note=plan.describe())
+    yield Figure("memory", "tokens in it", plan.for_cache / executor.kv_block_bytes(1), "tokens")
+
+
+CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
+    "machine": machine,
+    "verification": verification,
+    "decode": decode,
+    "attention": attention,
+    "profile": profile,
+    "synthetic": synthetic,
+    "eagle": eagle,
+    "throughput": throughput,
+    "transformers": transformers_throughput,
+    "fp8": fp8,
+    "invariant": invariant,
+    "memory": memory,
+}
+"""In the order of what matters most: time may run out."""

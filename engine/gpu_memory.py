@@ -1,0 +1,109 @@
+"""How much of a GPU's memory the KV caches get: what is left of its share after weights, a profiled step and graphs.
+
+Owns the sum and the refusal when it does not come out. Knows no cache layout and no block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..kernels.graphs import GraphExecutor
+from ..kernels.layout import RaggedBatch
+from .config import SchedulerConfig
+from .errors import ConfigError
+
+GRAPH_BYTES = 256 * 2**20
+"""Set aside for captured graphs: their buffers and what the driver keeps for each."""
+
+PROFILED_BLOCKS = 8
+"""Blocks of the small cache that the profiled step runs over. Its tokens are padding: they write and read none."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of one GPU."""
+
+    device: str  # its name
+    total: int
+    utilization: float  # the share of the total that this process may use
+    others: int  # taken by other processes
+    weights: int  # of the target and its drafters, and whatever else stands already
+    step: int  # that the largest step needs beyond them
+    graphs: int = GRAPH_BYTES
+
+    @property
+    def for_cache(self) -> int:
+        return int(self.total * self.utilization) - self.others - self.weights - self.step - self.graphs
+
+    def require(self, sequence_bytes: int, tokens: int) -> int:
+        """Bytes for the caches. Raises ConfigError if not even one sequence of so many tokens fits."""
+        if self.for_cache < sequence_bytes:
+            raise ConfigError(
+                f"{self.device}: {_gb(self.for_cache)} are left for the KV cache, but one sequence of {tokens:,} tokens needs "
+                f"{_gb(sequence_bytes)}: {self.describe()}; raise gpu_memory_utilization, lower max_model_len or "
+                "max_num_batched_tokens, or use quantization fp8"
+            )
+        return self.for_cache
+
+    def describe(self) -> str:
+        """`126.9 GB (0.90 of 141.0 GB) less 16.1 GB weights, 1.2 GB for a step, 0.3 GB for graphs`."""
+        others = f" and {_gb(self.others)} of other processes" if self.others else ""
+        return (
+            f"{_gb(int(self.total * self.utilization))} ({self.utilization:.2f} of {_gb(self.total)}) less {_gb(self.weights)} weights, "
+            f"{_gb(self.step)} for a step, {_gb(self.graphs)} for graphs{others}"
+        )
+
+
+def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> GpuMemory:
+    """What stands on the device now, and what a step takes on top. The networks must be loaded, caches not yet allocated."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_largest_step()
+    torch.cuda.synchronize(device)
+    step = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    # The context of this process counts among the others: nobody can use its memory.
+    others = max(total - free - own, 0)
+    return GpuMemory(torch.cuda.get_device_name(device), total, utilization, others, before, step)
+
+
+def run_largest_step(executors: Sequence[GraphExecutor], scheduler: SchedulerConfig, block_size: int) -> None:
+    """One pass of each network over as many tokens as a step may have, with whole scores for as many as may want them."""
+    for executor in executors:
+        program = executor.program
+        tokens = min(scheduler.max_num_batched_tokens, executor.max_model_len)
+        wanted = min(tokens, scheduler.max_num_seqs + scheduler.max_draft_tokens_per_step) if program.logits else 0
+        kv = executor.allocate(PROFILED_BLOCKS, block_size)
+        inputs = {name: torch.zeros(tokens, width) for name, width in program.inputs.items()}
+        hidden = tuple(range(min(3, len(program.boundaries))))
+        executor.run(padding(tokens, wanted, block_size), kv, hidden, inputs)
+
+
+def padding(tokens: int, wanted: int, block_size: int) -> RaggedBatch:
+    """Tokens that are computed and written nowhere, in one empty row; whole scores of the first `wanted`."""
+    zeros, nobody = torch.zeros(tokens, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    scores = torch.arange(wanted)
+    return RaggedBatch(
+        token_ids=zeros,
+        positions=zeros,
+        slot_mapping=zeros - 1,
+        query_start_loc=torch.zeros(2, dtype=torch.int32),
+        seq_lens=nobody,
+        block_tables=torch.zeros(1, 1, dtype=torch.int32),
+        num_causal=nobody,
+        tree_mask=zeros,
+        logits_indices=scores,
+        full_logits=scores,
+        block_size=block_size,
+    )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

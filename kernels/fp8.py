@@ -1,0 +1,67 @@
+"""Products with 8-bit float weights on GPUs that multiply them (Hopper, Ada): half the bytes of bfloat16 to read.
+
+Weights are e4m3 with a scale for each output (Micikevicius et al. 2022). Few rows multiply them as they are, which is a matter of
+reading; many rows are made e4m3 too, with a scale for each row. Owns the number format; knows no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+UNIT = 16
+"""Inputs and outputs must be multiples of this."""
+
+LEAST_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs that multiply e4m3."""
+
+
+@dataclass(frozen=True)
+class Fp8Matrix:
+    """A weight [out, in] as weight[o, i] = values[o, i] * scales[o]."""
+
+    values: Tensor  # [out, in] e4m3
+    scales: Tensor  # [out, 1] float32
+
+    @staticmethod
+    def fits(shape: tuple[int, ...]) -> bool:
+        """Whether the hardware multiplies a weight of this shape."""
+        return all(size % UNIT == 0 for size in shape)
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Fp8Matrix:
+        return cls(*quantised(weight))
+
+    def product(
+        self, bias: Tensor | None, few: Callable[[Tensor, Tensor], Tensor], most_few: int
+    ) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """(x [T, in], residual [T, out] or None) -> x @ weight.T + bias + residual, in x's dtype.
+
+        few: (x, values) -> x @ values.T for at most most_few rows of x, in x's dtype.
+        """
+        columns, scales = self.values.t(), self.scales.t().contiguous()
+
+        def apply(x: Tensor, residual: Tensor | None) -> Tensor:
+            if 0 < len(x) <= most_few:
+                out = few(x, self.values)
+                out = out * scales.to(x) if residual is None else torch.addcmul(residual, out, scales.to(x))
+            else:
+                narrow, row_scales = quantised(x)
+                out = torch._scaled_mm(narrow, columns, row_scales, scales, out_dtype=x.dtype, use_fast_accum=True)
+                out = out if residual is None else out.add_(residual)
+            return out if bias is None else out.add_(bias)
+
+        return apply
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [n, k] as e4m3 [n, k] times scales [n, 1] float32; a row of zeros has scale 1."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True) / LARGEST
+    scales = torch.where(scales > 0, scales, 1.0)
+    return (wide / scales).clamp(-LARGEST, LARGEST).to(FP8), scales

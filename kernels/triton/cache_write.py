@@ -1,0 +1,195 @@
+"""What stands between the q | k | v product and attention, in one Triton launch: norms of q and k, rotation, the cache write."""
+
+# a launch takes options that are no parameters
+# pyright: reportCallIssue=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import ceil_div, power_of_two
+
+_HEADS = 4
+"""Most heads that one program handles."""
+
+
+def rotate_and_store(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    table: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor | None:
+    """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None).
+
+    q [T, heads, k_dim], k [T, kv_heads, k_dim], v [T, kv_heads, v_dim]: views into one buffer will do, as long as the heads of a
+    token lie side by side. k_cache, v_cache: one layer of TorchKV. slot_mapping, positions [T] int64; slot -1 is written nowhere.
+    table [length, 2 n]: cosines, then sines (`rope_table_values`); None = no rotation; dimensions past 2 n stay as they are.
+    q_norm, k_norm [k_dim]: weights of an RMS norm over each head, whatever is stored less one already added; None = no norm.
+    """
+    tokens, kv_heads, k_dim = k.shape
+    heads = 0 if q is None else q.shape[1]
+    rotated = 0 if table is None else table.shape[1] // 2
+    out = None if q is None else torch.empty(tokens, heads, k_dim, dtype=q.dtype, device=q.device)
+    if not tokens:
+        return out
+    q_blocks, kv_blocks = ceil_div(heads, _HEADS), ceil_div(kv_heads, _HEADS)
+    _rotate_and_store[(tokens, q_blocks + 2 * kv_blocks)](
+        q,
+        k,
+        v,
+        out,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        positions,
+        table,
+        q_norm,
+        k_norm,
+        0 if q is None else q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        K_DIM=k_dim,
+        V_DIM=v.shape[2],
+        ROTATED=rotated,
+        ROTATED_PAD=power_of_two(rotated),
+        REST_PAD=power_of_two(k_dim - 2 * rotated),
+        V_PAD=power_of_two(v.shape[2]),
+        HAS_NORM=k_norm is not None,
+        HEAD_BLOCK=_HEADS,
+        num_warps=2,
+    )
+    return out
+
+
+@triton.jit
+def _rotate_and_store(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_ptr,
+    position_ptr,
+    table_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ROTATED_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    V_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+):
+    Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
+    KV_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    slot = tl.load(slot_ptr + token).to(tl.int64)
+    # Names of one branch must not meet those of another, so each is a function.
+    if block < Q_BLOCKS:
+        if HEADS > 0:
+            head = block * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
+            _normed_and_rotated(
+                q_ptr + token * q_stride + head * K_DIM,
+                out_ptr + (token * HEADS + head) * K_DIM,
+                head < HEADS,
+                q_norm_ptr,
+                table_ptr,
+                position_ptr + token,
+                eps,
+                K_DIM,
+                ROTATED,
+                ROTATED_PAD,
+                REST_PAD,
+                HAS_NORM,
+            )
+    elif block < Q_BLOCKS + KV_BLOCKS:
+        head = (block - Q_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
+        _normed_and_rotated(
+            k_ptr + token * k_stride + head * K_DIM,
+            k_cache_ptr + (slot * KV_HEADS + head) * K_DIM,
+            (head < KV_HEADS) & (slot >= 0),
+            k_norm_ptr,
+            table_ptr,
+            position_ptr + token,
+            eps,
+            K_DIM,
+            ROTATED,
+            ROTATED_PAD,
+            REST_PAD,
+            HAS_NORM,
+        )
+    else:
+        head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
+        dim = tl.arange(0, V_PAD)[None, :]
+        kept = (head < KV_HEADS) & (slot >= 0) & (dim < V_DIM)
+        v = tl.load(v_ptr + token * v_stride + head * V_DIM + dim, mask=kept, other=0.0)
+        tl.store(v_cache_ptr + (slot * KV_HEADS + head) * V_DIM + dim, v.to(v_cache_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _normed_and_rotated(
+    source,
+    target,
+    kept,
+    norm_ptr,
+    table_ptr,
+    position_at,
+    eps,
+    K_DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ROTATED_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Heads at source [n, 1] to target [n, 1], in three pieces: the two halves that turn, and what does not."""
+    REST: tl.constexpr = K_DIM - 2 * ROTATED
+    square = tl.zeros(kept.shape, tl.float32)
+    if ROTATED > 0:
+        dim = tl.arange(0, ROTATED_PAD)[None, :]
+        in_half = kept & (dim < ROTATED)
+        first = tl.load(source + dim, mask=in_half, other=0.0).to(tl.float32)
+        second = tl.load(source + ROTATED + dim, mask=in_half, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            square += tl.sum(first * first + second * second, 1, keep_dims=True)
+    if REST > 0:
+        rest_dim = 2 * ROTATED + tl.arange(0, REST_PAD)[None, :]
+        in_rest = kept & (rest_dim < K_DIM)
+        rest = tl.load(source + rest_dim, mask=in_rest, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            square += tl.sum(rest * rest, 1, keep_dims=True)
+    length = tl.sqrt(square / K_DIM + eps)
+    if ROTATED > 0:
+        row = table_ptr + tl.load(position_at).to(tl.int64) * (2 * ROTATED)
+        cos = tl.load(row + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+        sin = tl.load(row + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            first = first / length * tl.load(norm_ptr + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+            second = second / length * tl.load(norm_ptr + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+        tl.store(target + dim, (first * cos - second * sin).to(target.dtype.element_ty), mask=in_half)
+        tl.store(target + ROTATED + dim, (second * cos + first * sin).to(target.dtype.element_ty), mask=in_half)
+    if REST > 0:
+        if HAS_NORM:
+            rest = rest / length * tl.load(norm_ptr + rest_dim, mask=rest_dim < K_DIM, other=0.0).to(tl.float32)
+        tl.store(target + rest_dim, rest.to(target.dtype.element_ty), mask=in_rest)

@@ -1,0 +1,20 @@
+"""Sizes that all launches share: powers of two, warps, and how many programs fill a GPU. Depends on shapes only, never on values."""
+
+from __future__ import annotations
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200. A constant, so that how work is cut, and with it every bit of the results, is the same on all machines."""
+
+
+def power_of_two(n: int, at_least: int = 1) -> int:
+    """The smallest power of two that is no less than n and at_least."""
+    return 1 << (max(n, at_least) - 1).bit_length()
+
+
+def ceil_div(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def warps_for(elements: int) -> int:
+    """Warps of a program that handles a vector of this many elements: 8 a thread, 16 bytes of bfloat16."""
+    return min(max(elements // 256, 1), 16)

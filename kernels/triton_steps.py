@@ -1,0 +1,162 @@
+"""Ops of a program bound to Triton kernels: which kernel stands for which op. The kernels themselves are in triton/.
+
+What has no kernel here is left to the reference in torch_executor.py. Knows no graph; nothing bound here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .fp8 import Fp8Matrix
+from .program import Activation, ArgMax, Attention, Linear, Op, RMSNorm
+from .torch_executor import Binder, Pass, Step
+from .triton.activations import activation, gated_activation
+from .triton.argmax import best_of_rows
+from .triton.attention import ragged_paged_attention
+from .triton.cache_write import rotate_and_store
+from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
+from .triton.norms import rms_norm
+
+SPLIT_PLACES = 512
+"""In batch-invariant mode every context is cut here, whatever else runs."""
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""x [T, in], residual [T, out] or None -> [T, out]."""
+
+
+class TritonKernels:
+    """Implements `Kernels`. One object for one network: its products share scratch."""
+
+    def __init__(
+        self, is_batch_invariant: bool = False, fp8: bool = False, fp8_head: bool = False, skinny_rows: int = MAX_ROWS
+    ) -> None:
+        """is_batch_invariant: tiles and splits that depend on nothing but the network. fp8: weights of all products but the
+        head's; fp8_head: of that too. skinny_rows: products of more rows are cuBLAS's; 0 = all are."""
+        self.is_batch_invariant = is_batch_invariant
+        self._fp8, self._fp8_head = fp8, fp8_head
+        self._skinny_rows = min(skinny_rows, MAX_ROWS)
+        self._workspace: Workspace | None = None
+
+    def step(self, op: Op, bind: Binder) -> Step | None:
+        match op:
+            case RMSNorm():
+                return _rms_norm(op, bind)
+            case Linear():
+                return _linear(op, self._product(op, bind))
+            case Attention():
+                return _attention(op, bind, SPLIT_PLACES if self.is_batch_invariant else None)
+            case Activation():
+                return _activation(op)
+            case ArgMax():
+                return _best(op)
+            case _:
+                return None
+
+    def _product(self, op: Linear, bind: Binder) -> Product:
+        bias = bind.biases(op)
+        if self._workspace is None:
+            self._workspace = Workspace(bind.device)
+        workspace, skinny_rows = self._workspace, self._skinny_rows
+        if self._narrows(op, bind):
+            narrow = bind.weights.get(op.weights, "fp8", bind.dtype, lambda: Fp8Matrix.of(bind.packed(op.weights).t()))
+            return narrow.product(bias, lambda x, values: skinny_linear(x, values, workspace), skinny_rows)
+        matrix = bind.matrix(op.weights)  # [in, out]: on a GPU a view of what checkpoints have
+        weight = matrix.t().contiguous()
+        if self.is_batch_invariant:
+            return lambda x, residual: fixed_linear(x, weight, bias, residual)
+
+        def product(x: Tensor, residual: Tensor | None) -> Tensor:
+            if 0 < len(x) <= skinny_rows:
+                return skinny_linear(x, weight, workspace, bias, residual)
+            if residual is None:
+                return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
+            out = torch.addmm(residual, x, matrix)
+            return out if bias is None else out.add_(bias)
+
+        return product
+
+
+    def _narrows(self, op: Linear, bind: Binder) -> bool:
+        """Whether the weights become 8 bits: those that the hardware multiplies so and that no other network holds wider."""
+        if self.is_batch_invariant or not (self._fp8_head if bind.logits in op.outputs else self._fp8):
+            return False
+        return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
+
+
+def _linear(op: Linear, product: Product) -> Step:
+    x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
+
+    def step(state: Pass) -> None:
+        buffers = state.buffers
+        buffers[output] = product(buffers[x], None if residual is None else buffers[residual])
+
+    return step
+
+
+def _rms_norm(op: RMSNorm, bind: Binder) -> Step:
+    weight = bind.load(op.weight) if op.weight else None
+    bias = bind.load(op.bias) if op.bias else None
+    (x,), (output,) = op.inputs, op.outputs
+
+    def step(state: Pass) -> None:
+        state.buffers[output] = rms_norm(state.buffers[x], weight, op.eps, bias, op.add_one)
+
+    return step
+
+
+def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
+    spec, layer, num_heads = bind.kv_layers[op.layer], op.layer, op.num_heads
+    k_start = num_heads * spec.k_dim
+    v_start = k_start + spec.num_kv_heads * spec.k_dim
+    q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if op.k_norm else None for name in (op.q_norm, op.k_norm))
+
+    def step(state: Pass) -> None:
+        buffers, batch = state.buffers, state.batch
+        packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
+        tokens = len(packed)
+        q = rotate_and_store(
+            packed[:, :k_start].view(tokens, num_heads, spec.k_dim) if num_heads else None,
+            packed[:, k_start:v_start].view(tokens, spec.num_kv_heads, spec.k_dim),
+            packed[:, v_start:].view(tokens, spec.num_kv_heads, spec.v_dim),
+            state.kv.k[layer],
+            state.kv.v[layer],
+            batch.slot_mapping,
+            batch.positions,
+            state.tables[op.rope] if op.rope else None,
+            q_norm,
+            k_norm,
+            op.norm_eps,
+        )
+        if q is not None:
+            attended = ragged_paged_attention(
+                q, state.kv.k[layer], state.kv.v[layer], batch, op.scale, spec.window, op.softcap, split_places
+            )
+            buffers[op.outputs[0]] = attended.view(tokens, -1)
+
+    return step
+
+
+def _activation(op: Activation) -> Step:
+    names, output = op.inputs, op.outputs[0]
+
+    def step(state: Pass) -> None:
+        buffers = state.buffers
+        first = buffers[names[0]]
+        if op.gated:
+            buffers[output] = gated_activation(first, buffers[names[1]] if len(names) == 2 else None, op.function)
+        else:
+            buffers[output] = activation(first, op.function)
+
+    return step
+
+
+def _best(op: ArgMax) -> Step:
+    (x,), (columns, values) = op.inputs, op.outputs
+
+    def step(state: Pass) -> None:
+        state.buffers[values], state.buffers[columns] = best_of_rows(state.buffers[x])
+
+    return step

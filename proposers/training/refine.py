@@ -1,0 +1,68 @@
+"""Which of its own answers a target is refined on: rejection sampling (https://arxiv.org/abs/2308.01825). Generates and trains nothing.
+
+Kept are answers that came to their end, are of the form that was asked for, define the function that was asked for, do not go round in
+circles, and differ from one another. What is learned from them is not new knowledge but to do always what succeeds sometimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .answers import check_answer
+from .encoding import Prompt
+
+LONGEST_PERIOD = 48                  # tokens of one round: about four lines of code
+SHORTEST_CIRCLE = 12                 # repeated tokens, few enough to be meant: "1, 1, 1", or a rule of dashes
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One answer of the target."""
+
+    prompt: Prompt
+    prompt_token_ids: list[int]
+    token_ids: list[int]             # with the end token, if it came to that
+    text: str
+    ended: bool                      # by itself
+
+
+def chosen(candidates: Iterable[Candidate], most: int) -> Iterator[int]:
+    """Places of the good ones, at most `most` different ones for each prompt."""
+    taken: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for number, candidate in enumerate(candidates):
+        before = taken.setdefault(tuple(candidate.prompt_token_ids), set())
+        answer = tuple(candidate.token_ids)
+        if len(before) < most and answer not in before and is_good(candidate):
+            before.add(answer)
+            yield number
+
+
+def is_good(candidate: Candidate) -> bool:
+    """Of good form, as far as that can be told without knowing whether it is true."""
+    finding = check_answer(candidate.prompt, candidate.text)
+    repeats = (finding is None or finding.kind == "python") and goes_in_circles(candidate.token_ids)     # rows of JSON may be alike
+    formed = finding is None or finding.fault is None
+    return candidate.ended and formed and not repeats and heading(candidate.prompt) in candidate.text
+
+
+def heading(prompt: Prompt) -> str:
+    """How the first function of the reference begins, if the prompt says so too: "" where that is left to the answer."""
+    reference = str(prompt.reference.get("content") or "")
+    asked = str(prompt.messages[-1].get("content") or "")
+    first = next((line.strip() for line in reference.splitlines() if line.lstrip().startswith("def ")), "")
+    signature = first.removeprefix("def ").rstrip(":")
+    return signature if signature in asked else ""
+
+
+def goes_in_circles(token_ids: Sequence[int]) -> bool:
+    """Whether some stretch of tokens comes three times on end."""
+    ids = np.asarray(token_ids)
+    for period in range(1, min(LONGEST_PERIOD, len(ids) // 3) + 1):
+        same = np.concatenate(([0], ids[period:] == ids[:-period], [0]))
+        edges = np.flatnonzero(np.diff(same))
+        if len(edges) and (edges[1::2] - edges[::2]).max() >= max(2 * period, SHORTEST_CIRCLE):
+            return True
+    return False

@@ -1,0 +1,26 @@
+"""How `--help` of a command looks: flags and their meaning in two columns that fit the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+MAX_WIDTH = 100
+"""Longer lines are hard to read, however wide the terminal."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Description and examples as they were written; of a flag's spellings the first one and the short ones."""
+
+    def __init__(self, prog: str) -> None:
+        columns = shutil.get_terminal_size().columns
+        super().__init__(prog, max_help_position=30, width=min(columns - 1, MAX_WIDTH))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        first, *others = action.option_strings
+        # Long spellings after the first are those of other programs; a single dash is short unless it is one of these (-spec-draft-tp).
+        shown = [first, *(other for other in others if not other.startswith("--") and len(other) <= 3)]
+        value = "" if action.nargs == 0 else " " + self._format_args(action, self._get_default_metavar_for_optional(action))
+        return ", ".join(shown) + value

@@ -1,0 +1,76 @@
+"""Forms of a flag's value: how a word of the command line becomes a number, a name, a key. Knows no flag.
+
+argparse turns their ArgumentTypeError into "argument --port: ...".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+
+
+def count(text: str) -> int:
+    """A positive integer. As in vLLM 1k is 1000 and 1K is 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+    number = float(match[1]) * scale[match[2]] if match else 0.0
+    if number < 1 or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(number)
+
+
+def key(text: str) -> str:
+    """One that a header can carry. An empty one, from a variable that is not set, would let everybody in."""
+    if not re.fullmatch(r"[!-~]+", text):
+        raise argparse.ArgumentTypeError("must be printable ASCII without spaces, and not empty")
+    return text
+
+
+def name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    number = seconds(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return number
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return number
+
+
+def share(text: str) -> float:
+    number = positive(text)
+    if number > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
+    return number
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """`["https://a.example"]`, `https://a.example,https://b.example` or `*`."""
+    if not text.lstrip().startswith("["):
+        return tuple(origin.strip() for origin in text.split(",") if origin.strip())
+    try:
+        listed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not a JSON list: {error}") from None
+    if not all(isinstance(origin, str) for origin in listed):
+        raise argparse.ArgumentTypeError("every origin must be a string")
+    return tuple(listed)

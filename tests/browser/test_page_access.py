@@ -1,0 +1,205 @@
+"""The page for everyone: by keyboard alone, on a narrow phone, in the dark, with little contrast to spare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+FUNCTION = "Write a Python function that adds up a list."
+
+CONTRASTS = """() => {
+  const parse = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return text.startsWith("color(") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
+  };
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 1) return colour;
+    }
+    return [255, 255, 255, 1];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(".visually-hidden, noscript, :disabled")) continue;
+    const [a, b] = [luminance(parse(getComputedStyle(element).color)), luminance(behind(element))].sort((x, y) => y - x);
+    found.push([(a + 0.05) / (b + 0.05), walker.currentNode.data.trim().slice(0, 40), element.className]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(open_tab: Callable[..., Any], scheme: str) -> None:
+    tab = open_tab(color_scheme=scheme)
+    checked = []
+
+    def check() -> None:
+        found = tab.page.evaluate(CONTRASTS)
+        assert not [entry for entry in found if entry[0] < 4.5]
+        checked.extend(found)
+
+    check()
+    tab.ask(FUNCTION)
+    tab.page.click("#settings-toggle")
+    tab.page.locator(".tokens .token:not(.of-target)").first.hover()
+    check()
+    tab.page.click("#race-open")
+    tab.page.wait_for_selector("#race[data-state=done]")
+    check()
+    tab.page.keyboard.press("Escape")
+    tab.page.click("#tab-metrics")
+    tab.page.wait_for_selector("#proposers tr")
+    check()
+    assert len(checked) > 150
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_six_proposers_can_be_told_apart(open_tab: Callable[..., Any], scheme: str) -> None:
+    """Tints keep the text readable, lines reach 3:1 against the page; no two share both colour and kind of line."""
+    tab = open_tab(color_scheme=scheme)
+    script = """() => [...Array(6).keys()].map((i) => {
+      const swatch = document.createElement("span");
+      swatch.className = `swatch token of-${i}`;
+      document.getElementById("legend").append(swatch);
+      const style = getComputedStyle(swatch);
+      return [style.color, style.backgroundColor, style.borderBottomColor, style.borderBottomStyle + style.borderBottomWidth];
+    }).concat([["", getComputedStyle(document.body).backgroundColor, "", ""]])"""
+    *looks, (_, page, _, _) = tab.page.evaluate(script)
+    for text, tint, line, _ in looks:
+        assert contrast(text, tint) >= 4.5 and contrast(line, page) >= 3
+    assert len({line for _, _, line, _ in looks}) == 6 and len({kind for _, _, _, kind in looks}) == 6
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(", ")]
+        r, g, b = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_theme_can_be_chosen_and_is_kept(open_tab: Callable[..., Any]) -> None:
+    tab = open_tab(color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = tab.page.evaluate(background)
+    tab.page.click("#theme")  # system -> light
+    assert tab.page.evaluate(background) == light
+    tab.page.click("#theme")
+    dark = tab.page.evaluate(background)
+    assert dark != light and "dark" in tab.page.locator("#theme").get_attribute("aria-label")
+    tab.page.reload()
+    assert tab.page.evaluate(background) == dark
+    tab.page.click("#theme")
+    assert tab.page.evaluate(background) == light
+    tab.page.emulate_media(color_scheme="dark")
+    assert tab.page.evaluate(background) == dark
+
+
+def test_everything_works_without_a_pointer(tab: Any) -> None:
+    page = tab.page
+    page.evaluate("localStorage.setItem('foretoken.formatted', 'no')")  # every token has a place of its own then
+    page.reload()
+    focused = "document.activeElement"
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.textContent") == "Skip to the message box"
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{focused}.id") == "prompt"
+    page.keyboard.type(FUNCTION)
+    page.keyboard.press("Enter")
+    tab.finished()
+    assert page.evaluate(f"{focused}.id") == "prompt", "the focus stays where one writes"
+    reach(page, "el => el.matches('.message.model .token')", "Shift+Tab")
+    told = page.locator("#token-tip")
+    assert told.is_visible() and page.evaluate(f"{focused}.getAttribute('aria-describedby')") == "token-tip"
+    first = page.evaluate(f"{focused}.dataset.index")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"{focused}.dataset.index") == str(int(first) + 1) and told.is_visible()
+    page.keyboard.press("End")
+    assert page.evaluate(f"{focused} === [...document.querySelectorAll('.body .token')].at(-1)")
+    page.keyboard.press("Escape")
+    assert told.is_hidden()
+    reach(page, "el => el.textContent === 'Edit'", "Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{focused}.className") == "edit-box"
+    page.keyboard.press("Escape")
+    assert page.evaluate(f"{focused}.textContent") == "Edit"
+    reach(page, "el => el.id === 'settings-toggle'", "Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate(f"{focused}.id") == "setting-system"
+    page.keyboard.press("Escape")
+    assert page.evaluate(f"{focused}.id") == "settings-toggle"
+    reach(page, "el => el.id === 'tab-chat'", "Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"{focused}.id") == "tab-metrics" and page.locator("#view-metrics").is_visible()
+    page.keyboard.press("ArrowLeft")
+    reach(page, "el => el.id === 'race-open'", "Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#race[data-state=done]")
+    page.keyboard.press("Escape")
+    assert page.locator("#race").is_hidden() and page.evaluate(f"{focused}.id") == "race-open"
+
+
+def reach(page: Any, wanted: str, key: str) -> None:
+    """Press the key until what has the focus is what is wanted; each stop on the way must be seen."""
+    for _ in range(60):
+        page.keyboard.press(key)
+        if page.evaluate(f"({wanted})(document.activeElement)"):
+            return
+        style = page.evaluate("(({outlineStyle, top}) => [outlineStyle, top])(getComputedStyle(document.activeElement))")
+        stop = page.evaluate("document.activeElement.outerHTML.slice(0, 80)")
+        assert style[0] != "none" or 'class="token' in stop or stop.startswith("<body"), f"no visible focus on {stop}"
+    raise AssertionError(f"{key} never comes to {wanted}")
+
+
+def test_every_control_has_a_name(tab: Any) -> None:
+    tab.ask(FUNCTION)
+    tab.page.click("#settings-toggle")
+    nameless = tab.page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select, textarea, a[href], [role=img], [role=group], aside, dialog")]
+          .filter((el) => !(el.textContent.trim() && el.matches("button, a")) && !el.ariaLabel && !el.labels?.length
+            && !document.getElementById(el.getAttribute("aria-labelledby"))?.textContent)
+          .map((el) => el.outerHTML.slice(0, 100))"""
+    )
+    assert nameless == []
+
+
+def test_a_narrow_phone_needs_no_sideways_scrolling(open_tab: Callable[..., Any]) -> None:
+    tab = open_tab({"temperature": "0", "max_tokens": "60"}, viewport={"width": 360, "height": 740}, has_touch=True)
+
+    def check() -> None:
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+        outside = tab.page.evaluate(
+            """() => [...document.querySelectorAll("body *")]
+              .filter((el) => el.checkVisibility() && el.getBoundingClientRect().right > 360.5)
+              .filter((el) => !el.closest("pre, .wide, .visually-hidden"))
+              .map((el) => el.outerHTML.slice(0, 100))"""
+        )
+        assert outside == []
+
+    check()
+    tab.ask(FUNCTION)
+    tab.ask("x" * 400)
+    check()
+    for drawer in ("chats", "settings"):
+        tab.page.click(f"#{drawer}-toggle")
+        assert tab.page.locator(f"#{drawer}").is_visible()
+        check()
+        tab.page.click(f"#{drawer}-toggle")
+    tab.page.click("#race-open")
+    tab.page.wait_for_selector("#race[data-state=done]")
+    check()
+    tab.page.get_by_role("button", name="Close the race").click()
+    tab.page.click("#tab-metrics")
+    tab.page.wait_for_selector("#proposers tr")
+    check()

@@ -1,0 +1,65 @@
+"""One real server with the embedded model, which all clients talk to, and where to find it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from running_server import RunningServer, start_server
+
+KEY = "sk-of-the-tests"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What clients deprecate among themselves is not ours to mend."""
+    for item in items:
+        if "clients" in item.path.parts:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(autouse=True)
+def no_remains() -> Iterator[None]:
+    """Connections that clients leave to the garbage collector go before another test, whose warnings are errors, is blamed for them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """It wants a key, as one that is reachable from outside does, and has room for as many requests as a load generator sends."""
+    running = start_server(["--api-key", KEY, "--max-queued-requests", "512"], tmp_path_factory.mktemp("clients") / "log")
+    yield running
+    assert running.stop() == 0
+    assert "Traceback" not in running.log
+
+
+@pytest.fixture(scope="session")
+def base_url(server: RunningServer) -> str:
+    """As OpenAI's clients want it."""
+    return server.url + "/v1"
+
+
+@pytest.fixture(scope="session")
+def api_key() -> str:
+    return KEY
+
+
+@pytest.fixture(scope="session")
+def model_name(base_url: str) -> str:
+    answer = httpx.get(base_url + "/models", headers={"Authorization": f"Bearer {KEY}"})
+    return answer.json()["data"][0]["id"]
+
+
+@pytest.fixture
+def openai_environment(base_url: str, model_name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The variables that everything built on OpenAI's client reads; the model's name."""
+    monkeypatch.setenv("OPENAI_BASE_URL", base_url)
+    monkeypatch.setenv("OPENAI_API_BASE", base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return model_name
+

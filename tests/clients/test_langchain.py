@@ -1,0 +1,64 @@
+"""LangChain's ChatOpenAI, by LangChain's own standard suite for chat models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("langchain_openai")
+pytest.importorskip("langchain_tests")
+
+from langchain_core.language_models import BaseChatModel  # noqa: E402
+from langchain_openai import ChatOpenAI  # noqa: E402
+from langchain_tests.integration_tests import ChatModelIntegrationTests  # noqa: E402
+from running_server import RunningServer  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
+
+CLOSING = ('"', '",', '"}', '"\n', '."', '?"', '!"')
+
+
+@pytest.fixture(scope="module")
+def push(server: RunningServer, api_key: str) -> dict[str, int]:
+    """Towards closing quotes: a model as small as the embedded one finds no end within a string that may be of any length."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    spelled = [httpx.post(server.url + "/tokenize", json={"prompt": text}, headers=headers).json()["tokens"] for text in CLOSING]
+    return {str(tokens[0]): 6 for tokens in spelled if len(tokens) == 1}
+
+
+class TestChatOpenAI(ChatModelIntegrationTests):
+    """Pictures, sound and documents are off: the server reads text."""
+
+    settings: dict[str, Any] = {}  # known once the server runs
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return self.settings
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "json_schema", "strict": True}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @pytest.fixture
+    def model(self, request: pytest.FixtureRequest, openai_environment: str, push: dict[str, int]) -> BaseChatModel:
+        bounded = {"temperature": 0, "max_completion_tokens": 512, "logit_bias": push}
+        self.settings = {"model": openai_environment, "stream_usage": True} | bounded
+        return ChatOpenAI(**(self.standard_chat_model_params | self.settings | getattr(request, "param", {})))
+
+    @pytest.mark.xfail(reason="the embedded model does not heed which keys a prompt asks for", strict=True)
+    def test_json_mode(self, model: BaseChatModel) -> None:
+        super().test_json_mode(model)
+
+    @pytest.mark.xfail(reason="the embedded model does not repeat the Chinese name it was given", strict=True)
+    def test_unicode_tool_call_integration(self, model: BaseChatModel, **settings: Any) -> None:
+        super().test_unicode_tool_call_integration(model, **settings)

@@ -1,0 +1,103 @@
+"""`make gpu-check` tried out without a GPU: all cases on a tiny network, what goes wrong, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foretoken.engine.bench.gpu_cases import CASES, Figure
+from foretoken.engine.bench.gpu_check import main, run_cases
+from foretoken.engine.bench.gpu_report import CaseResult, Report, TestResult
+
+ROOT = Path(__file__).parents[3]
+SCRIPTED = """
+import json, os, sys, time
+for name in sys.argv[sys.argv.index("--worker") + 1 :]:
+    print("a library says something")
+    figure = {"case": name, "name": "x", "value": 2.0, "unit": "ms"}
+    print("@gpu-check " + json.dumps({"figure": figure}), flush=True)
+    if name == "dies":
+        print("illegal memory access", flush=True)
+        os._exit(3)
+    if name == "hangs":
+        time.sleep(60)
+    print("@gpu-check " + json.dumps({"error": "ValueError: no" if name == "fails" else ""}), flush=True)
+    if name == "fails":
+        sys.exit(1)
+"""
+
+
+def test_whatever_a_case_does_the_others_are_measured(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPTED)
+    names = ["a", "dies", "b", "hangs", "fails", "c"]
+    found = list(run_cases(names, [sys.executable, str(script)], time.monotonic() + 60, case_s=2.0))
+    assert [case.name for case in found] == names
+    assert all(case.figures == [Figure(case.name, "x", 2.0, "ms")] for case in found)
+    errors = {case.name: case.error for case in found}
+    assert errors["a"] == errors["b"] == errors["c"] == ""
+    assert "status 3" in errors["dies"] and "illegal memory access" in errors["dies"]
+    assert errors["hangs"].startswith("stopped after 2 s") and errors["fails"] == "ValueError: no"
+
+
+def test_nothing_is_begun_when_time_is_over(tmp_path: Path) -> None:
+    found = list(run_cases(["a", "b"], [sys.executable, "-c", "raise SystemExit(1)"], time.monotonic() - 1))
+    assert [case.error for case in found] == ["not run: no time was left"] * 2
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "--tiny --device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cases", "tests"),
+    [
+        (["verification", "decode", "profile", "synthetic", "eagle"], ["--no-tests"]),
+        pytest.param(list(CASES), ["--test-paths", "tests/gpu/test_graphs.py"], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_the_whole_script_on_a_tiny_network(cases: list[str], tests: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "foretoken.engine.bench.gpu_check", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
+    ran = subprocess.run(
+        [*command, "--cases", *cases, *tests],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = json.loads((tmp_path / "gpu-cpu.json").read_text())
+    assert [case["name"] for case in said["cases"]] == cases
+    assert all(case["figures"] and not case["error"] for case in said["cases"])
+    assert any(word in said["tests"]["summary"] for word in (("not run",) if "--no-tests" in tests else ("skipped", "passed")))
+    figures = {(figure["case"], figure["name"]): figure["value"] for case in said["cases"] for figure in case["figures"]}
+    assert figures["profile", "steps begun ahead and used"] > 0.7
+    assert figures["synthetic", "against plain decoding"] > 0
+    page = (tmp_path / "gpu-cpu.md").read_text()
+    assert "| synthetic: against plain decoding |" in page and "What went wrong" not in page
+
+
+def test_the_page_says_what_is_kept_and_what_went_wrong(tmp_path: Path) -> None:
+    report = Report("NVIDIA H200", "torch 2.11", "make gpu-check", 12.0, TestResult("1 failed, 3 passed", ["tests/gpu/test_a.py::test_b"]))
+    report.cases = [
+        CaseResult("decode", [Figure("decode", "share", 0.9, "", 0.85), Figure("verification", "8 against 1", 1.2, "x", 1.08, "less")]),
+        CaseResult("throughput", [Figure("throughput", "256 streams", 30000.0, "tokens/s")]),
+        CaseResult("transformers", [Figure("throughput", "transformers' continuous batching", 5000.0, "tokens/s")]),
+        CaseResult("fp8", [], 3.0, "RuntimeError at fp8.py:50: no"),
+    ]
+    page = report.save(tmp_path)
+    text = page.read_text()
+    assert page.name == "gpu-nvidia-h200.md" and page.with_suffix(".json").exists()
+    assert "| decode: share | 0.9  | at least 0.85 | kept |" in text
+    assert "| verification: 8 against 1 | 1.2 x | at most 1.08 | **missed** |" in text
+    assert "| throughput: ours against transformers' | 6 x | at least 5 | kept |" in text
+    assert "- failed: `tests/gpu/test_a.py::test_b`" in text and "- **fp8** (after 3 s): `RuntimeError at fp8.py:50: no`" in text

@@ -1,0 +1,60 @@
+"""What a GPU's memory is divided into, and the refusal when it does not come out. What is measured on a GPU is in tests/gpu."""
+
+from __future__ import annotations
+
+import pytest
+from small_networks import small_network
+
+from foretoken.engine.config import SchedulerConfig
+from foretoken.engine.errors import ConfigError
+from foretoken.engine.gpu_memory import GpuMemory, padding, run_largest_step
+from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.layout import ForwardOutput
+
+GB = 10**9
+
+
+def plan(**changes: int | float) -> GpuMemory:
+    sizes = {"total": 141 * GB, "utilization": 0.9, "others": 1 * GB, "weights": 16 * GB, "step": 2 * GB, "graphs": GB // 2}
+    return GpuMemory("NVIDIA H200", **{**sizes, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def test_the_cache_gets_what_the_rest_leaves() -> None:
+    memory = plan()
+    assert memory.for_cache == int(141 * GB * 0.9) - 1 * GB - 16 * GB - 2 * GB - GB // 2
+    assert memory.require(GB, 8192) == memory.for_cache
+    assert memory.describe() == (
+        "126.9 GB (0.90 of 141.0 GB) less 16.0 GB weights, 2.0 GB for a step, 0.5 GB for graphs and 1.0 GB of other processes"
+    )
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
+    said = r"8\.4 GB are left for the KV cache, but one sequence of 131,072 tokens needs 17\.2 GB: .*16\.0 GB weights.*lower max_model_len"
+    with pytest.raises(ConfigError, match=said):
+        plan(total=30 * GB, others=100_000_000).require(17_200_000_000, 131072)
+
+
+def test_the_largest_step_has_all_tokens_and_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is written, and it asks for as many whole rows of logits as a step may want."""
+    executor = GraphExecutor(small_network(max_position_embeddings=64))
+    seen: list[ForwardOutput] = []
+    run = executor.run
+
+    def kept(*args: object, **kwargs: object) -> ForwardOutput:
+        seen.append(run(*args, **kwargs))  # pyright: ignore[reportArgumentType]
+        return seen[-1]
+
+    monkeypatch.setattr(executor, "run", kept)
+    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    (output,) = seen
+    assert output.logits is not None and output.logits.shape == (20, executor.vocab_size)
+    assert len(output.hidden) == 3 and all(len(state) == 48 for state in output.hidden.values())
+
+
+def test_padding_is_written_nowhere() -> None:
+    executor = small_network()
+    kv = executor.allocate(2, 16)
+    for cache in (*kv.k, *kv.v):
+        cache.fill_(7.0)
+    executor.run(padding(24, 4, 16), kv)
+    assert all(bool((cache == 7.0).all()) for cache in (*kv.k, *kv.v))

@@ -1,0 +1,137 @@
+"""A runner that begins steps before they are planned says what the plain one says, whatever comes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import simulation
+import torch
+from hash_model import HashModel
+from simulation import VOCAB, World, fresh, simulate
+from torch import Tensor
+
+from foretoken.engine.core import EngineCore
+from foretoken.engine.overlapped_runner import OverlappedRunner
+from foretoken.engine.request import Request, SamplingParams
+from foretoken.engine.sampler import full_logits_wanted
+from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
+from foretoken.proposers.config import SpeculativeConfig
+
+plain_core: Callable[..., EngineCore] = simulation.build_core
+
+
+@dataclass(frozen=True)
+class Begun:
+    output: ForwardOutput
+
+    @property
+    def argmax(self) -> Tensor:
+        return torch.cat([self.output.argmax, torch.tensor([0, 0])])  # padding may stand behind
+
+    def finish(self) -> ForwardOutput:
+        return self.output
+
+
+class StartingHashModel(HashModel):
+    """A device that has done its work as soon as it is told: what was begun first is written first."""
+
+    def start(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        hidden: tuple[int, ...] = (),
+        inputs: Mapping[str, Tensor] | None = None,
+        tokens: Tensor | None = None,
+    ) -> Begun:
+        return Begun(self.run(batch if tokens is None else replace(batch, token_ids=tokens.clone()), kv, hidden, inputs))
+
+
+def overlapped_core(*args: Any, **settings: Any) -> EngineCore:
+    core = plain_core(*args, **settings)
+    model = StartingHashModel(VOCAB)
+    core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
+    core.scheduler.kv.lookahead = core.runner.lookahead
+    return core
+
+
+def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrivals, ends, cancels, preemption and guesses in between; each output must equal the request run alone and plainly."""
+    runners: list[OverlappedRunner] = []
+
+    def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
+        if speculative.off:
+            return plain_core(world, proposers, speculative, num_blocks, *rest)
+        if world.seed % 2:
+            speculative = SpeculativeConfig(disable_by_batch_size=0)  # nobody guesses, ever
+        core = overlapped_core(world, proposers, speculative, num_blocks, *rest)
+        assert isinstance(core.runner, OverlappedRunner)
+        runners.append(core.runner)
+        return core
+
+    monkeypatch.setattr(simulation, "build_core", build)
+    for seed in range(120):
+        simulate(seed)
+    assert sum(runner.num_used for runner in runners) > 100
+    assert sum(runner.num_ahead - runner.num_used for runner in runners) > 20, "nothing that was begun was ever dropped"
+
+
+def decoding_core(num_rows: int, max_tokens: int, **params: Any) -> EngineCore:
+    world = World(5)
+    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    core = overlapped_core(world, [], SpeculativeConfig(off=True), 200)
+    for row in range(num_rows):
+        settings = SamplingParams(temperature=params.get("temperature", 0.0), ignore_eos=True, detokenize=False, max_tokens=None)
+        core.add_request(Request(f"r{row}", [1, 2, 3 + row], settings, 0.0, max_tokens, seed=row))
+    return core
+
+
+def finish(core: EngineCore) -> int:
+    steps = 0
+    while core.has_work:
+        core.step(0.0)
+        core.check()
+        steps += 1
+    return steps
+
+
+def test_plain_decoding_is_one_step_ahead_all_the_time() -> None:
+    """Blocks are crossed, and the last step of all rows is known to be the last."""
+    core = decoding_core(num_rows=5, max_tokens=30)
+    steps = finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    assert (steps, runner.num_ahead, runner.num_used) == (30, 28, 28)  # the first two show that nothing changes
+
+
+def test_rows_that_end_leave_the_others_ahead() -> None:
+    core = decoding_core(num_rows=3, max_tokens=30)
+    core.add_request(Request("short", [7, 8], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 0.0, 9, seed=0))
+    for step in range(14):
+        core.step(0.0)
+        if step == 10:
+            core.abort("r1")  # what was begun holds one row too many
+    finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    assert runner.num_ahead == runner.num_used == 28
+
+
+def test_rows_that_draw_are_waited_for() -> None:
+    core = decoding_core(num_rows=2, max_tokens=6, temperature=1.0)
+    finish(core)
+    assert isinstance(core.runner, OverlappedRunner) and core.runner.num_ahead == 0
+
+
+def test_a_request_that_comes_is_served_at_once() -> None:
+    core = decoding_core(num_rows=2, max_tokens=20)
+    for _ in range(5):
+        core.step(0.0)
+    late = Request("late", [4, 5, 6], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 1.0, 4, seed=0)
+    expected = simulation.run_alone(World(5), fresh(late))
+    core.add_request(late)
+    assert "late" in {delta.request_id for delta in core.step(1.0)}
+    finish(core)
+    assert late.token_ids[3:] == expected

@@ -1,0 +1,134 @@
+"""Whole engines on a GPU: outputs do not depend on guesses, overlap or graphs, and memory is planned in the open."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_drafters import write
+from tiny_models import save_llama
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.errors import ConfigError
+from foretoken.engine.overlapped_runner import OverlappedRunner
+from foretoken.kernels.graphs import GraphExecutor
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], list(range(100, 190))]
+NUM_TOKENS = 24
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "draft_model": {"num_speculative_tokens": 3},
+    "eagle3": {"num_speculative_tokens": 3},
+    "medusa": {"num_speculative_tokens": 2},
+    "dflash": {},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=6, seed=0)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 6
+    return folder
+
+
+@pytest.fixture
+def small_cache() -> Iterator[dict[str, Any]]:
+    yield {"dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 256, "max_num_seqs": 8, "enable_prefix_caching": False}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def say(llm: LLM, method: str = "off", **params: Any) -> list[list[int]]:
+    each = [
+        SamplingParams(**{"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": i, "speculation": {"method": method}, **params})
+        for i in range(len(PROMPTS))
+    ]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], each, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def agreement(a: list[list[int]], b: list[list[int]]) -> float:
+    """Share of rows that say the same to the end."""
+    return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "seeded"])
+def test_the_gpu_says_what_the_cpu_says(gpu: str, target: Path, small_cache: dict[str, Any], params: dict[str, Any]) -> None:
+    """In float32: a row may part from the other at a near tie, most do not."""
+    with LLM(target, {"method": "off"}, device="cpu", executor="torch", **small_cache) as cpu:
+        expected = say(cpu, **params)
+    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+        engine = llm._running()
+        assert isinstance(engine.model.executor, GraphExecutor) and isinstance(engine.core.runner, OverlappedRunner)
+        found = say(llm, **params)
+        assert engine.model.executor.captured.num_graphs > 0
+        if params["temperature"] == 0:
+            assert engine.core.runner.num_used > NUM_TOKENS // 2
+    assert agreement(found, expected) >= 0.8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache: dict[str, Any], method: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
+    if method != "ngram":
+        config["model"] = str(write(method, target, tmp_path / method))
+    with LLM(target, config, device=gpu, **small_cache) as llm:
+        plain, guessed = say(llm, temperature=0), say(llm, method, temperature=0)
+        stats = llm.stats()
+        assert stats.num_draft_tokens > 0
+        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+    assert agreement(guessed, plain) >= 0.8
+
+
+def test_batch_invariant_engines_say_exactly_the_same(gpu: str, target: Path, small_cache: dict[str, Any], tmp_path: Path) -> None:
+    config = {"method": "draft_model", "model": str(write("draft_model", target, tmp_path / "draft")), "num_speculative_tokens": 3}
+    options = {**small_cache, "dtype": "bfloat16", "batch_invariant": True}
+    with LLM(target, {**config, "adaptive": False}, device=gpu, **options) as llm:
+        plain = say(llm, temperature=0)
+        assert say(llm, "draft_model", temperature=0) == plain
+        for i, prompt in enumerate(PROMPTS):
+            params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, speculation={"method": "off"})
+            alone = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
+            assert list(alone.outputs[0].token_ids) == plain[i]
+
+
+def test_penalties_grammars_and_logprobs_work_there(gpu: str, target: Path, small_cache: dict[str, Any]) -> None:
+    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+        tokens = say(llm, temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3, logprobs=2)
+        assert all(len(row) == NUM_TOKENS for row in tokens)
+        allowed = say(llm, temperature=1.0, allowed_token_ids=[50, 51, 52])
+        assert {token for row in allowed for token in row} <= {50, 51, 52}
+
+
+def test_memory_is_planned_in_the_open(gpu: str, target: Path) -> None:
+    with LLM(target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=0.2, max_model_len=256) as llm:
+        engine = llm._running()
+        assert any("less" in line and "for a step" in line for line in engine.banner)
+        total = torch.cuda.mem_get_info()[1]
+        assert engine.core.scheduler.kv.pool.num_blocks * engine.model.executor.kv_block_bytes(16) < 0.2 * total
+    with pytest.raises(ConfigError, match=r"GB are left for the KV cache, but one sequence of 256 tokens needs") as refused:
+        LLM(target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=1e-4, max_model_len=256)
+    assert "raise gpu_memory_utilization" in str(refused.value)
+
+
+def test_what_a_gpu_has_not_is_refused(gpu: str, target: Path) -> None:
+    for options, said in (
+        ({"quantization": "int8"}, "native executor"),
+        ({"executor": "transformers"}, "runs on CPUs only"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "GPUs here are"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            LLM(target, {"method": "off"}, **{"device": gpu, **options})
+
+
+def test_figures_are_finite(gpu: str, target: Path, small_cache: dict[str, Any]) -> None:
+    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+        say(llm, temperature=0)
+        stats = llm.stats()
+        assert math.isfinite(stats.step_seconds) and stats.generation_tokens == NUM_TOKENS * len(PROMPTS)

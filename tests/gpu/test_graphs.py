@@ -1,0 +1,101 @@
+"""Captured passes and chains beside the same ops run one by one: every rung, padding, what replays leave behind."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from decoding import ragged
+from small_networks import small_network
+
+from foretoken.kernels import noise
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.static_batch import Ladder
+
+BLOCK_SIZE = 4
+
+
+def pair(device: str, dtype: torch.dtype = torch.float32) -> tuple[GraphExecutor, GraphExecutor]:
+    """The same network captured, and one whose ladder has no size that would be reached."""
+    network = small_network("qwen3", dtype, device, hidden_size=64, intermediate_size=96)
+    return GraphExecutor(network), GraphExecutor(network, Ladder(()))
+
+
+def rows(*lengths: int, start: int = 0, seed: int = 0) -> RaggedBatch:
+    generator = torch.Generator().manual_seed(seed)
+    return ragged(
+        [(torch.randint(97, (n,), generator=generator).tolist(), start, [row * 4 + i for i in range(4)]) for row, n in enumerate(lengths)]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_replays_are_what_the_ops_are(gpu: str, dtype: torch.dtype) -> None:
+    captured, eager = pair(gpu, dtype)
+    kv, other = captured.allocate(32, BLOCK_SIZE), eager.allocate(32, BLOCK_SIZE)
+    batches = [rows(5, 1, 7), rows(2, 2, 2, 2, 2), rows(1), rows(1, 1, 1), rows(3, start=7, seed=9), rows(5, 1, 7, seed=4)]
+    for seed, batch in enumerate(batches):
+        found, expected = captured.run(batch, kv, (0, 2)), eager.run(batch, other, (0, 2))
+        assert torch.equal(found.argmax, expected.argmax), f"batch {seed}"
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4 if dtype == torch.float32 else 0.05, atol=1e-2)
+        torch.testing.assert_close(found.hidden[2], expected.hidden[2], rtol=0.02, atol=0.02)
+    assert captured.captured.num_graphs > 2 and captured.captured.seconds > 0 and eager.captured.num_graphs == 0
+
+
+def test_what_a_pass_gave_survives_the_next_replay(gpu: str) -> None:
+    captured, _ = pair(gpu)
+    kv = captured.allocate(32, BLOCK_SIZE)
+    batch = rows(2, 1)
+    first = captured.run(batch, kv, (1,))
+    kept = first.argmax.clone(), first.hidden[1].clone(), first.logits.clone()  # pyright: ignore[reportOptionalMemberAccess]
+    captured.run(rows(2, 1, seed=5), kv, (1,))
+    torch.cuda.synchronize()
+    assert torch.equal(first.argmax, kept[0]) and torch.equal(first.hidden[1], kept[1]) and torch.equal(first.logits, kept[2])  # pyright: ignore
+
+
+def test_a_pass_reads_tokens_that_the_host_has_not_seen(gpu: str) -> None:
+    captured, eager = pair(gpu)
+    kv, other = captured.allocate(32, BLOCK_SIZE), eager.allocate(32, BLOCK_SIZE)
+    first = dataclasses.replace(rows(3, 2), logits_indices=torch.tensor([2, 4]), full_logits=torch.zeros(0, dtype=torch.int64))
+    known = eager.run(first, other).argmax.tolist()
+    following = ragged([([known[0]], 3, [0, 1, 2, 3]), ([known[1]], 2, [4, 5, 6, 7])])
+    expected = eager.run(following, other)
+    started = captured.start(first, kv)
+    blind = dataclasses.replace(following, token_ids=torch.zeros(2, dtype=torch.int64))
+    found = captured.start(blind, kv, tokens=started.argmax[:2])
+    assert started.finish().argmax.tolist() == known
+    assert torch.equal(found.finish().argmax, expected.argmax)
+
+
+DRAWING = {
+    "best": None,
+    "drawn": Draws(torch.tensor([0.7, 0.0]), torch.tensor([noise.stream(5, 0), noise.stream(6, 0)]), torch.tensor([10, 20]), 60),
+}
+
+
+@pytest.mark.parametrize("drawing", DRAWING.values(), ids=DRAWING)
+def test_captured_chains_are_chains_by_steps(gpu: str, drawing: Draws | None) -> None:
+    captured, _ = pair(gpu)
+    reference = small_network("qwen3", hidden_size=64, intermediate_size=96)
+    for seed, counts in enumerate(([4, 2], [4, 4], [3, 4])):
+        kv, other = captured.allocate(32, BLOCK_SIZE), reference.allocate(32, BLOCK_SIZE)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        batch = dataclasses.replace(rows(3, 2, seed=seed), logits_indices=torch.tensor([2, 4]), full_logits=nothing)
+        expected = run_chain_by_steps(reference, batch, other, torch.tensor(counts), drawing)
+        found = captured.run_chain(batch, kv, torch.tensor(counts), drawing)
+        for chain, count in enumerate(counts):
+            assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
+            torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count], rtol=1e-3, atol=1e-4)
+
+
+def test_capturing_beforehand_says_what_it_took(gpu: str) -> None:
+    captured, _ = pair(gpu)
+    kv = captured.allocate(32, BLOCK_SIZE)
+    lines: list[str] = []
+    captured.capture(kv, (), most_rows=4, tokens_per_row=3, progress=lines.append)
+    before = captured.captured.num_graphs
+    assert before >= 6 and lines == [captured.captured.describe()]
+    captured.run(rows(1, 1, 1), kv)
+    assert captured.captured.num_graphs == before, "a pass that was to be ready was captured anew"

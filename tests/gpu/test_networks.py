@@ -1,0 +1,107 @@
+"""Whole networks of Triton kernels beside the reference of every op, on the same device: every family, every number format."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decoding import ragged
+from small_networks import random_weights, small_network, small_program
+from tiny_models import FAMILIES
+
+from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.torch_executor import TorchExecutor, on_device
+
+BLOCK_SIZE = 4
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # of the norm of all scores
+
+
+def networks(family: str, dtype: torch.dtype, device: str, **options: bool) -> tuple[TorchExecutor, TorchExecutor]:
+    """(reference on the CPU, Triton on the device)"""
+    from foretoken.kernels.triton_steps import TritonKernels
+
+    program = small_program(family, **SIZES)
+    weights = random_weights(program)
+    return TorchExecutor(program, weights, dtype), TorchExecutor(program, weights, dtype, device=device, kernels=TritonKernels(**options))
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 320}
+
+
+def batches(vocab_size: int) -> list[RaggedBatch]:
+    """Two prompts, then a chain behind one and a single token behind the other."""
+    generator = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(vocab_size, (count,), generator=generator).tolist()
+
+    tables = [[5, 2, 9, 11], [7, 1, 3, 8]]
+    return [
+        ragged([(tokens(9), 0, tables[0]), (tokens(5), 0, tables[1])]),
+        ragged([(tokens(4), 9, tables[0]), (tokens(1), 5, tables[1])]),
+    ]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference, in norms of what is expected; NaN is never small."""
+    return float((found.cpu().float() - expected.float()).norm() / expected.float().norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, dtype: torch.dtype, device: str) -> None:
+    reference, triton = networks(family, dtype, device)
+    caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
+    for batch in batches(reference.vocab_size):
+        expected, found = reference.run(batch, caches[0], (0, 2)), triton.run(batch, caches[1], (0, 2))
+        assert expected.logits is not None and found.logits is not None
+        assert error(found.logits, expected.logits) < TOLERANCE[dtype]
+        for boundary in (0, 2):
+            assert error(found.hidden[boundary], expected.hidden[boundary]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, device: str) -> None:
+    """Alone, among others, as part of a chain, in a later chunk."""
+    _, triton = networks("qwen3", dtype, device, is_batch_invariant=True)
+    assert triton.is_batch_invariant
+    prompt = torch.randint(320, (13,), generator=torch.Generator().manual_seed(1)).tolist()
+    others = [([7, 8, 9], 0, [8, 9, 10, 11]), ([3] * 11, 0, [4, 5, 6, 7])]
+    whole = triton.run(ragged([(prompt, 0, [0, 1, 2, 3])]), triton.allocate(12, BLOCK_SIZE)).logits
+    among = triton.run(ragged([others[0], (prompt, 0, [0, 1, 2, 3]), others[1]]), triton.allocate(12, BLOCK_SIZE)).logits
+    kv = triton.allocate(12, BLOCK_SIZE)
+    parts = [triton.run(ragged([(prompt[a:b], a, [0, 1, 2, 3])]), kv).logits for a, b in ((0, 6), (6, 7), (7, 13))]
+    assert whole is not None and among is not None
+    assert torch.equal(whole, among[3:16])
+    assert torch.equal(whole, torch.cat([part for part in parts if part is not None]))
+
+
+def test_narrow_weights_are_near_the_whole_ones(device: str) -> None:
+    reference, triton = networks("llama", torch.bfloat16, device, fp8=True, fp8_head=True)
+    caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
+    (batch, _) = batches(320)
+    expected, found = reference.run(batch, caches[0]).logits, triton.run(batch, caches[1]).logits
+    assert expected is not None and found is not None
+    assert error(found, expected) < 0.2
+
+
+def test_a_batch_moves_as_a_whole(gpu: str) -> None:
+    moved = on_device(batches(320)[0], torch.device(gpu))
+    assert all(not isinstance(value, torch.Tensor) or value.is_cuda for value in vars(moved).values())
+
+
+def test_without_kernels_the_reference_runs_there_too(device: str) -> None:
+    class Nothing:
+        is_batch_invariant = False
+
+        def step(self, op: object, bind: object) -> None:
+            return None
+
+    expected = small_network()
+    found = small_network(device=device, kernels=Nothing())
+    batch = ragged([([3, 1, 4, 1, 5], 0, [1, 0])])
+    torch.testing.assert_close(
+        found.run(batch, found.allocate(2, BLOCK_SIZE)).logits.cpu(),  # pyright: ignore[reportOptionalMemberAccess]
+        expected.run(batch, expected.allocate(2, BLOCK_SIZE)).logits,
+        rtol=1e-4,
+        atol=1e-4,
+    )

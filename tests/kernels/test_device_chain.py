@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from decoding import ragged
+from small_networks import random_weights, small_network, small_program
+
+from foretoken.kernels import noise
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.graphs import GraphExecutor, chain_batch
+from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.static_batch import Rung, StaticBatch
+from foretoken.kernels.torch_executor import TorchExecutor
+from foretoken.kernels.torch_kv import TorchKV
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 16
+STREAMS = [noise.stream(seed, 0) for seed in (5, 6, 7)]
+
+
+def texts(chains: list[int]) -> RaggedBatch:
+    """Four rows, chains behind the last tokens of some."""
+    rows = [([5, 6, 7, 8, 9], 0, [0, 1, 2, 3]), ([10, 11], 0, [4, 5, 6, 7]), ([12, 13, 14], 0, [8, 9, 10, 11]), ([20], 0, [12, 13, 14, 15])]
+    batch = ragged(rows, all_logits=False)
+    return dataclasses.replace(batch, logits_indices=batch.logits_indices[chains], full_logits=torch.zeros(0, dtype=torch.int64))
+
+
+def mapped_network() -> TorchExecutor:
+    """One whose columns are every other token."""
+    program = small_program()
+    program = dataclasses.replace(program, token_map="ids", weights={**program.weights, "ids": (program.vocab_size,)})
+    weights = random_weights(program)
+    weights["ids"] = torch.arange(program.vocab_size) * 2 % 97
+    return TorchExecutor(program, weights, torch.float32)
+
+
+def draws(temperatures: list[float], vocab_size: int, keep_logits: bool = False) -> Draws:
+    count = len(temperatures)
+    return Draws(torch.tensor(temperatures), torch.tensor(STREAMS[:count]), torch.arange(count) * 10, vocab_size, keep_logits)
+
+
+DRAWING = {"best": None, "cut": draws([0.0, 0.0, 0.0], 60), "drawn": draws([0.7, 0.0, 1.5], 60, keep_logits=True)}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("drawing", DRAWING.values(), ids=DRAWING)
+def test_a_chain_on_the_device_is_the_chain_by_steps(mapped: bool, drawing: Draws | None) -> None:
+    executor = mapped_network() if mapped else small_network()
+    batch, counts = texts([0, 2, 3]), torch.tensor([4, 1, 6])
+    kv, expected_kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    for cache in (*kv.k, *kv.v, *expected_kv.k, *expected_kv.v):
+        cache.fill_(7.0)
+    expected = run_chain_by_steps(executor, batch, expected_kv, counts, drawing)
+    found = GraphExecutor(executor).run_chain(batch, kv, counts, drawing)
+    for chain, count in enumerate(counts.tolist()):
+        assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
+        torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+        if expected.logits is not None:
+            assert found.logits is not None
+            torch.testing.assert_close(found.logits[chain, :count], expected.logits[chain, :count])
+    for a, b in zip((*kv.k, *kv.v), (*expected_kv.k, *expected_kv.v), strict=True):
+        torch.testing.assert_close(a, b)  # nothing else is written
+
+
+def test_a_padded_chain_is_the_same() -> None:
+    executor = GraphExecutor(small_network())
+    batch, counts = texts([1, 3]), torch.tensor([5, 3])
+    kv, padded_kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    assert isinstance(kv, TorchKV) and isinstance(padded_kv, TorchKV)
+    for cache in (*kv.k, *padded_kv.k, *kv.v, *padded_kv.v):
+        cache.fill_(7.0)
+    expected = executor.run_chain(batch, kv, counts)
+    static = StaticBatch(Rung(16, 8), 6, BLOCK_SIZE, torch.device("cpu"))
+    static.fill(batch)
+    padded = torch.nn.functional.pad(counts, (0, 6), value=1)
+    found = executor._chain_by_ops(chain_batch(static), padded_kv, padded, 5, None, None, None)
+    for chain, count in enumerate(counts.tolist()):
+        assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
+        torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+    for a, b in zip((*kv.k, *kv.v), (*padded_kv.k, *padded_kv.v), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_pass_may_read_tokens_that_the_host_does_not_know() -> None:
+    """`start` hands the argmax of one pass to the next before anybody has seen it."""
+    executor = GraphExecutor(small_network())
+    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    first = ragged([([3, 1, 4], 0, [0, 1]), ([1, 5], 0, [2, 3])], all_logits=False)
+    known = executor.run(first, other).argmax.tolist()
+    expected = executor.run(ragged([([known[0]], 3, [0, 1]), ([known[1]], 2, [2, 3])]), other)
+    started = executor.start(first, kv)
+    found = executor.start(ragged([([0], 3, [0, 1]), ([0], 2, [2, 3])]), kv, tokens=started.argmax[:2])
+    assert started.finish().argmax.tolist() == known
+    assert torch.equal(found.finish().argmax, expected.argmax)
+    torch.testing.assert_close(found.finish().logits, expected.logits)

@@ -1,0 +1,109 @@
+"""Calls the kernels as a server on an H200 would, in the shapes of real models, and prints what each build takes as JSON.
+
+`python tests/kernels/triton/compile_kernels.py GROUP` with tests/support on PYTHONPATH; no GPU needed, nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+from triton_compilation import builds
+
+from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.triton import activations, argmax, attention, cache_write, edits, linear, noise, norms, sampling
+
+HALF, WIDE, INT, LONG, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn
+
+
+def empty(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def attend(tokens: int, rows: int, dim: int, heads: int = 32, kv_heads: int = 8, cache: torch.dtype = HALF, **options: object) -> None:
+    """Block tables are those of 16384 places."""
+    has_first = options.pop("has_first", False)
+    batch = RaggedBatch(
+        *(empty(tokens, dtype=LONG) for _ in range(3)),
+        *(empty(*shape, dtype=INT) for shape in [(rows + 1,), (rows,), (rows, 1024), (rows,)]),
+        *(empty(n, dtype=LONG) for n in (tokens, rows, rows)),
+        block_size=16,
+        first_places=empty(rows, dtype=INT) if has_first else None,
+    )
+    k, v = empty(2, 16, kv_heads, dim, dtype=cache)
+    attention.ragged_paged_attention(empty(tokens, heads, dim), k, v, batch, 0.1, **options)  # type: ignore[arg-type]
+
+
+def attention_of_llama() -> None:
+    for tokens, rows in [(1, 1), (5 * 32, 32), (2048, 40)]:
+        attend(tokens, rows, 128)
+
+
+def attention_of_others() -> None:
+    for dim in (64, 256):
+        for tokens, rows in [(64, 64), (9, 1), (2048, 4)]:
+            attend(tokens, rows, dim)
+    attend(9, 1, 128)
+    for tokens in (64, 2048):
+        attend(tokens, 64, 80)
+        attend(tokens, 64, 128, window=4096, softcap=50.0)
+        attend(tokens, 64, 128, has_first=True)
+        attend(tokens, 64, 128, split_places=512)
+        attend(tokens, 64, 128, heads=28, kv_heads=4, cache=FP8)
+
+
+def products() -> None:
+    workspace = linear.Workspace("cpu")
+    for rows in (1, 16, 32):
+        for out, depth in [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 1088)]:
+            linear.skinny_linear(empty(rows, depth), empty(out, depth), workspace, None, empty(rows, out))
+        linear.skinny_linear(empty(rows, 4096), empty(4096, 4096, dtype=FP8), workspace, empty(4096), None, empty(4096, dtype=WIDE))
+    linear.fixed_linear(empty(9, 4096), empty(4096, 4096))
+
+
+def small_ones() -> None:
+    tokens = 9
+    for width in (576, 4096, 16384):
+        norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
+        norms.add_rms_norm(empty(tokens, width), empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
+    for function in ("silu", "gelu", "gelu_tanh", "relu"):
+        activations.gated_activation(empty(tokens, 28672), None, function)
+    for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256)]:
+        packed = empty(tokens, 48 * dim)
+        q, k, v = (part.view(tokens, -1, dim) for part in packed.split([32 * dim, 8 * dim, 8 * dim], -1))
+        places, norm = empty(tokens, dtype=LONG), empty(dim, dtype=WIDE)
+        for cache in (HALF, FP8):
+            k_cache, v_cache = empty(2, 16, 8, dim, dtype=cache)
+            cache_write.rotate_and_store(q, k, v, k_cache, v_cache, places, places, empty(4096, rotated), norm, norm, 1e-6)
+            cache_write.rotate_and_store(None, k, v, k_cache, v_cache, places, places)
+    argmax.best_of_rows(empty(tokens, 128256))
+    noise.exponential(empty(tokens, dtype=LONG), 1200)
+
+
+def choices() -> None:
+    places = 40
+    long, integer, real = (empty(places, dtype=dtype) for dtype in (LONG, INT, WIDE))
+    wanted = sampling.Places(long, long, real, integer, empty(places, dtype=torch.float64), real, integer, integer, empty(9, dtype=INT))
+    ranges = empty(places, 2, dtype=INT)
+    changes = edits.Edits(
+        integer, empty(1, 4008, dtype=INT), ranges, integer, ranges, integer, real, ranges, integer, real, empty(places, 8, dtype=INT),
+        real, real, real,
+    )  # fmt: skip
+    for vocab_size in (32000, 151936):
+        logits = empty(places, vocab_size, dtype=WIDE)
+        sampling.choose(edits.edit_logits(logits, long, changes), wanted)
+    sampling.match(sampling.choose(empty(places, 32000), wanted), wanted, 9)
+
+
+GROUPS: dict[str, Callable[[], None]] = {
+    group.__name__: group for group in (attention_of_llama, attention_of_others, products, small_ones, choices)
+}
+
+if __name__ == "__main__":
+    with builds() as found:
+        GROUPS[sys.argv[1]]()
+    print(json.dumps([asdict(build) for build in found]))

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton_interpreter import DEVICE
+
+from foretoken.kernels.program import ACTIVATIONS
+from foretoken.kernels.triton.activations import activation, gated_activation
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_torch(function: str, dtype: torch.dtype):
+    packed = (4 * torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(0))).to(dtype).to(DEVICE)
+    packed[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -0.0])
+    gate, up = packed.chunk(2, -1)
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (1.6e-2, 1e-3)
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
+    expected = FUNCTIONS[function](gate.double())
+    close(activation(gate, function), expected.to(dtype))
+    for out in (gated_activation(packed, None, function), gated_activation(gate, up, function)):
+        close(out, (expected * up.double()).to(dtype))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from triton_interpreter import DEVICE
+
+from foretoken.kernels.program import RopeTable
+from foretoken.kernels.rope_values import rope_table_values
+from foretoken.kernels.triton.cache_write import rotate_and_store
+
+
+def normed(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def rotated(x: Tensor, positions: Tensor, table: Tensor | None) -> Tensor:
+    if table is None:
+        return x
+    cos, sin = table.double()[positions][:, None].chunk(2, -1)
+    first, second, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "k_dim", "v_dim", "num_rotated"),
+    [(4, 2, 64, 64, 64), (3, 1, 80, 48, 80), (6, 6, 96, 96, 48), (9, 3, 128, 128, 128), (8, 8, 32, 16, 0), (0, 5, 24, 24, 12)],
+)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_torch(heads: int, kv_heads: int, k_dim: int, v_dim: int, num_rotated: int, with_norm: bool, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(k_dim)
+    tokens, slots = 5, 40
+    widths = [heads * k_dim, kv_heads * k_dim, kv_heads * v_dim]
+    packed = torch.randn(tokens, sum(widths), generator=generator).to(dtype).to(DEVICE)
+    q, k, v = packed.split(widths, -1)
+    q, k, v = q.view(tokens, heads, k_dim), k.view(tokens, kv_heads, k_dim), v.view(tokens, kv_heads, v_dim)
+    slot_mapping = torch.tensor([7, -1, 39, 0, 12], device=DEVICE)
+    positions = torch.tensor([0, 3, 100, 5, 17], device=DEVICE)
+    frequencies = tuple(10000.0 ** -(i / max(num_rotated, 1)) for i in range(0, num_rotated, 2))
+    table = rope_table_values(RopeTable(frequencies), 128, dtype, DEVICE) if num_rotated else None
+    weights = torch.rand(2, k_dim, generator=generator).to(DEVICE) if with_norm else (None, None)
+    k_cache, v_cache = (torch.full((slots, kv_heads, dim), 9.0, dtype=dtype, device=DEVICE) for dim in (k_dim, v_dim))
+    out = rotate_and_store(
+        q if heads else None, k, v, k_cache, v_cache, slot_mapping, positions, table, weights[0], weights[1], 1e-6
+    )
+
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (1.6e-2, 1e-2)
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
+    if heads:
+        assert out is not None
+        close(out, rotated(normed(q.double(), weights[0]), positions, table).to(dtype))
+    else:
+        assert out is None
+    kept = slot_mapping >= 0
+    wanted_k, wanted_v = (torch.full_like(cache, 9.0) for cache in (k_cache, v_cache))
+    wanted_k[slot_mapping[kept]] = rotated(normed(k.double(), weights[1]), positions, table).to(dtype)[kept]
+    wanted_v[slot_mapping[kept]] = v[kept]
+    close(k_cache, wanted_k)
+    assert torch.equal(v_cache, wanted_v)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from foretoken.kernels.triton.linear import Workspace, fixed_linear, skinny_linear
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1024, 40), (3, 1100, 32), (16, 600, 100), (17, 1664, 64), (32, 64, 33)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_equals_torch(rows: int, depth: int, columns: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, depth + 8, generator=generator).to(dtype)[:, :depth].to(DEVICE)  # rows need not lie side by side
+    weight = (torch.randn(columns, depth, generator=generator) / depth**0.5).to(dtype).to(DEVICE)
+    bias, residual = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in [(columns,), (rows, columns)])
+    workspace = Workspace(DEVICE)
+    expected = x.double() @ weight.double().T
+    for with_bias, with_residual in [(None, None), (bias, None), (bias, residual)]:
+        wanted = expected if with_bias is None else expected + with_bias.double()
+        wanted = wanted if with_residual is None else wanted + with_residual.double()
+        for out in (
+            skinny_linear(x, weight, workspace, with_bias, with_residual),
+            fixed_linear(x, weight, with_bias, with_residual),
+        ):
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert not workspace.arrived.any(), "the next launch would count wrongly"
+
+
+def test_float8_weights():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 512, generator=generator).half().to(DEVICE)
+    weight = torch.randn(48, 512, generator=generator).to(torch.float8_e4m3fn).to(DEVICE)
+    scales, residual = torch.rand(48, generator=generator).to(DEVICE), torch.ones(3, 48).half().to(DEVICE)
+    out = skinny_linear(x, weight, Workspace(DEVICE), None, residual, scales)
+    expected = x.double() @ (weight.double() * scales[:, None].double()).T + 1
+    torch.testing.assert_close(out.double(), expected, rtol=4e-3, atol=4e-2)
+
+
+def test_a_row_of_a_fixed_product_is_the_same_in_any_batch():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(70, 300, generator=generator).to(DEVICE), torch.randn(40, 300, generator=generator).to(DEVICE)
+    whole = fixed_linear(x, weight)
+    for start, end in [(0, 1), (3, 4), (1, 9), (60, 70)]:
+        assert torch.equal(fixed_linear(x[start:end], weight), whole[start:end])

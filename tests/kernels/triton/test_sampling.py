@@ -1,0 +1,168 @@
+"""The fused choice against the sampler in torch and the verifier's walk, for the same requests and drafts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton_interpreter import DEVICE
+from verifying import a_row, chain, hash_model
+
+from foretoken.engine.plan import PlanRow, StepPlan
+from foretoken.engine.request import Request, SamplingParams
+from foretoken.engine.sampler import Sampler, _Nodes
+from foretoken.engine.verifier import Verifier
+from foretoken.kernels.layout import ForwardOutput
+from foretoken.kernels.triton.sample_rows import sample
+from foretoken.kernels.triton.sampling import Places, choose, match
+
+numbers = itertools.count()
+
+
+def a_request(rng: random.Random, vocab_size: int, *, bad: Any = (), **params: Any) -> Request:
+    prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 300))]
+    request = Request(
+        f"r{next(numbers)}", prompt, SamplingParams(**params), 0.0, 100, rng.randrange(1 << 62), frozenset({0}), bad_word_ids=bad
+    )
+    request.token_ids.extend(rng.randrange(vocab_size) for _ in range(rng.randrange(9)))
+    return request
+
+
+def a_draft(rng: random.Random, vocab_size: int, num_nodes: int) -> tuple[list[int], list[int]]:
+    return [rng.randrange(vocab_size) for _ in range(num_nodes)], [rng.randint(-1, i - 1) for i in range(num_nodes)]
+
+
+def on_the_gpu(logits: torch.Tensor, rows: list[PlanRow]) -> list[int]:
+    """What the sampler does where the logits are on a GPU."""
+    nodes = _Nodes.of(rows, _firsts(rows))
+    sampler = Sampler()  # owns what the places point to
+    places, _kept = sampler._described(rows, nodes, logits.shape[1])
+    return sample(logits.to(DEVICE), np.array(nodes.logits_rows), places).tolist()
+
+
+def by_levels(logits: torch.Tensor, rows: list[PlanRow]) -> list[int]:
+    return [token for tokens in Sampler(native=False).choose(logits, rows, _firsts(rows)) for token in tokens]
+
+
+def _firsts(rows: list[PlanRow]) -> list[int]:
+    return [0, *itertools.accumulate(1 + len(row.draft_token_ids) for row in rows)][:-1]
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 200},
+    {"top_p": 0.1},
+    {"top_p": 0.9},
+    {"top_p": 0.9999},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    {"top_k": 300, "top_p": 0.95, "temperature": 1.7},
+    {"temperature": 1e-30, "top_k": 3},
+]
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("peaked", 1), ("masked", 24), ("flat", 128), ("tied", 300), ("peaked", 5000)])
+def test_filters(kind: str, vocab_size: int):
+    rng, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
+    rows = [a_row(a_request(rng, vocab_size, **filters)) for filters in FILTERS]
+    logits = torch.randn(len(rows), vocab_size, generator=generator)
+    match kind:
+        case "peaked":
+            logits *= 4
+        case "tied":
+            logits = logits.round()
+        case "masked":
+            logits[:, 1::3] = -math.inf
+        case _:
+            pass
+    before = logits.clone()
+    assert on_the_gpu(logits, rows) == by_levels(logits, rows)
+    assert torch.equal(logits, before)
+
+
+EDITS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.7, "temperature": 0.0},
+    {"presence_penalty": -1.5, "repetition_penalty": 0.8, "frequency_penalty": 0.4, "top_p": 0.9},
+    {"logit_bias": {3: 4.0, 17: -100.0, 20: 3.5}},
+    {"allowed_token_ids": [2, 5, 11, 23], "presence_penalty": 1.0},
+    {"min_tokens": 9, "stop_token_ids": [1, 2]},
+    {"bad": [[4], [5], [7, 8]], "temperature": 0.0},
+    {"bad": [[2], [5]], "allowed_token_ids": [2, 5]},  # rather a bad word than nothing
+    {},
+]
+
+
+@pytest.mark.parametrize("vocab_size", [24, 2500])
+def test_edits(vocab_size: int):
+    rng, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
+    rows = [a_row(a_request(rng, vocab_size, **edits), a_draft(rng, vocab_size, 3)) for edits in EDITS]
+    logits = 3 * torch.randn(4 * len(rows), vocab_size, generator=generator)
+    assert on_the_gpu(logits, rows) == by_levels(logits, rows)
+
+
+def test_rows_that_are_not_finite():
+    rng = random.Random(0)
+    rows = [a_row(a_request(rng, 300, **filters)) for filters in [{}, {"temperature": 0.0}, {"top_k": 5}] for _ in range(4)]
+    logits = torch.randn(len(rows), 300)
+    logits[0::4, 250] = math.nan
+    logits[1::4, 7] = math.inf
+    logits[2::4] = -math.inf
+    tokens = on_the_gpu(logits, rows)
+    assert tokens == by_levels(logits, rows)
+    assert [token == -1 for token in tokens] == [True, True, True, False] * 3
+
+
+def test_the_walk_is_the_verifiers():
+    """Chains and trees whose guesses are often right."""
+    rng = random.Random(1)
+    rows: list[PlanRow] = []
+    for i in range(10):
+        request = a_request(rng, 24, temperature=0.5 + 0.5 * (i % 2))
+        guess = a_draft(rng, 3, rng.randrange(9)) if i % 3 else chain(1, 1, 2, 1)
+        rows.append(a_row(request, guess))
+    prefixes = []
+    for row in rows:
+        paths = [tuple(row.request.token_ids)]
+        for token, parent in zip(row.draft_token_ids, row.parents, strict=True):
+            paths.append((*paths[parent + 1], token))
+        prefixes += paths
+    logits = torch.from_numpy(np.stack([hash_model(prefix) for prefix in prefixes]))
+    logits[:, 1] += 9  # what most guesses say
+    top, argmax = logits.max(-1)
+    verdict = Verifier().verify(StepPlan(rows, 16), ForwardOutput(argmax, top, logits))
+
+    nodes = _Nodes.of(rows, _firsts(rows))
+    starts = torch.tensor([*nodes.starts, len(nodes.parents)], dtype=torch.int32)
+    count = len(nodes.parents)
+    tokens = torch.tensor(on_the_gpu(logits, rows), device=DEVICE)
+    places = Places(
+        *torch.zeros(6, count),  # not looked at
+        parents=torch.tensor(nodes.parents, dtype=torch.int32, device=DEVICE),
+        guesses=torch.tensor(nodes.guesses, dtype=torch.int32, device=DEVICE),
+        row_starts=starts.to(DEVICE),
+    )
+    matches = match(tokens, places, depth=10)
+    lengths = matches.num_tokens.tolist()
+    for row, wanted in enumerate(verdict.rows):
+        assert matches.token_ids[row, : lengths[row]].tolist() == wanted.token_ids
+        assert matches.nodes[row, : lengths[row]].tolist() == [0, *(i + 1 for i in wanted.accepted)]
+    assert max(lengths) > 2, "nothing was accepted: the test shows nothing"
+    tokens[0] = -1
+    assert match(tokens, places, depth=10).num_tokens.tolist() == [0, *lengths[1:]]
+
+
+def test_no_places():
+    nothing = torch.zeros(0, dtype=torch.int32, device=DEVICE)
+    places = Places(*[nothing] * 8, row_starts=torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    assert len(choose(torch.zeros(0, 8, device=DEVICE), places)) == 0
+    assert len(match(nothing.long(), places, 3).num_tokens) == 0

@@ -1,0 +1,34 @@
+"""A Responses API over the fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from responses_api import TEMPLATE
+from starlette.testclient import TestClient
+
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+
+@pytest.fixture
+def serve(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestClient]]:
+    """`serve(response_store="none", ...)`: a client of the app, whose event loop goes on between requests."""
+    monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
+    clients: list[TestClient] = []
+
+    def start(**settings: Any) -> TestClient:
+        clients.append(TestClient(create_app(fake.as_engine(), ServerConfig(**settings))))
+        return clients[-1].__enter__()
+
+    yield start
+    for client in clients:
+        client.__exit__()
+
+
+@pytest.fixture
+def api(serve: Callable[..., TestClient]) -> TestClient:
+    return serve()

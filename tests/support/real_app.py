@@ -1,0 +1,32 @@
+"""The app over a real engine in this process, for requests whose answers depend on what the model says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.boot import boot
+from foretoken.engine.llm_options import engine_config
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
+
+
+@contextmanager
+def real_app(
+    model: str | os.PathLike[str] | None = None, speculative_config: Any = None, options: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[TestClient]:
+    """A client of a server of this model. options: as LLM takes them; settings: ServerConfig's. Small and without guesses by default."""
+    chosen = {"kv_cache_gb": 0.01, "max_num_seqs": 8} | dict(options or {})
+    engine = AsyncEngine(boot(engine_config(model, speculative_config or {"method": "off"}, chosen)))
+    with TestClient(create_app(engine, ServerConfig(**settings))) as client:
+        assert client.portal is not None
+        client.portal.call(engine.start)
+        try:
+            yield client
+        finally:
+            client.portal.call(engine.stop)

@@ -1,0 +1,41 @@
+"""Small random networks bound by hand, for tests of what runs a network: no folder, no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tiny_models import tiny_config
+from torch import Tensor
+
+from foretoken.kernels.decoder import decoder_program
+from foretoken.kernels.fuse import fuse
+from foretoken.kernels.program import Program
+from foretoken.kernels.torch_executor import Kernels, TorchExecutor
+
+
+def random_weights(program: Program, seed: int = 0, device: str = "cpu") -> dict[str, Tensor]:
+    """Wide enough that logits differ, norms near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for name, shape in program.weights.items():
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = (1 + 0.3 * noise if "norm" in name else noise * shape[-1] ** -0.5 * 1.5).to(device)
+    return weights
+
+
+def small_program(family: str = "llama", **settings: Any) -> Program:
+    return fuse(decoder_program(tiny_config(family, **settings)))
+
+
+def small_network(
+    family: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    kernels: Kernels | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    **settings: Any,
+) -> TorchExecutor:
+    program = small_program(family, **settings)
+    return TorchExecutor(program, weights or random_weights(program, device=device), dtype, device=device, kernels=kernels)
