@@ -91,6 +91,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         f"kv cache    {capacity:,} tokens in {drafters.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({drafters.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
         + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
+        *_gpu_lines(model, drafters),
     )
     return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner)
 
@@ -126,6 +127,7 @@ def assemble(
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else None
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
+    runner.use_sampler(verifier.sampler)
     return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close)
 
 
@@ -138,6 +140,13 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     progress("capturing graphs")
     executor.capture(drafters.target_kv, hidden, config.scheduler.max_num_seqs, 1 + drafted, progress)
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
+
+
+def _gpu_lines(model: LoadedModel, drafters: Drafters) -> list[str]:
+    """How a GPU's memory is divided, and what its graphs took."""
+    if not isinstance(model.executor, GraphExecutor) or not drafters.gpu_memory:
+        return []
+    return [f"memory      {drafters.gpu_memory}", f"graphs      {model.executor.captured.describe()}"]
 
 
 def _costs(

@@ -62,7 +62,7 @@ def measure(
     """
     text = (list(text) * (1 + LONG_CONTEXT * 2 // len(text)))[: LONG_CONTEXT * 2]
     bar: tqdm[Any] = tqdm(
-        desc="measuring step times", total=budget_s, delay=0.5, leave=False, dynamic_ncols=True,
+        desc="measuring step times", total=budget_s, delay=0.5, leave=False, dynamic_ncols=True, disable=None,  # unless on a terminal
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f} of {total:.1f} s",
     )  # fmt: skip
     with bar:

@@ -47,6 +47,7 @@ class Drafters:
     num_bytes: int  # of all caches
     found: tuple[str, ...]  # lines for the banner
     learned: tuple[str, ...]  # names of proposers whose guesses depend on weights from a folder
+    gpu_memory: str = ""  # how a GPU's memory is divided, for people
 
 
 def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: LoadedModel, progress: Progress) -> Drafters:
@@ -69,9 +70,10 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     cache, size = config.cache, config.cache.block_size
     executors = (target.executor, *(executor for part in loaded for executor in part.executors))
     block_bytes = sum(executor.kv_block_bytes(size) for executor in executors) + sum(part.bytes_per_block for part in loaded)
+    gpu_line = ""
     if target.plan.execution.on_gpu:
         cache, memory = _gpu_cache(config, target, executors, block_bytes, sum(part.bytes_per_block for part in loaded))
-        loading.found.append(f"memory      {memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches")
+        gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
     num_blocks = cache_blocks(
         cache,
         block_bytes,
@@ -85,7 +87,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     return_probs = speculative.rejection_sample_method in ("standard", "block")
     proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
-    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned)
+    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned, gpu_line)
 
 
 def _gpu_cache(

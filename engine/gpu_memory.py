@@ -42,7 +42,7 @@ class GpuMemory:
         """Bytes for the caches. Raises ConfigError if not even one sequence of so many tokens fits."""
         if self.for_cache < sequence_bytes:
             raise ConfigError(
-                f"{self.device}: {_gb(self.for_cache)} are left for the KV cache, but one sequence of {tokens:,} tokens needs "
+                f"{self.device}: {_gb(max(self.for_cache, 0))} are left for the KV cache, but one sequence of {tokens:,} tokens needs "
                 f"{_gb(sequence_bytes)}: {self.describe()}; raise gpu_memory_utilization, lower max_model_len or "
                 "max_num_batched_tokens, or use quantization fp8"
             )

@@ -148,7 +148,7 @@ class GrammarState:
             return
         if self._ahead is not None and self._path[: len(new)] == tuple(new[: len(self._path)]):  # what was said is what was guessed
             rest = new[len(self._path) :]
-            if self._ahead.try_consume_tokens(rest) == len(rest):
+            if self._ahead.try_consume_tokens([*rest]) == len(rest):
                 self._path = self._path[len(new) :]
                 return
         self._ahead = None
@@ -190,7 +190,7 @@ class GrammarState:
 
     def _catch_up(self) -> bool:
         """Let the matcher read what it has not of the known tokens. False if it cannot, which is an error."""
-        new = self._token_ids[self._start + self._num_read : self._num_known]
+        new = [*self._token_ids[self._start + self._num_read : self._num_known]]
         if new and self._matcher.try_consume_tokens(new) < len(new):
             self.error = _too_complex(self._matcher) if self._matcher.is_error() else _LEFT
         self._num_read += len(new)

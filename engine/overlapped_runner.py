@@ -1,7 +1,7 @@
 """Runs the target on a GPU without letting it wait: the next step is handed over before anybody has seen this one's result.
 
-A step that the next one can be told from (every row decodes, greedily, and nobody guesses) is followed at once by a pass over
-the same rows one token on, whose tokens never leave the device. When the core then plans just that step, its result is on the
+A step that the next one can be told from (every row decodes and nobody guesses) is followed at once by a pass over the same rows
+one token on; its tokens are chosen on the device, which nobody waits for. When the core then plans just that step, its result is on the
 way already; when it plans another one (a request came, ended or was stopped), what was begun is dropped. It wrote uncommitted
 places only, and everything that comes later on the device comes after it. So nothing else in the engine knows of this.
 """
@@ -10,15 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
+from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
 from .runner import Runner, ragged_batch
+from .sampler import Sampler
+
+
+class Fetched(Protocol):
+    """Values on their way to the host (kernels/graphs.py)."""
+
+    def get(self) -> Tensor: ...
 
 
 class Started(Protocol):
@@ -26,6 +35,9 @@ class Started(Protocol):
 
     @property
     def argmax(self) -> Tensor: ...
+
+    @property
+    def logits(self) -> Tensor | None: ...
 
     def finish(self) -> ForwardOutput: ...
 
@@ -42,15 +54,26 @@ class StartingExecutor(Executor, Protocol):
         tokens: Tensor | None = None,
     ) -> Started: ...
 
+    def fetch(self, tensor: Tensor) -> Fetched: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a pass has what it says of one row."""
+
+    node: int  # among its argmax
+    logits_row: int  # -1: the argmax is the row's choice
+
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
     """One row of the step that was begun."""
 
     request: Request
-    node: int  # of the step before: its argmax is this row's token
+    index: int  # of the plan's row that it comes from
     place: int
     block_table: tuple[int, ...]
+    draws: bool  # whether its choice is made from whole logits
 
     def is_in(self, row: PlanRow, token: int, block_size: int) -> bool:
         """Whether the plan's row is the one that was begun, with this token."""
@@ -68,9 +91,10 @@ class _Expected:
 class _Ahead:
     """A step that was begun before it was planned."""
 
-    rows: dict[str, tuple[int, _Expected]]  # request id -> its index in the pass
+    rows: dict[str, tuple[_Place, _Expected]]
     started: Started
-    before: Started  # the step that its tokens come from
+    tokens: Fetched  # what its rows were fed
+    chosen: Fetched | None  # what the step before it chose from its logits
 
 
 class OverlappedRunner(Runner):
@@ -89,70 +113,120 @@ class OverlappedRunner(Runner):
         super().__init__(executor, kv, hidden, wants_full_logits)
         self._starting = executor
         self._max_model_len = max_model_len
+        self._sampler: Sampler | None = None
         self._ahead: _Ahead | None = None
         self._was_steady = False  # the step before: one alone says little about the next
         self.num_ahead = 0  # steps that were begun before they were planned
         self.num_used = 0  # those that were then planned
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     def forward(self, plan: StepPlan) -> ForwardOutput:
         ahead, self._ahead = self._ahead, None
         taken = None if ahead is None else self._taken(ahead, plan)
         if ahead is not None and taken is not None:
             self.num_used += 1
-            self._ahead = self._begin(plan, ahead.started, taken)
-            return _rows(ahead.started.finish(), taken)
-        started = self._starting.start(ragged_batch(plan, self._wants_full_logits), self.kv, self._hidden)
-        self._ahead = self._begin(plan, started, range(len(plan.rows)))
-        return started.finish()
+            started, places = ahead.started, taken
+        else:
+            taken = None
+            started = self._starting.start(ragged_batch(plan, self._wants_full_logits), self.kv, self._hidden)
+            places = self._places(plan)
+        following = self._ahead = self._begin(plan, started, places)
+        output = started.finish() if taken is None else _rows(started.finish(), taken)
+        if following is None or following.chosen is None:
+            return output
+        return ForwardOutput(output.argmax, output.top, output.logits, output.hidden, following.chosen.get())
 
     def final_states(self, plan: StepPlan) -> Tensor:
         self._ahead = None  # the step behind it would read its tokens where this pass writes its own
         return super().final_states(plan)
 
-    def _taken(self, ahead: _Ahead, plan: StepPlan) -> list[int] | None:
-        """Which rows of the pass that was begun are the plan's, in its order; None if the plan has others."""
+    def _taken(self, ahead: _Ahead, plan: StepPlan) -> list[_Place] | None:
+        """Where the pass that was begun has the plan's rows; None if the plan has others."""
         if plan.scored:
             return None
-        tokens = ahead.before.finish().argmax  # long here: the step before has been committed
-        taken: list[int] = []
+        tokens = ahead.tokens.get()  # long here: the step before has been committed
+        taken: list[_Place] = []
         for row in plan.rows:
-            index, expected = ahead.rows.get(row.request.request_id, (0, None))
-            if expected is None or self._wants_full_logits(row.request):
+            found = ahead.rows.get(row.request.request_id)
+            if found is None:
                 return None
-            if not expected.is_in(row, int(tokens[expected.node]), plan.block_size):
+            place, expected = found
+            if expected.draws != self._wants_full_logits(row.request):
                 return None
-            taken.append(index)
+            if not expected.is_in(row, int(tokens[place.node]), plan.block_size):
+                return None
+            taken.append(place)
         return taken
 
-    def _begin(self, plan: StepPlan, started: Started, nodes_of_rows: Sequence[int]) -> _Ahead | None:
-        """Hand over the step behind this one, if it can be told what that will be. nodes_of_rows: where each row's argmax stands."""
+    def _places(self, plan: StepPlan) -> list[_Place]:
+        """Of the rows of a plan that was started as it is, if they all sample and nobody guesses."""
+        ranks = count()
+        return [_Place(i, next(ranks) if self._wants_full_logits(row.request) else -1) for i, row in enumerate(plan.rows)]
+
+    def _begin(self, plan: StepPlan, started: Started, places: Sequence[_Place]) -> _Ahead | None:
+        """Hand over the step behind this one, if it can be told what that will be. places: of the plan's rows in `started`."""
         was_steady, self._was_steady = self._was_steady, plan.is_steady
-        expected = self._expected(plan, nodes_of_rows) if was_steady else []
+        expected = self._expected(plan) if was_steady else []
         if not expected:
             return None
-        batch = _decode_batch(expected, plan.block_size)
-        nodes = [row.node for row in expected]
-        tokens = started.argmax[: len(nodes)] if nodes == list(range(len(nodes))) else started.argmax[_index(nodes, started.argmax)]
+        drawing = [i for i, place in enumerate(places) if place.logits_row >= 0]
+        chosen = None
+        if drawing:
+            chosen = self._choose(started, [plan.rows[i] for i in drawing], [places[i].logits_row for i in drawing])
+            if chosen is None:
+                return None
+        tokens = _next_tokens(started.argmax, places, chosen, drawing, expected)
+        fed = self._starting.fetch(tokens)
+        known = None if chosen is None else self._starting.fetch(chosen)
         self.num_ahead += 1
-        following = self._starting.start(batch, self.kv, self._hidden, tokens=tokens)
-        return _Ahead({row.request.request_id: (i, row) for i, row in enumerate(expected)}, following, started)
+        following = self._starting.start(_decode_batch(expected, plan.block_size), self.kv, self._hidden, tokens=tokens)
+        ranks = count()
+        rows = {row.request.request_id: (_Place(i, next(ranks) if row.draws else -1), row) for i, row in enumerate(expected)}
+        return _Ahead(rows, following, fed, known)
 
-    def _expected(self, plan: StepPlan, nodes_of_rows: Sequence[int]) -> list[_Expected]:
+    def _choose(self, started: Started, rows: list[PlanRow], logits_rows: list[int]) -> Tensor | None:
+        """[n] on the device, what the rows choose from their logits; None if that has to be left to the verifier."""
+        if self._sampler is None or started.logits is None:
+            return None
+        try:
+            for row in rows:
+                self._sampler.prepare(row.request, started.logits.shape[1])
+        except InvalidRequest:
+            return None
+        return self._sampler.choose_ahead(started.logits, rows, logits_rows)
+
+    def _expected(self, plan: StepPlan) -> list[_Expected]:
         """The rows of the next step; none if that is open."""
         if not plan.is_steady or plan.scored:
             return []
         rows: list[_Expected] = []
-        for node, row in zip(nodes_of_rows, plan.rows, strict=True):
+        for index, row in enumerate(plan.rows):
             request, place = row.request, row.num_computed + row.num_scheduled
-            if not row.samples or row.draft_token_ids or self._wants_full_logits(request):
+            if not row.samples or row.draft_token_ids or request.params.logprobs is not None:
                 return []
             if request.num_output_tokens + 1 >= request.max_tokens or place + 1 >= self._max_model_len:
                 continue  # this step is its last
             blocks = place // plan.block_size + 1
             if blocks > len(row.block_table):
                 return []
-            rows.append(_Expected(request, node, place, tuple(row.block_table[:blocks])))
+            table = tuple(row.block_table[:blocks])
+            rows.append(_Expected(request, index, place, table, self._wants_full_logits(request)))
         return rows
+
+
+def _next_tokens(
+    argmax: Tensor, places: Sequence[_Place], chosen: Tensor | None, drawing: list[int], expected: list[_Expected]
+) -> Tensor:
+    """[n] on the device: what each expected row is fed. chosen: of the plan's rows `drawing`."""
+    nodes = [places[row.index].node for row in expected]
+    if chosen is None:
+        return argmax[: len(nodes)] if nodes == list(range(len(nodes))) else argmax[_index(nodes, argmax)]
+    whole = argmax[_index([place.node for place in places], argmax)].clone()
+    # -1 stands for scores that are not finite: the row fails, but must be fed something until then
+    whole[_index(drawing, argmax)] = chosen.clamp(min=0)
+    return whole[_index([row.index for row in expected], argmax)]
 
 
 def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
@@ -165,7 +239,7 @@ def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
         slots=[row.block_table[-1] * block_size + row.place % block_size for row in rows],
         tree_mask=[0] * count,
         logits_indices=every,
-        full_logits=[],
+        full_logits=[i for i, row in enumerate(rows) if row.draws],
         query_start_loc=[*every, count],
         seq_lens=[row.place + 1 for row in rows],
         num_causal=[1] * count,
@@ -174,14 +248,16 @@ def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
     )
 
 
-def _rows(output: ForwardOutput, taken: list[int]) -> ForwardOutput:
+def _rows(output: ForwardOutput, taken: list[_Place]) -> ForwardOutput:
     """These rows of a pass of one token each."""
-    if taken == list(range(len(output.argmax))):
+    nodes = [place.node for place in taken]
+    if nodes == list(range(len(output.argmax))):
         return output
-    index = torch.tensor(taken, dtype=torch.int64)
-    hidden: Mapping[int, Tensor] = output.hidden
-    states = {boundary: state[_index(taken, state)] for boundary, state in hidden.items()}
-    return ForwardOutput(output.argmax[index], output.top[index], None, states)
+    index = torch.tensor(nodes, dtype=torch.int64)
+    states = {boundary: state[_index(nodes, state)] for boundary, state in output.hidden.items()}
+    drawn = [place.logits_row for place in taken if place.logits_row >= 0]
+    logits = output.logits[_index(drawn, output.logits)] if output.logits is not None and drawn else None
+    return ForwardOutput(output.argmax[index], output.top[index], logits, states)
 
 
 def _index(values: list[int], like: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch, tensors_of_lists
 from .plan import StepPlan
 from .request import Request
+from .sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Runner:
     def final_states(self, plan: StepPlan) -> torch.Tensor:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""
         return self.executor.run(ragged_batch(plan, self._wants_full_logits), self.kv, (FINAL,)).hidden[FINAL].cpu()
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        """The verifier's, for runners that need a request's choice before the verifier does."""
 
     def move_slots(self, src: list[int], dst: list[int]) -> None:
         self.kv.move(*tensors_of_lists(np.int64, src, dst))

@@ -75,10 +75,16 @@ class Sampler:
         if self._native and sampling.takes(logits):
             tokens = self._choose_natively(logits, rows, nodes)
         elif logits.is_cuda:
-            tokens = self._choose_on_gpu(logits, rows, nodes)
+            tokens = self._choose_on_gpu(logits, rows, nodes).tolist()
         else:
             tokens = self._choose_by_levels(logits, rows, nodes)
         return [tokens[start : start + 1 + len(row.draft_token_ids)] for row, start in zip(rows, nodes.starts, strict=True)]
+
+    def choose_ahead(self, logits: Tensor, rows: Sequence[PlanRow], logits_rows: Sequence[int]) -> Tensor:
+        """[n] int64 on the logits' device, as `choose` for n rows without drafts: on a GPU before anybody has waited for the logits."""
+        if logits.is_cuda:
+            return self._choose_on_gpu(logits, rows, _Nodes.of(rows, logits_rows))
+        return torch.tensor([tokens[0] for tokens in self.choose(logits, rows, logits_rows)], dtype=torch.int64)
 
     def sample(self, logits: Tensor, nodes: Sequence[Node]) -> list[int]:
         """One token per row of logits [n, V] float32 (left untouched), for nodes [n]. -1: the row has NaN or no finite best."""
@@ -120,11 +126,11 @@ class Sampler:
             level = [i for i, parent in enumerate(nodes.parents) if parent in reached and tokens[parent] == nodes.guesses[i]]
         return tokens
 
-    def _choose_on_gpu(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
+    def _choose_on_gpu(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> Tensor:
         from ..kernels.triton.sample_rows import sample  # Triton is there only where torch is built for GPUs
 
         places, _kept = self._described(rows, nodes, logits.shape[1])
-        return sample(logits, np.array(nodes.logits_rows), places).tolist()
+        return sample(logits, np.array(nodes.logits_rows), places)
 
     def _choose_natively(self, logits: Tensor, rows: Sequence[PlanRow], nodes: _Nodes) -> list[int]:
         places, _kept = self._described(rows, nodes, logits.shape[1])

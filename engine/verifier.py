@@ -100,7 +100,7 @@ class Verifier:
             self._decree([walk for walk in walks if walk.row.draft_token_ids and walk.error is None], target.logits)
         if target.logits is not None:
             open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
-            self._choose(open_walks, plan, target.logits)
+            self._choose(open_walks, plan, target.logits, target.chosen)
         verdicts = [_verdict(walk) for walk in walks]
         if target.logits is not None:
             verdicts = _with_logprobs(walks, verdicts, target.logits)
@@ -133,7 +133,7 @@ class Verifier:
         assert first + plan.num_scored == len(argmax), "the forward's nodes are not the plan's"
         return walks
 
-    def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor) -> None:
+    def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor, known: Tensor | None) -> None:
         """Fill in the tokens of rows with logits, as far as their paths go."""
         # Trees keep sample-and-match, whose output depends on no guess and so is lossless wherever guesses come from (for fixed,
         # one-hot guesses it is the p/q rule). Greedy rows have no probabilities to compare.
@@ -144,7 +144,10 @@ class Verifier:
             self._judge([w for w in drawn if w.row.is_chain], logits, plan.draft_probs)
         walks = [w for w in walks if w.accepted is None]
         # A node's token is the one its draft would find there, penalties for the path to it included: the walk only looks it up.
-        chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
+        if known is not None:  # made before the step was waited for; nobody guessed in it
+            chosen = [known[walk.first_logits : walk.first_logits + len(walk.tokens)].tolist() for walk in walks]
+        else:
+            chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
         for walk, tokens in zip(walks, chosen, strict=True):
             walk.tokens = tokens
 

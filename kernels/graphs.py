@@ -31,6 +31,7 @@ class Started:
     """A pass that was handed to the device. `argmax` may feed the next pass before anybody has seen it."""
 
     argmax: Tensor  # [N] int64 on the device; behind the pass's own entries there may be padding
+    logits: Tensor | None  # [M, V] float32 on the device, as in ForwardOutput
     _output: ForwardOutput  # its host tensors hold nothing until the event has come
     _done: torch.cuda.Event | None
 
@@ -39,6 +40,20 @@ class Started:
         if self._done is not None:
             self._done.synchronize()
         return self._output
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Values on their way to the host."""
+
+    _values: Tensor
+    _done: torch.cuda.Event | None
+
+    def get(self) -> Tensor:
+        """Wait for them, and for nothing that was begun later."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._values
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,7 @@ class GraphExecutor:
         self.captured = CaptureReport()
         self.ladder = ladder or Ladder()
         self._has_graphs = self.device.type == "cuda"
+        self._enter()
         self._pool = torch.cuda.graph_pool_handle() if self._has_graphs else None
         self._passes: dict[tuple[int, Rung, tuple[int, ...]], _Pass] = {}
         self._chains: dict[tuple[int, Rung, Rung, int, int | None, bool], _Chain] = {}
@@ -102,6 +118,7 @@ class GraphExecutor:
         tokens: Tensor | None = None,
     ) -> Started:
         """`run` without waiting. tokens [T]: token ids on the device, for those that the host does not know yet."""
+        self._enter()
         num_tokens, num_scores = len(batch.token_ids), len(batch.logits_indices)
         with torch.inference_mode():
             rung = self.ladder.rung(batch) if self._has_graphs else None
@@ -125,11 +142,12 @@ class GraphExecutor:
                 wanted = wanted.pin_memory().to(self.device, non_blocking=True)
             argmax, top = _to_host(computed.argmax[:num_scores]), _to_host(computed.top[:num_scores])
             output = ForwardOutput(argmax, top, full_logits(computed, wanted), states)
-            done = None
-            if self._has_graphs:
-                done = torch.cuda.Event()
-                done.record()
-            return Started(computed.argmax, output, done)
+            # Who wants states only goes on with them on the device: there is nothing to wait for.
+            return Started(computed.argmax, output.logits, output, self._mark() if num_scores else None)
+
+    def fetch(self, tensor: Tensor) -> Fetched:
+        """Its values as they are now, in the order of the device's work."""
+        return Fetched(_to_host(tensor), self._mark())
 
     def run_chain(
         self,
@@ -140,6 +158,7 @@ class GraphExecutor:
         inputs: Mapping[str, Tensor] | None = None,
     ) -> ChainOutput:
         """See `Executor.run_chain`: one graph, or one run of its ops, and one wait at its end."""
+        self._enter()
         steps = int(counts.max()) if len(counts) else 0
         if not steps:
             return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
@@ -225,6 +244,18 @@ class GraphExecutor:
         if vocab_size not in self._choosing:
             self._choosing[vocab_size] = Choosing.of(self.network.token_ids, self.vocab_size, vocab_size)
         return self._choosing[vocab_size]
+
+    def _enter(self) -> None:
+        """Kernels start on the thread's own GPU, whatever GPU their tensors are on."""
+        if self._has_graphs:
+            torch.cuda.set_device(self.device)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if not self._has_graphs:
+            return None
+        done = torch.cuda.Event()
+        done.record()
+        return done
 
     def _static(self, rung: Rung, kv: KVTensors) -> StaticBatch:
         blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position

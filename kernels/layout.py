@@ -108,6 +108,7 @@ class ForwardOutput:
     top: Tensor  # [N] float32, its logit; NaN or infinite if the row is not finite
     logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
+    chosen: Tensor | None = None  # [M] int64 on the CPU, the request's own choice by each row of logits, where it was made already
 
     def on_host(self) -> ForwardOutput:
         """The same with logits and states on the CPU; an executor may leave those on its device."""

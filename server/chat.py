@@ -57,7 +57,7 @@ async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
         template_kwargs=body.template_kwargs(),
         tools=offer.tools,
     )
-    prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_model_len - (params.max_tokens or 0)))
+    prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
     params = replace(
         params,
         grammar=formats.grammar(params.grammar, tools, offer, prompt),

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(words)
+        status = run(words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
-def _run(words: list[str]) -> int:
+def run(words: list[str]) -> int:
+    """One command. Returns its exit status; what it does not catch is the caller's."""
     match words:
         case ["serve", *flags]:
             return serve(flags)

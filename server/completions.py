@@ -23,8 +23,8 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     options = serving.stream_options(body)
     params = body.to_sampling_params()
     serving.require_room(len(body.prompt) * params.n)
-    room = serving.max_model_len - (params.max_tokens or 0)
-    prompts = [body.truncated(await _token_ids(prompt, body, serving), room) for prompt in body.prompt]
+    encoded = [await _token_ids(prompt, body, serving) for prompt in body.prompt]
+    prompts = [body.truncated(token_ids, serving.max_tokens, params.max_tokens) for token_ids in encoded]
     generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
     shape = CompletionShape(generation, body, model, serving, options)
     return await answer(request, generation, shape, bool(body.stream), options)

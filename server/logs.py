@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PROBED = ("/health", "/metrics", "/ping")
+_PARTS = "/page/"  # of the chat page: a visit is one line
 
 
 class OneLineFormatter(logging.Formatter):
@@ -28,7 +29,8 @@ class OneLineFormatter(logging.Formatter):
 
 def is_quiet(scope: Scope, status: int) -> bool:
     """Whether an answer needs no line: those of probes and scrapes come by the clock and say nothing, unless they failed."""
-    return status == 200 and scope["path"].startswith(_PROBED)
+    path = scope["path"]
+    return (status == 200 and path.startswith(_PROBED)) or (status in (200, 304) and path.startswith(_PARTS))
 
 
 def request_line(scope: Scope, status: int) -> str:

@@ -73,7 +73,7 @@ _FOLLOW = (
     _in_query("starting_after", {"type": "integer", "minimum": 0, "maximum": 2**53}),
 )
 _OF_RESPONSE = {"response_id": "$response.body#/id"}
-_TO_RESPONSE = dict.fromkeys(
+_TO_RESPONSE: dict[str, Mapping[str, str]] = dict.fromkeys(
     (
         "get_v1_responses_response_id",
         "delete_v1_responses_response_id",

@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
 
 from ..engine.request import MAX_BIASED_TOKENS, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
 from .anthropic.requests import MessagesRequest
@@ -106,7 +106,7 @@ def request_schemas(
     models: Sequence[type[BaseModel]], model_names: Sequence[str]
 ) -> tuple[dict[type[BaseModel], Schema], dict[str, Schema]]:
     """A reference for each request model, and all components that they need."""
-    asked = [(model, "validation") for model in models]
+    asked: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
     references, whole = models_json_schema(asked, ref_template=REF, schema_generator=_Untitled)
     bodies = {model: references[model, "validation"] for model in models}
     schemas: dict[str, Schema] = whole["$defs"]

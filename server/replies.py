@@ -91,9 +91,12 @@ class Reply:
 
     def feed(self, text: str, num_tokens: int, last: bool) -> list[dict[str, Any]]:
         """The parts that this text settles, in order; `last` settles all. num_tokens: how many the text came from."""
-        if self._reasoning is not None and self._reasoning.inside:
-            self.num_reasoning_tokens += num_tokens
-        pieces: Iterable[Piece] = _fed(self._reasoning, [Content(text)], last)
+        began_inside = self._reasoning is not None and self._reasoning.inside
+        pieces = [*_fed(self._reasoning, [Content(text)], last)]
+        if began_inside or any(isinstance(piece, Reasoning) for piece in pieces):
+            # Of the text in which it ends, reasoning has as many tokens as is its share of the characters.
+            answer = sum(len(piece.text) for piece in pieces if isinstance(piece, Content))
+            self.num_reasoning_tokens += round(num_tokens * max(1 - answer / max(len(text), 1), 0))
         return [part for piece in _joined(_fed(self._tools, pieces, last)) if (part := self._part(piece)) is not None]
 
     def _part(self, piece: Piece) -> dict[str, Any] | None:

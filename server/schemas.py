@@ -127,11 +127,16 @@ class GenerationRequest(OpenAIObject):
             raise ApiError(400, "prompt_logprobs come with whole answers only; leave out one of both", param="prompt_logprobs")
         return SamplingParams(stop=self.stop, **given, **settled)
 
-    def truncated(self, token_ids: list[int], room: int) -> list[int]:
-        """The prompt cut to truncate_prompt_tokens; -1 = to `room`. The end is kept, with truncation_side "right" the start."""
+    def truncated(self, token_ids: list[int], most: int, max_tokens: int | None) -> list[int]:
+        """The prompt cut to truncate_prompt_tokens; -1 = to what an output of max_tokens leaves of `most`, None being at least one.
+
+        The end is kept, with truncation_side "right" the start.
+        """
         if self.truncate_prompt_tokens is None:
             return token_ids
-        size = max(room, 0) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        size = self.truncate_prompt_tokens
+        if size == -1:
+            size = max(most - (1 if max_tokens is None else max_tokens), 0)
         return token_ids[:size] if self.truncation_side == "right" else token_ids[max(len(token_ids) - size, 0) :]
 
 

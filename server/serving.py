@@ -48,6 +48,7 @@ class Serving:
         self.config = config
         self.model_names = config.served_model_names or (loaded.model.name,)
         self.max_model_len = loaded.model.max_model_len
+        self.max_tokens = loaded.intake.max_tokens  # of one request, prompt and output together
         self.proposer_names = loaded.proposer_names
         self.metrics = Metrics(engine.stats, self.model_names[0], self.proposer_names)
         self.embedder = Embedder(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,8 @@ from running_server import RunningServer, start_server
 # Before anything imports torch: its threads spin, and on a busy machine with few cores two of them wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Before anything imports Triton: its kernels are interpreted where there is no GPU.
-if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+if importlib.util.find_spec("triton") is not None:
+    import triton_interpreter  # noqa: F401  before any library imports Triton
 
 
 @pytest.fixture(scope="session", autouse=True)

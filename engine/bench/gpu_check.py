@@ -7,6 +7,7 @@ whole process: one that dies or takes too long costs its case, and the others go
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +33,8 @@ from .gpu_report import CaseResult, Report, TestResult
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/gpu", "tests/kernels/triton")
-TEST_SHARE = 0.3  # of the time, at most
+TEST_SHARE = 0.4  # of the time, at most
+TEST_PROCESSES = 6  # where pytest can run several: most of the time goes into compiling kernels
 CASE_S = 120.0  # at most
 TAIL_LINES = 40
 EXAMPLES = """\
@@ -92,17 +95,33 @@ def _save(report: Report, folder: Path, started: float) -> Path:
 
 
 def _run_tests(paths: Sequence[str], limit_s: float) -> TestResult:
-    command = [
-        *(sys.executable, "-m", "pytest", "-q", "-rfE", "--no-header", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider"),
-        *("-o", "timeout=60", *paths),
-    ]
-    lines, ended = _run(command, limit_s)
-    found = TestResult(tail=lines[-TAIL_LINES:])
-    found.failed = [line.split(" - ")[0].split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    found.summary = lines[-1].strip("= ") if ended and lines else f"stopped after {limit_s:.0f} s"
+    command = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider"]
+    command += ["-o", "timeout=90"]
+    if torch.cuda.is_available() and importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(TEST_PROCESSES)]
+    lines, ended = _run([*command, *paths], limit_s)
+    found = read_tests(lines)
     if not ended:
+        found.summary = f"stopped after {limit_s:.0f} s: {found.summary}"
         found.failed.append("the tests took too long")
     return found
+
+
+def read_tests(lines: Sequence[str]) -> TestResult:
+    """From what `pytest -v` says, to its end or not; several processes put the outcome first."""
+    outcomes: dict[str, str] = {}
+    for line in lines:
+        words = line.split()
+        outcome = next((word for word in words if word in ("PASSED", "FAILED", "ERROR", "SKIPPED")), None)
+        name = next((word for word in words if word.startswith("tests/") and "::" in word), None)
+        if outcome and name:
+            outcomes[name] = outcome
+    counts = Counter(outcomes.values())
+    summary = ", ".join(f"{counts[outcome]} {outcome.lower()}" for outcome in ("FAILED", "ERROR", "PASSED", "SKIPPED") if counts[outcome])
+    failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    if not outcomes:
+        failed.append("no test ran")
+    return TestResult(summary or "no test ran", failed, [*lines[-TAIL_LINES:]])
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[list[str], bool]:

@@ -253,6 +253,10 @@ def _attend(
         share = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
         begin = base + split * share
         stop = tl.minimum(end, begin + share)
+    if IS_SPLIT:
+        if begin >= stop:
+            tl.store(lse_ptr + out_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_row)
+            return
     # Before this place everybody sees everything.
     seen_by_all = begin
     if HAS_OPEN_TILES:

@@ -6,14 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from running_server import RunningServer
 
-pytest.importorskip("langchain_openai")
-pytest.importorskip("langchain_tests")
-
-from langchain_core.language_models import BaseChatModel  # noqa: E402
-from langchain_openai import ChatOpenAI  # noqa: E402
-from langchain_tests.integration_tests import ChatModelIntegrationTests  # noqa: E402
-from running_server import RunningServer  # noqa: E402
+ChatOpenAI: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+suite: Any = pytest.importorskip("langchain_tests.integration_tests")
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
@@ -28,13 +24,13 @@ def push(server: RunningServer, api_key: str) -> dict[str, int]:
     return {str(tokens[0]): 6 for tokens in spelled if len(tokens) == 1}
 
 
-class TestChatOpenAI(ChatModelIntegrationTests):
+class TestChatOpenAI(suite.ChatModelIntegrationTests):
     """Pictures, sound and documents are off: the server reads text."""
 
     settings: dict[str, Any] = {}  # known once the server runs
 
     @property
-    def chat_model_class(self) -> type[BaseChatModel]:
+    def chat_model_class(self) -> Any:
         return ChatOpenAI
 
     @property
@@ -50,15 +46,15 @@ class TestChatOpenAI(ChatModelIntegrationTests):
         return True
 
     @pytest.fixture
-    def model(self, request: pytest.FixtureRequest, openai_environment: str, push: dict[str, int]) -> BaseChatModel:
+    def model(self, request: pytest.FixtureRequest, openai_environment: str, push: dict[str, int]) -> Any:
         bounded = {"temperature": 0, "max_completion_tokens": 512, "logit_bias": push}
         self.settings = {"model": openai_environment, "stream_usage": True} | bounded
         return ChatOpenAI(**(self.standard_chat_model_params | self.settings | getattr(request, "param", {})))
 
     @pytest.mark.xfail(reason="the embedded model does not heed which keys a prompt asks for", strict=True)
-    def test_json_mode(self, model: BaseChatModel) -> None:
+    def test_json_mode(self, model: Any) -> None:
         super().test_json_mode(model)
 
     @pytest.mark.xfail(reason="the embedded model does not repeat the Chinese name it was given", strict=True)
-    def test_unicode_tool_call_integration(self, model: BaseChatModel, **settings: Any) -> None:
+    def test_unicode_tool_call_integration(self, model: Any, **settings: Any) -> None:
         super().test_unicode_tool_call_integration(model, **settings)

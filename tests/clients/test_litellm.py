@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("litellm")
-
-import litellm  # noqa: E402
+litellm: Any = pytest.importorskip("litellm")
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +22,7 @@ def fields(base_url: str, api_key: str) -> dict[str, Any]:
 def test_completion_and_its_stream_agree(fields: dict[str, Any], model_name: str, provider: str) -> None:
     name = f"{provider}/{model_name}"
     whole: Any = litellm.completion(name, **fields)
-    chunks: Any = list(litellm.completion(name, **fields, stream=True, stream_options={"include_usage": True}))  # pyright: ignore
+    chunks: Any = list(litellm.completion(name, **fields, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     rebuilt: Any = litellm.stream_chunk_builder(chunks)

@@ -9,15 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from running_server import RunningServer
 
-pytest.importorskip("lm_eval")
-pytest.importorskip("tenacity")
-
-from lm_eval import simple_evaluate  # noqa: E402
-from lm_eval.api.instance import Instance  # noqa: E402
-from lm_eval.api.registry import get_model  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
-from running_server import RunningServer  # noqa: E402
+pytest.importorskip("tenacity")  # of the extra lm-eval[api]
+simple_evaluate: Any = pytest.importorskip("lm_eval").simple_evaluate
+Instance: Any = pytest.importorskip("lm_eval.api.instance").Instance
+get_model: Any = pytest.importorskip("lm_eval.api.registry").get_model
+TaskManager: Any = pytest.importorskip("lm_eval.tasks").TaskManager
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +35,7 @@ WRITE = 'doc_to_target: city\ngeneration_kwargs: {until: ["\\n"], max_gen_toks: 
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskManager:
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "capitals.jsonl"
     rows = [{"country": country, "city": city, "number": number} for number, (country, city) in enumerate(CAPITALS.items())]
@@ -65,7 +63,7 @@ def test_log_likelihoods_are_the_servers_own(server: RunningServer, api_key: str
     assert math.isclose(greedy_sum, sum(said["logprobs"]["token_logprobs"]), abs_tol=0.05)
 
 
-def test_tasks_by_completions(server: RunningServer, api_key: str, openai_environment: str, tasks: TaskManager) -> None:
+def test_tasks_by_completions(server: RunningServer, api_key: str, openai_environment: str, tasks: Any) -> None:
     told = arguments(openai_environment, server.url + "/v1/completions", api_key)
     names = ["capitals_choice", "capitals_write"]
     results: Any = simple_evaluate(model="local-completions", model_args=told, tasks=names, task_manager=tasks, bootstrap_iters=0)
@@ -74,7 +72,7 @@ def test_tasks_by_completions(server: RunningServer, api_key: str, openai_enviro
     assert all(len(sample["resps"][0][0]) > 0 for sample in results["samples"]["capitals_write"])
 
 
-def test_tasks_by_chat(server: RunningServer, api_key: str, openai_environment: str, tasks: TaskManager) -> None:
+def test_tasks_by_chat(server: RunningServer, api_key: str, openai_environment: str, tasks: Any) -> None:
     told = arguments(openai_environment, server.url + "/v1/chat/completions", api_key) | {"tokenizer_backend": None}
     results: Any = simple_evaluate(
         model="local-chat-completions",

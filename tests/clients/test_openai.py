@@ -102,10 +102,10 @@ def test_the_streaming_helper_parses(client: OpenAI, model_name: str) -> None:
 def test_tools_are_parsed_plain_and_streamed(client: OpenAI, model_name: str) -> None:
     must = {"tools": [pydantic_function_tool(Capital)], "tool_choice": "required", "parallel_tool_calls": False}
     more: Any = fields(model_name, max_tokens=200, **must)
-    (whole,) = client.chat.completions.parse(**more).choices[0].message.tool_calls or ()
+    (whole,) = list(client.chat.completions.parse(**more).choices[0].message.tool_calls or ())
     with client.chat.completions.stream(**more) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
-        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+        (streamed,) = list(stream.get_final_completion().choices[0].message.tool_calls or ())
     assert isinstance(whole.function.parsed_arguments, Capital)
     assert streamed.function.parsed_arguments == whole.function.parsed_arguments == done[0].parsed_arguments
     assert done[0].name == "Capital"

@@ -10,17 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
-pytest.importorskip("agents")
-
-from agents import (  # noqa: E402
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
+agents: Any = pytest.importorskip("agents")
+Agent, Runner = agents.Agent, agents.Runner
 
 pytestmark = pytest.mark.slow
 
@@ -36,16 +27,16 @@ def loop() -> Iterator[asyncio.Runner]:
         yield loop
 
 
-@pytest.fixture(params=[OpenAIChatCompletionsModel, OpenAIResponsesModel])
+@pytest.fixture(params=[agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel])
 def agent_model(request: pytest.FixtureRequest, loop: asyncio.Runner, base_url: str, api_key: str, model_name: str) -> Iterator[Any]:
-    set_tracing_disabled(True)
+    agents.set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     yield request.param(model=model_name, openai_client=client)
     loop.run(client.close())
 
 
-def settings(**more: Any) -> ModelSettings:
-    return ModelSettings(temperature=0, max_tokens=1000, extra_body={"frequency_penalty": 1.0}, **more)
+def settings(**more: Any) -> Any:
+    return agents.ModelSettings(temperature=0, max_tokens=1000, extra_body={"frequency_penalty": 1.0}, **more)
 
 
 def test_typed_output(agent_model: Any, loop: asyncio.Runner) -> None:
@@ -73,7 +64,7 @@ def test_text_and_its_stream_agree(agent_model: Any, loop: asyncio.Runner) -> No
 def test_a_tool_is_run_and_the_answer_follows(agent_model: Any, loop: asyncio.Runner) -> None:
     asked: list[str] = []
 
-    @function_tool
+    @agents.function_tool
     def weather(city: Literal["Paris", "Rome"]) -> str:
         """The weather in a city."""
         asked.append(city)

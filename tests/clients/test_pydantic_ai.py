@@ -8,12 +8,11 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-pytest.importorskip("pydantic_ai")
+pydantic_ai: Any = pytest.importorskip("pydantic_ai")
+OpenAIChatModel: Any = pytest.importorskip("pydantic_ai.models.openai").OpenAIChatModel
+OpenAIProvider: Any = pytest.importorskip("pydantic_ai.providers.openai").OpenAIProvider
 
-from pydantic_ai import Agent, NativeOutput, Tool, ToolOutput  # noqa: E402
-from pydantic_ai.models.openai import OpenAIChatModel  # noqa: E402
-from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
-
+Agent, NativeOutput, Tool, ToolOutput = pydantic_ai.Agent, pydantic_ai.NativeOutput, pydantic_ai.Tool, pydantic_ai.ToolOutput
 pytestmark = pytest.mark.slow
 
 
@@ -23,19 +22,19 @@ class Capital(BaseModel):
 
 
 @pytest.fixture
-def chat_model(base_url: str, api_key: str, model_name: str) -> OpenAIChatModel:
+def chat_model(base_url: str, api_key: str, model_name: str) -> Any:
     settings: Any = {"temperature": 0, "max_tokens": 100}
     return OpenAIChatModel(model_name, provider=OpenAIProvider(base_url=base_url, api_key=api_key), settings=settings)
 
 
 @pytest.mark.parametrize("way", [ToolOutput, NativeOutput])
-def test_typed_output(chat_model: OpenAIChatModel, way: Any) -> None:
-    agent: Any = Agent(chat_model, output_type=way(Capital), retries=0)
+def test_typed_output(chat_model: Any, way: Any) -> None:
+    agent = Agent(chat_model, output_type=way(Capital), retries=0)
     result = agent.run_sync("What is the capital of France?")
     assert isinstance(result.output, Capital) and result.usage.output_tokens > 0
 
 
-def test_text_and_its_stream_agree(chat_model: OpenAIChatModel) -> None:
+def test_text_and_its_stream_agree(chat_model: Any) -> None:
     agent = Agent(chat_model, instructions="Answer in one sentence.")
 
     async def both() -> tuple[str, str]:
@@ -48,7 +47,7 @@ def test_text_and_its_stream_agree(chat_model: OpenAIChatModel) -> None:
     assert whole and streamed == whole
 
 
-def test_a_tool_is_called_and_its_result_goes_back(chat_model: OpenAIChatModel) -> None:
+def test_a_tool_is_called_and_its_result_goes_back(chat_model: Any) -> None:
     """An output that is a tool makes a call necessary: of the function, which is there once, or of the output itself."""
     asked: list[str] = []
 
@@ -59,6 +58,6 @@ def test_a_tool_is_called_and_its_result_goes_back(chat_model: OpenAIChatModel) 
     async def once(context: Any, tool: Any) -> Any:
         return None if asked else tool
 
-    agent: Any = Agent(chat_model, output_type=ToolOutput(Capital), tools=[Tool(weather, prepare=once)], retries=0)
+    agent = Agent(chat_model, output_type=ToolOutput(Capital), tools=[Tool(weather, prepare=once)], retries=0)
     result = agent.run_sync("What is the weather in Paris?")
     assert isinstance(result.output, Capital) and set(asked) <= {"Paris", "Rome"}

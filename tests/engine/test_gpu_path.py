@@ -33,12 +33,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle": {"num_speculative_tokens": 3},
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
+    "dflash": {},
 }
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=6, seed=0)
+    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
 
 
 @pytest.fixture

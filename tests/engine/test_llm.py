@@ -185,7 +185,7 @@ def test_answers_are_kept_from_one_process_to_the_next(tiny_target: Path, tmp_pa
     answers: list[list[list[int]]] = []
     for _ in range(2):
         options = OPTIONS | {"speculation_corpus_dir": tmp_path / "corpora"}
-        with LLM(tiny_target, speculative_config={"method": "suffix"}, **options) as llm:
+        with LLM(tiny_target, speculative_config={"method": "suffix", "adaptive": False}, **options) as llm:
             for _ in range(2):
                 (output,) = llm.generate("x", settings, use_tqdm=False)
                 answers.append(tokens([output]))

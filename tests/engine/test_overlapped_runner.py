@@ -31,8 +31,20 @@ class Begun:
     def argmax(self) -> Tensor:
         return torch.cat([self.output.argmax, torch.tensor([0, 0])])  # padding may stand behind
 
+    @property
+    def logits(self) -> Tensor | None:
+        return self.output.logits
+
     def finish(self) -> ForwardOutput:
         return self.output
+
+
+@dataclass(frozen=True)
+class Fetched:
+    values: Tensor
+
+    def get(self) -> Tensor:
+        return self.values
 
 
 class StartingHashModel(HashModel):
@@ -49,10 +61,15 @@ class StartingHashModel(HashModel):
         return Begun(self.run(batch if tokens is None else replace(batch, token_ids=tokens.clone()), kv, hidden, inputs))
 
 
+    def fetch(self, tensor: Tensor) -> Fetched:
+        return Fetched(tensor.clone())
+
+
 def overlapped_core(*args: Any, **settings: Any) -> EngineCore:
     core = plain_core(*args, **settings)
     model = StartingHashModel(VOCAB)
     core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
+    core.runner.use_sampler(core.verifier.sampler)
     core.scheduler.kv.lookahead = core.runner.lookahead
     return core
 
@@ -119,8 +136,27 @@ def test_rows_that_end_leave_the_others_ahead() -> None:
     assert runner.num_ahead == runner.num_used == 28
 
 
-def test_rows_that_draw_are_waited_for() -> None:
-    core = decoding_core(num_rows=2, max_tokens=6, temperature=1.0)
+def test_rows_that_draw_are_ahead_too() -> None:
+    """Beside greedy ones, with penalties; one of them ends early. Each says what it says alone."""
+    core = decoding_core(num_rows=2, max_tokens=25)
+    settings: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 4, "presence_penalty": 0.5}]
+    drawn = [
+        Request(f"d{i}", [5, 6, 7 + i], SamplingParams(ignore_eos=True, detokenize=False, **params), 0.0, 14 + 8 * i, seed=40 + i)
+        for i, params in enumerate(settings)
+    ]
+    expected = [simulation.run_alone(World(5), fresh(request)) for request in drawn]
+    for request in drawn:
+        core.add_request(request)
+    finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    assert runner.num_ahead == runner.num_used == 23
+    assert [request.token_ids[3:] for request in drawn] == expected
+
+
+def test_rows_that_want_logprobs_are_waited_for() -> None:
+    core = decoding_core(num_rows=2, max_tokens=6)
+    core.add_request(Request("l", [1], SamplingParams(temperature=1.0, logprobs=1, ignore_eos=True, detokenize=False), 0.0, 6, seed=1))
     finish(core)
     assert isinstance(core.runner, OverlappedRunner) and core.runner.num_ahead == 0
 

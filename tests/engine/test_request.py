@@ -14,7 +14,7 @@ from foretoken.engine.request import SamplingParams, Speculation
     [
         ("n", [0, 65, 1.5, True, "2"]),
         ("top_k", [-2, 2.5, 2**31]),
-        ("max_tokens", [0, 1.5]),
+        ("max_tokens", [-1, 1.5]),
         ("min_tokens", [-1, 1.5]),
         ("logprobs", [-1, 21, 1.0, True]),
         ("seed", [0.5, 2**63, "1"]),

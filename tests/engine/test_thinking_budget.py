@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -92,7 +93,7 @@ def test_a_budget_is_a_number(wrong: Any) -> None:
 
 
 def answers(llm: LLM, method: str, each: Sequence[SamplingParams]) -> list[list[int]]:
-    asked = [SamplingParams(**(vars(params) | {"speculation": {"method": method}})) for params in each]
+    asked = [replace(params, speculation={"method": method}) for params in each]
     return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, asked, use_tqdm=False)]
 
 

@@ -1,11 +1,10 @@
-"""Tests of everything around the kernels on a real GPU; without one they are left out, but for those that Triton's interpreter can run.
+"""Tests of everything around the kernels on a real GPU; without one, those that Triton's interpreter can run are slow tests.
 
-TRITON_INTERPRET=1 runs them on the CPU too, graphs excepted: that is how they are known to be right before a GPU is at hand.
+That is how they are known to be right before a GPU is at hand. Graphs need one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,17 +12,16 @@ import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED and not HAS_GPU:
+if not HAS_GPU:
     import triton_interpreter  # noqa: F401  before any kernel is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if HAS_GPU or INTERPRETED:
+    if HAS_GPU:
         return
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
-            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=6, seed=0)
+    folder = save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
     config = json.loads((folder / "config.json").read_text())
-    assert config["num_hidden_layers"] == 6
+    assert config["num_hidden_layers"] == 8
     return folder
 
 

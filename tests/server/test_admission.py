@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from foretoken.server import admission
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
+from foretoken.server.page import PAGE_FILES
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -33,7 +34,7 @@ def test_every_route_but_health_and_metrics_needs_the_key(fake: FakeEngine) -> N
         if statuses != {401}:
             open_paths.add(path)
             assert statuses <= {200, 405}
-    assert open_paths == {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
+    assert open_paths == {"/health", "/health/live", "/health/ready", "/metrics", "/ping", *PAGE_FILES}
     assert client.get("/v1/models", headers={"Host": "x/health?y="}).status_code == 401
 
 

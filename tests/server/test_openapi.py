@@ -161,24 +161,29 @@ def test_errors_are_as_described(client: TestClient, described: dict[str, Any], 
     check(described, name, refused.json())
 
 
+def params(name: str, value: Any) -> SamplingParams:
+    fields: dict[str, Any] = {"max_tokens": None, name: value}
+    return SamplingParams(**fields)
+
+
 @pytest.mark.parametrize("name", sorted(LIMITS.keys() - {"stop", "logit_bias", "bad_words", "top_logprobs"}))
 def test_the_ranges_are_the_engines(name: str) -> None:
     limits = LIMITS[name]
     step = 1 if isinstance(limits["maximum"], int) and isinstance(limits.get("minimum"), int) and limits["maximum"] > 2 else 0.001
     allowed = [limits["maximum"], limits.get("minimum", step)]
     for value in allowed:
-        SamplingParams(**{"max_tokens": None, name: value})
+        params(name, value)
     for value in (limits["maximum"] + step, limits.get("minimum", step) - step):
         with pytest.raises(InvalidRequest):
-            SamplingParams(**{"max_tokens": None, name: value})
+            params(name, value)
 
 
 def test_the_lengths_are_the_engines() -> None:
     stop, bias = LIMITS["stop"], LIMITS["logit_bias"]["maxProperties"]
     SamplingParams(stop=["a" * stop["maxLength"]] * stop["maxItems"], logit_bias=dict.fromkeys(range(bias), 1.0))
-    for wrong in ({"stop": ["a"] * (stop["maxItems"] + 1)}, {"stop": "a" * (stop["maxLength"] + 1)}, {"stop": ""}):
+    for wrong in (("stop", ["a"] * (stop["maxItems"] + 1)), ("stop", "a" * (stop["maxLength"] + 1)), ("stop", "")):
         with pytest.raises(InvalidRequest):
-            SamplingParams(**wrong)
+            params(*wrong)
     with pytest.raises(InvalidRequest):
         SamplingParams(logit_bias=dict.fromkeys(range(bias + 1), 1.0))
 

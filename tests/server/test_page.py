@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from pathlib import Path
@@ -48,6 +49,15 @@ def test_a_file_that_the_browser_has_is_not_sent_again(client: TestClient) -> No
         again = client.get("/page/main.js", headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert client.get("/page/main.js", headers={"If-None-Match": '"another"'}).status_code == 200
+
+
+def test_a_visit_is_one_line_of_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "foretoken.request"):
+        for address in PAGE_FILES:
+            client.get(address)
+        client.get("/page/nothing.js")
+    said = [part for record in caplog.records for part in record.getMessage().split() if part.startswith(("route=", "status="))]
+    assert said == ["route=/", "status=200", "route=other", "status=404"]
 
 
 def test_head_answers_like_get_without_the_body(client: TestClient) -> None:

@@ -129,6 +129,17 @@ def test_vllms_shape(client: TestClient, reference: Reference, num_best: int) ->
     assert all(len(said["token_ids"]) <= 2 for said in whole["choices"])
 
 
+def test_a_chat_streams_its_tokens(client: TestClient) -> None:
+    asked = CHAT | {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    expected = client.post(CHAT_ROUTE, json=asked).json()
+    events = client.post(CHAT_ROUTE, json=asked | {"stream": True}).text.split("\n\n")[:-2]
+    choices = [choice for event in events for choice in json.loads(event.removeprefix("data: "))["choices"]]
+    assert choices[0]["prompt_token_ids"] == expected["prompt_token_ids"]
+    told = [token for choice in choices for token in choice["token_ids"]]
+    assert told == expected["choices"][0]["token_ids"] and len(told) == 9
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == expected["choices"][0]["message"]["content"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -167,3 +178,5 @@ def test_long_prompts_are_cut_where_that_is_wanted(client: TestClient, reference
     messages = [{"role": "user", "content": TEXT * 10}]
     body = client.post(CHAT_ROUTE, json={"messages": messages, "max_tokens": 1, "truncate_prompt_tokens": 9}).json()
     assert body["usage"]["prompt_tokens"] == 9
+    body = client.post(CHAT_ROUTE, json={"messages": messages, "truncate_prompt_tokens": -1}).json()
+    assert body["usage"]["prompt_tokens"] == 511 and body["usage"]["completion_tokens"] == 1

@@ -72,11 +72,15 @@ def test_reasoning_may_be_kept_from_the_client_or_switched_off(client: TestClien
 
 
 def test_a_stream_says_the_same(client: TestClient) -> None:
-    asked = {"thinking_token_budget": 9, "response_format": FORM}
-    whole = ask(client, **asked)["choices"][0]["message"]
+    asked = {"thinking_token_budget": 9, "response_format": FORM, "return_token_ids": True}
+    body = ask(client, **asked)
+    whole = body["choices"][0]["message"]
     response = client.post("/v1/chat/completions", json=CHAT | asked | {"stream": True})
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+    choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+    assert choices[0]["prompt_token_ids"] == body["prompt_token_ids"]
+    assert [token for choice in choices for token in choice["token_ids"]] == body["choices"][0]["token_ids"]
+    deltas = [choice["delta"] for choice in choices]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == whole["reasoning"]
     assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"]
 

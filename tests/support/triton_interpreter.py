@@ -1,4 +1,7 @@
-"""Lets Triton kernels run on a CPU in the tests: in Triton's interpreter, with three of its gaps closed. Import before any kernel."""
+"""Lets Triton kernels run on a CPU in the tests: in Triton's interpreter, with three of its gaps closed.
+
+To be imported before Triton is, which libraries do where it is installed. Processes that tests start are left as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,16 @@ from typing import Any
 HAS_GPU = Path("/dev/nvidiactl").exists()
 
 if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
+    os.environ["TRITON_INTERPRET"] = "1"
 
+import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
+
+if not HAS_GPU:
+    del os.environ["TRITON_INTERPRET"]
+    triton.knobs.propagate_env = False
+    triton.knobs.runtime.interpret = True
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 

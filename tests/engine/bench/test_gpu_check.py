@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.engine.bench.gpu_cases import CASES, Figure
-from foretoken.engine.bench.gpu_check import main, run_cases
+from foretoken.engine.bench.gpu_check import main, read_tests, run_cases
 from foretoken.engine.bench.gpu_report import CaseResult, Report, TestResult
 
 ROOT = Path(__file__).parents[3]
@@ -49,6 +49,18 @@ def test_whatever_a_case_does_the_others_are_measured(tmp_path: Path) -> None:
 def test_nothing_is_begun_when_time_is_over(tmp_path: Path) -> None:
     found = list(run_cases(["a", "b"], [sys.executable, "-c", "raise SystemExit(1)"], time.monotonic() - 1))
     assert [case.error for case in found] == ["not run: no time was left"] * 2
+
+
+def test_tests_are_counted_however_far_they_came() -> None:
+    lines = [
+        "tests/gpu/test_a.py::test_one[x-1] PASSED       [ 10%]",
+        "[gw3] [ 20%] FAILED tests/gpu/test_a.py::test_two",
+        "tests/gpu/test_b.py::test_three SKIPPED (there is no GPU) [ 30%]",
+        "E   assert 1 == 2",
+    ]
+    found = read_tests(lines)
+    assert (found.summary, found.failed) == ("1 failed, 1 passed, 1 skipped", ["tests/gpu/test_a.py::test_two"])
+    assert read_tests(["ImportError: no"]).failed == ["no test ran"]
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import triton_interpreter  # noqa: F401  before any kernel is imported
 
 
 @pytest.fixture(autouse=True)

@@ -39,11 +39,11 @@ def test_a_signature_that_was_asked_for_must_be_kept() -> None:
     assert not is_good(candidate(SQUARE.replace("x", "n"), asked))
 
 
-def test_rows_of_json_may_be_alike() -> None:
-    rows = "[" + ", ".join(['{"size": 1, "colour": null}'] * 4) + "]"
+def test_json_must_parse_and_its_list_must_not_run_in_circles() -> None:
     prompt = Prompt([{"role": "user", "content": "As JSON, please."}], [], {"role": "assistant", "content": "[1]"})
-    assert is_good(Candidate(prompt, [1], [*map(ord, rows), END], rows, ended=True))
-    assert not is_good(Candidate(prompt, [1], [*map(ord, rows[1:]), END], rows[1:], ended=True))
+    rows, circles = '[{"size": 1}, {"size": 2}, {"size": 3}]', '["tree"' + ', "leaf"' * 5 + "]"
+    for text, good in ((rows, True), (rows[:-1], False), (circles, False)):
+        assert is_good(Candidate(prompt, [1], [*map(ord, text), END], text, ended=True)) is good
 
 
 def test_at_most_so_many_different_answers_to_a_prompt() -> None:
