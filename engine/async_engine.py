@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,7 +68,8 @@ class AsyncEngine:
         self._streams: dict[str, ReferenceType[TokenStream]] = {}  # by request id, unfinished choices only
         self._calls: set[asyncio.Future[Any]] = set()  # whose results are waited for
         self._finish_times: deque[float] = deque(maxlen=64)
-        self._draining = False
+        self.num_guests = 0  # pieces of work in flight that are done by several calls
+        self._draining = self._over = False
         self._death: str | None = None  # why the thread ended by itself
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._thread_main, name="foretoken-engine", daemon=True)
@@ -115,7 +117,7 @@ class AsyncEngine:
     async def call(self, work: Callable[[EngineCore], T]) -> T:
         """What `work` returns or raises, done by the engine thread between two steps: it delays them, so it should be short.
 
-        Raises EngineDead if the thread does not run or ends before.
+        Raises EngineDead if the thread does not run or ends before, RequestFailed if a drain is over before.
         """
         if not self.healthy:
             raise EngineDead(self._death or "the engine does not run")
@@ -124,6 +126,25 @@ class AsyncEngine:
         result.add_done_callback(self._calls.discard)
         self._inbox.put(Call(work, result))
         return await result
+
+    @contextmanager
+    def guest(self) -> Iterator[None]:
+        """Around work that is done by several calls: a drain waits for its end. Raises ShuttingDown.
+
+        The work has to ask for time before each call.
+        """
+        if self._draining:
+            raise ShuttingDown("the server is shutting down and takes no new requests")
+        self.num_guests += 1
+        try:
+            yield
+        finally:
+            self.num_guests -= 1
+
+    def ask_for_time(self) -> None:
+        """Raises RequestFailed if a drain is over."""
+        if self._over:
+            raise _shut_down()
 
     @property
     def num_in_flight(self) -> int:
@@ -157,18 +178,18 @@ class AsyncEngine:
         """Wait until nothing is in flight. After timeout_s the rest fails with RequestFailed, code server_shutdown."""
         self.begin_drain()
         deadline = self._clock() + timeout_s
-        while self._streams and self.healthy and self._clock() < deadline:
+        while (self._streams or self.num_guests) and self.healthy and self._clock() < deadline:
             await asyncio.sleep(0.01)
-        self._fail_streams(_shut_down)
+        self._end()
 
     async def stop(self) -> None:
         """End the engine thread after the step in progress; what is in flight fails as in `drain`."""
         self.begin_drain()
-        self._fail_streams(_shut_down)
+        self._end()
         self._inbox.put(Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
-        self._fail_calls("the engine has been stopped")
+        self._fail_calls(lambda: EngineDead("the engine has been stopped"))
 
     def _admit(self, num_choices: int) -> None:
         """Bound what is in flight: every seat taken and the queue full. An idle engine takes any request. Raises QueueFull."""
@@ -203,17 +224,23 @@ class AsyncEngine:
     def _die(self, error: BaseException) -> None:
         death = self._death = f"the engine has stopped ({type(error).__name__}); it must be restarted"
         self._fail_streams(lambda: EngineDead(death))
-        self._fail_calls(death)
+        self._fail_calls(lambda: EngineDead(death))
 
     def _fail_streams(self, make_error: Callable[[], Exception]) -> None:
         for reference in set(self._streams.values()):
             if (stream := reference()) is not None:
                 stream.fail(make_error())
 
-    def _fail_calls(self, death: str) -> None:
+    def _fail_calls(self, make_error: Callable[[], Exception]) -> None:
         for result in [*self._calls]:
             if not result.done():
-                result.set_exception(EngineDead(death))
+                result.set_exception(make_error())
+
+    def _end(self) -> None:
+        """A drain is over: what is in flight fails."""
+        self._over = True
+        self._fail_streams(_shut_down)
+        self._fail_calls(_shut_down)
 
     # From here on: the engine thread.
 

@@ -55,7 +55,7 @@ class Committer:
                 part.request.prompt_logprobs.extend(scores)
         for row, said in zip(plan.rows, verdict.rows, strict=True):
             if said.error is not None:
-                deltas.append(self.fail(row.request, said.error, "numerical_error"))
+                deltas.append(self.fail(row.request, said.error, said.error_code))
             elif not row.samples:
                 self._advance(row.request, row.num_computed + row.num_scheduled)
             else:
@@ -70,7 +70,7 @@ class Committer:
         return deltas
 
     def fail(self, request: Request, message: str, code: str) -> TokenDelta:
-        """End a request with an error of ours."""
+        """End a request with an error; code: as in RequestFailed."""
         self._close(request, "error")
         return TokenDelta(
             request.request_id, request.choice, [], "", [], finish_reason="error", error=message, error_code=code, stats=request.stats

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.rope import UnsupportedModel
-from .errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from .errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
 from .plan import PlanRow, StepPlan
 from .request import Request, SamplingParams
 
@@ -43,38 +43,34 @@ class Embedder:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._turn = asyncio.Lock()
-        self.num_in_flight = 0  # callers
 
     async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last") -> Tensor:
         """[N, H] float32, one row of length 1 for each of N texts, which are token ids.
 
         Raises InvalidRequest (ContextTooLong among them), QueueFull, ShuttingDown or EngineDead before anything is computed,
-        RequestFailed if the target's states are not finite.
+        RequestFailed if the target's states are not finite, or a drain did not wait so long.
         """
         engine = self._engine.engine
         for text in texts:
             engine.intake.check_text("input", text)
-        if self._engine.draining:
-            raise ShuttingDown("the server is shutting down and takes no new requests")
-        if self.num_in_flight >= max(engine.config.max_queued_requests, 1):
-            raise QueueFull(f"the queue is full: {self.num_in_flight:,} requests for embeddings are waiting", 1)
+        if (num_waiting := self._engine.num_guests) >= max(engine.config.max_queued_requests, 1):
+            raise QueueFull(f"the queue is full: {num_waiting:,} requests for embeddings are waiting", 1)
         reading = Reading(texts, pooling)
-        self.num_in_flight += 1
-        try:
-            while not reading.done:
-                async with self._turn:
-                    seconds = await self._engine.call(reading.advance)
-                    if seconds and self._engine.num_in_flight:
-                        await asyncio.sleep(seconds)
-                if not seconds:
-                    await asyncio.sleep(RETRY_S)
-        except BaseException:
-            with suppress(EngineDead):
-                await self._engine.call(reading.close)
-            raise
-        finally:
-            self.num_in_flight -= 1
-        return await asyncio.to_thread(reading.vectors)
+        with self._engine.guest():
+            try:
+                while not reading.done:
+                    self._engine.ask_for_time()
+                    async with self._turn:
+                        seconds = await self._engine.call(reading.advance)
+                        if seconds and self._engine.num_in_flight:
+                            await asyncio.sleep(seconds)
+                    if not seconds:
+                        await asyncio.sleep(RETRY_S)
+            except BaseException:
+                with suppress(EngineDead, RequestFailed):
+                    await self._engine.call(reading.close)
+                raise
+            return await asyncio.to_thread(reading.vectors)
 
 
 @dataclass
@@ -130,6 +126,7 @@ class Reading:
             self._take(text, row.num_scheduled, part)
             if not text.num_left:
                 kv.free(text.request.request_id)
+                core.committer.prompt_tokens += text.num_read
                 self._first_unread += 1
         return time.perf_counter() - started
 

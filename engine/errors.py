@@ -48,7 +48,8 @@ class ShuttingDown(ForetokenError):
 
 
 class RequestFailed(ForetokenError):
-    """An accepted request ended in an error of ours. `code` is numerical_error, engine_error, server_shutdown or timeout."""
+    """An accepted request ended in an error. `code` is numerical_error, engine_error, server_shutdown or timeout, which are ours, or
+    invalid_parameters: what it asked for turned out on the way to be impossible, as a grammar that nothing can follow."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -15,7 +15,7 @@ from ..kernels.layout import RaggedBatch
 from .config import SchedulerConfig
 from .errors import ConfigError
 
-GRAPH_BYTES = 256 * 2**20
+GRAPH_BYTES = 512 * 2**20
 """Set aside for captured graphs: their buffers and what the driver keeps for each."""
 
 PROFILED_BLOCKS = 8

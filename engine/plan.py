@@ -128,6 +128,7 @@ class RowVerdict:
     token_ids: list[int]  # the accepted tokens, then one more of the target's own
     logprobs: list[TokenLogprobs] | None = None  # one per token, if asked for
     error: str | None = None  # the row's logits were not finite, or its parameters broke
+    error_code: str = "numerical_error"  # of the error, as in RequestFailed
 
 
 @dataclass(frozen=True)

@@ -137,12 +137,14 @@ class Sampler:
         places["logits"] = sampling.rows_of(logits, np.array(nodes.logits_rows))
         return sampling.sample(places, logits.shape[1]).tolist()
 
-    def _described(self, rows: Sequence[PlanRow], nodes: _Nodes, vocab_size: int) -> tuple[NDArray[np.void], list[NDArray[np.int32]]]:
+    def _described(self, rows: Sequence[PlanRow], nodes: _Nodes, vocab_size: int) -> tuple[NDArray[np.void], list[object]]:
         """All nodes as sampling.ROW, their logits still to be filled in, and arrays to keep until they are sampled."""
         packed = bytearray()
+        kept: list[object] = []
         looking_back: list[tuple[int, PlanRow, LogitEdits]] = []
         for start, row in zip(nodes.starts, rows, strict=True):
             rules = self._rules_of(row.request, vocab_size)
+            kept.append(rules)  # it owns the arrays that its packed form points to
             num_draft_tokens = len(row.draft_token_ids)
             if rules.edit is not None:
                 rules.refresh()
@@ -154,7 +156,6 @@ class Sampler:
         if len(places) > len(rows):
             places["parent"] = nodes.parents
             places["guess"] = nodes.guesses
-        kept: list[NDArray[np.int32]] = []
         for start, row, edit in looking_back:
             paths = _paths(row)
             kept += edit.describe_nodes(places[start : start + len(paths)], [Node(row.request, path) for path in paths])

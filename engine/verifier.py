@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -224,7 +224,7 @@ def _rows_of(places: Sequence[tuple[_Walk, int]], logits: Tensor) -> Tensor:
 
 def _verdict(walk: _Walk) -> RowVerdict:
     if walk.error is not None:
-        return RowVerdict([], [], error=walk.error)
+        return RowVerdict([], [], error=walk.error, error_code="invalid_parameters")
     tokens, tops = walk.tokens, walk.tops
     accepted = walk.path() if walk.accepted is None else walk.accepted
     nodes = [0, *(i + 1 for i in accepted)]
@@ -266,4 +266,4 @@ def _with_logprobs(walks: Sequence[_Walk], verdicts: Sequence[RowVerdict], logit
             return None
         return [next(found) for _ in verdict.token_ids]
 
-    return [RowVerdict(v.accepted, v.token_ids, of(w, v), v.error) for w, v in zip(walks, verdicts, strict=True)]
+    return [replace(v, logprobs=of(w, v)) for w, v in zip(walks, verdicts, strict=True)]

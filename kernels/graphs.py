@@ -96,6 +96,7 @@ class GraphExecutor:
         self._passes: dict[tuple[int, Rung, tuple[int, ...]], _Pass] = {}
         self._chains: dict[tuple[int, Rung, Rung, int, int | None, bool], _Chain] = {}
         self._choosing: dict[int | None, Choosing] = {}
+        self._logits: Tensor | None = None
 
     def allocate(self, num_blocks: int, block_size: int) -> KVTensors:
         return self.network.allocate(num_blocks, block_size)
@@ -211,9 +212,25 @@ class GraphExecutor:
             static = self._static(rung, kv)
             widths = self.program.inputs.items()
             inputs = {name: torch.zeros(rung.tokens, width, dtype=self.network.dtype, device=self.device) for name, width in widths}
-            graph, computed = self._record(lambda: self.network.compute(static.batch, kv, hidden, inputs))
+            logits = self._logits_buffer(rung)
+
+            def work() -> Computed:
+                computed = self.network.compute(static.batch, kv, hidden, inputs)
+                if computed.logits is None or logits is None:
+                    return computed
+                return replace(computed, logits=logits.copy_(computed.logits))
+
+            graph, computed = self._record(work)
             self._passes[key] = _Pass(static, inputs, graph, computed, kv)
         return self._passes[key]
+
+    def _logits_buffer(self, rung: Rung) -> Tensor | None:
+        """[tokens, V], the same memory for all graphs: what a graph keeps to itself no other can use, and logits are long."""
+        if not self.program.logits:
+            return None
+        if self._logits is None or len(self._logits) < rung.tokens:
+            self._logits = torch.empty(rung.tokens, self.vocab_size, dtype=self.network.dtype, device=self.device)
+        return self._logits[: rung.tokens]
 
     def _captured_chain(self, rung: Rung, kv: KVTensors, steps: int, vocab_size: int | None, drawn: bool) -> _Chain:
         chains = Rung(rung.rows, rung.rows)

@@ -162,8 +162,8 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        """Answers that are being given or wait, one for each choice, and texts of embeddings requests likewise."""
-        return {"server_load": engine.num_in_flight + serving.embedder.num_in_flight}
+        """Answers that are being given or wait, one for each choice, and requests for embeddings."""
+        return {"server_load": engine.num_in_flight + engine.num_guests}
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -51,7 +51,7 @@ def internal_error(request_id: str | None = None) -> ApiError:
     return ApiError(500, INTERNAL_MESSAGE + label, type="server_error", code="internal_error")
 
 
-_FAILED_STATUS = {"server_shutdown": 503, "timeout": 504}  # the rest, numerical_error and engine_error, are 500
+_FAILED_STATUS = {"server_shutdown": 503, "timeout": 504, "invalid_parameters": 400}  # the rest, numerical_error and engine_error, are 500
 
 
 def from_engine(error: ForetokenError) -> ApiError:
@@ -66,7 +66,9 @@ def from_engine(error: ForetokenError) -> ApiError:
             headers = {"Retry-After": "1", "Connection": "close"}
             return ApiError(503, str(error), type="service_unavailable_error", code="server_shutdown", headers=headers)
         case RequestFailed():
-            return ApiError(_FAILED_STATUS.get(error.code, 500), str(error), type="server_error", code=error.code)
+            status = _FAILED_STATUS.get(error.code, 500)
+            kind = "server_error" if status >= 500 else "invalid_request_error"
+            return ApiError(status, str(error), type=kind, code=error.code)
         case EngineDead():
             return ApiError(503, "The engine has stopped.", type="service_unavailable_error", code="engine_dead")
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import textwrap
 
 MAX_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal."""
@@ -24,3 +25,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         shown = [first, *(other for other in others if not other.startswith("--") and len(other) <= 3)]
         value = "" if action.nargs == 0 else " " + self._format_args(action, self._get_default_metavar_for_optional(action))
         return ", ".join(shown) + value
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # a flag's name is one word

@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
 
     def _on_signal(self, name: str) -> None:
         if self._draining is None:
-            in_flight, timeout_s = self._engine.num_in_flight, self._drain_timeout_s
+            in_flight, timeout_s = self._engine.num_in_flight + self._engine.num_guests, self._drain_timeout_s
             logger.info("%s: %d requests in flight may finish within %g s; a second signal ends them", name, in_flight, timeout_s)
             self._draining = self._loop.create_task(self._drain(timeout_s))
         else:

@@ -5,9 +5,11 @@ Owns the list of routes and the assembly: bodies come from openapi_requests.py, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -135,11 +137,13 @@ OPERATIONS = (
 
 
 def add_openapi(app: FastAPI, serving: Serving) -> None:
-    content = json.dumps(document(serving.model_names, bool(serving.config.api_keys)), ensure_ascii=False).encode()
+    @cache
+    def content() -> bytes:
+        return json.dumps(document(serving.model_names, bool(serving.config.api_keys)), ensure_ascii=False).encode()
 
     @app.get(PATH, response_model=None)
     async def openapi() -> Response:
-        return Response(content, media_type=JSON)
+        return Response(await asyncio.to_thread(content), media_type=JSON)
 
 
 def document(model_names: Sequence[str], has_keys: bool) -> dict[str, Any]:

@@ -28,8 +28,8 @@ a line of the input:
   {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body":
    {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
 
-Exit status: 0 if every line was answered, 65 if some failed or the files are not
-what they should be, 130 if it was stopped.
+Exit status: 0 if every line was answered, 65 if some failed or the files are
+not what they should be, 130 if it was stopped.
 """
 
 

@@ -147,7 +147,7 @@ _SAME_NAME = (
 
 
 def _token_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    if bad := next((key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
+    if (bad := next((key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)), None)) is not None:
         raise ApiError(400, f"logit_bias maps token ids to numbers; {bad[:40]!r} is not a token id", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
 

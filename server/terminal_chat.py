@@ -72,11 +72,19 @@ class Chat:
         print(self._painter.bold(self._conversation.model) + self._painter.dim(f" at {self._client.url}{settings and ', ' + settings}"))
         print(self._painter.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."))
         try:
-            while self._turn():
+            while self._turn_unless_interrupted():
                 pass
         finally:
             self._prompt.close()
         return FAILED if self._failed and not sys.stdin.isatty() else 0
+
+    def _turn_unless_interrupted(self) -> bool:
+        """Ctrl-C ends what is going on, and never the chat."""
+        try:
+            return self._turn()
+        except KeyboardInterrupt:
+            print(self._painter.dim("  (Ctrl-D or /quit ends)"))
+            return True
 
     def _turn(self) -> bool:
         """Whether to go on."""
@@ -85,9 +93,6 @@ class Chat:
         except EOFError:
             print()
             return False
-        except KeyboardInterrupt:
-            print(self._painter.dim("  (Ctrl-D or /quit ends)"))
-            return True
         after = Next.READ
         if line.startswith("/"):
             after = self._commands.run(line)
@@ -107,22 +112,22 @@ class Chat:
                 text += chunk.text
                 self._show(placer.add(chunk.text, chunk.tokens, chunk.reasoning))
                 usage, metrics = chunk.usage or usage, chunk.metrics or metrics
-                ending = "cut off by the token limit; " if chunk.finish_reason == "length" else ending
+                ending = "cut off by the token limit" if chunk.finish_reason == "length" else ending
         except KeyboardInterrupt:
-            ending = "stopped; "
+            ending = "stopped"
         except ChatError as error:
             print(("\n" if text else "") + self._painter.bad(f"foretoken: error: {error}"), file=sys.stderr)
             self._failed = True
-            ending = "broken off; "
+            ending = "broken off"
         self._show(placer.finish())
+        stats = AnswerStats.of(usage, metrics, placer.counts, time.monotonic() - start)
         if text or usage:
             self._conversation.answered(text)
-            stats = AnswerStats.of(usage, metrics, placer.counts, time.monotonic() - start)
             self._total.add(stats)
-            print("\n" + self._painter.dim(f"[{ending}") + stats.describe(self._painter) + self._painter.dim("]"))
         else:
             self._conversation.undo()
-            print()
+        if figures := "; ".join(filter(None, (ending, stats.describe(self._painter)))):
+            print("\n" + self._painter.dim("[") + figures + self._painter.dim("]"))
 
     def _show(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:

@@ -42,7 +42,9 @@ class AnswerStats:
         return self.by_proposer[None]
 
     def describe(self, painter: Painter) -> str:
-        """`20 tokens, 178 tokens/s; 2.33 a pass, 61% of guesses accepted; target 43%, draft_model 57%`, as far as known."""
+        """`20 tokens, 178 tokens/s; 2.33 a pass, 61% of guesses accepted; target 43%, draft_model 57%`, as far as known, or ""."""
+        if not self.tokens:
+            return ""
         parts = [f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"]
         if self.passes:
             speculation = f"{self.tokens / self.passes:.2f} a pass"

@@ -111,11 +111,10 @@ def read_tests(lines: Sequence[str]) -> TestResult:
     """From what `pytest -v` says, to its end or not; several processes put the outcome first."""
     outcomes: dict[str, str] = {}
     for line in lines:
-        words = line.split()
-        outcome = next((word for word in words if word in ("PASSED", "FAILED", "ERROR", "SKIPPED")), None)
-        name = next((word for word in words if word.startswith("tests/") and "::" in word), None)
-        if outcome and name:
-            outcomes[name] = outcome
+        outcome = next((word for word in ("PASSED", "FAILED", "ERROR", "SKIPPED") if f" {word} " in f"{line} "), None)
+        if outcome is not None and "::" in line:
+            before, _, after = f"{line} ".partition(f" {outcome} ")
+            outcomes[before if before.startswith("tests/") else after.strip()] = outcome
     counts = Counter(outcomes.values())
     summary = ", ".join(f"{counts[outcome]} {outcome.lower()}" for outcome in ("FAILED", "ERROR", "PASSED", "SKIPPED") if counts[outcome])
     failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]

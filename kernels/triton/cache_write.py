@@ -1,4 +1,4 @@
-"""What stands between the q | k | v product and attention, in one Triton launch: norms of q and k, rotation, the cache write."""
+"""Between the q | k | v product and attention, in one Triton launch: norms of q and k, rotation, the cache write."""
 
 # a launch takes options that are no parameters
 # pyright: reportCallIssue=false

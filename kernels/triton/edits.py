@@ -1,4 +1,4 @@
-"""What requests add to, scale in or forbid from their logits, for all nodes of a step at once: penalties, biases, bans, masks.
+"""What requests add to, scale in or forbid from their logits, for all nodes of a step at once.
 
 Knows no requests: they are described by tensors. engine/logit_edits.py says what is meant, and in which order.
 """

@@ -1,4 +1,4 @@
-"""Products with few rows in Triton: weights stream at the memory's speed. And one way to cut a product that holds for any batch."""
+"""Products with few rows, whose weights stream at the memory's speed; and products that any batch cuts alike."""
 
 # a launch takes options that are no parameters
 # pyright: reportCallIssue=false

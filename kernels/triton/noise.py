@@ -1,4 +1,4 @@
-"""The counter-based noise of kernels/noise.py inside Triton kernels: the same integers, the same float64 logarithm, so the same bits."""
+"""The counter-based noise of kernels/noise.py inside Triton kernels: the same integers and logarithm, so the same bits."""
 
 # numbers are passed where constexpr is declared
 # pyright: reportArgumentType=false

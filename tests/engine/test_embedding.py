@@ -122,7 +122,7 @@ def test_requests_go_on_between_passes_and_say_the_same(tiny_target: Path) -> No
         told.append(first.token_ids + [token async for delta in stream for token in delta.token_ids])
         vectors = await asyncio.gather(*tasks)
         assert all(torch.equal(one, vectors[0]) for one in vectors)
-        assert embedder.num_in_flight == 0
+        assert driver.num_guests == 0
 
     play(engine, scenario)
     assert told[0] == told[1]
@@ -159,7 +159,7 @@ def test_places_come_back_when_a_pass_fails_and_when_the_caller_leaves(tiny_targ
         setattr(engine.core.runner.executor, "run", failing)  # noqa: B010 - a method
         with pytest.raises(RuntimeError, match="the pass breaks"):
             await embedder.embed([TEXTS[3]])
-        assert not kv.scratch and embedder.num_in_flight == 0
+        assert not kv.scratch and driver.num_guests == 0
         task = asyncio.create_task(embedder.embed([TEXTS[3]]))
         while len(passes) < 5:
             await asyncio.sleep(0)
@@ -229,3 +229,42 @@ def test_states_that_are_no_numbers_fail_the_request(tiny_target: Path) -> None:
         assert error.value.code == "numerical_error"
 
     play(engine, scenario)
+
+
+def test_a_drain_waits_for_texts_and_fails_what_outlasts_it(tiny_target: Path) -> None:
+    engine = start(tiny_target, budget=8)
+    final_states = engine.core.runner.final_states
+
+    def slow(plan: Any) -> Tensor:
+        time.sleep(0.005)
+        return final_states(plan)
+
+    engine.core.runner.final_states = slow
+
+    async def waited_for(driver: AsyncEngine) -> None:
+        task = asyncio.create_task(Embedder(driver).embed(TEXTS))
+        await asyncio.sleep(0)
+        assert driver.num_guests == 1
+        await driver.drain(30)
+        assert (await task).shape[0] == len(TEXTS)
+
+    async def outlasting(driver: AsyncEngine) -> None:
+        task = asyncio.create_task(Embedder(driver).embed(TEXTS))
+        await asyncio.sleep(0)
+        await driver.drain(0.0)
+        with pytest.raises(RequestFailed) as error:
+            await task
+        assert error.value.code == "server_shutdown"
+
+    play(engine, waited_for)
+    play(engine, outlasting)
+
+
+def test_texts_count_as_prompts(tiny_target: Path) -> None:
+    engine = start(tiny_target)
+
+    async def scenario(driver: AsyncEngine) -> None:
+        await Embedder(driver).embed(TEXTS)
+
+    play(engine, scenario)
+    assert engine.core.stats().prompt_tokens == sum(map(len, TEXTS))

@@ -50,7 +50,7 @@ def test_a_wrong_model_is_a_404_that_names_the_right_one(client: TestClient) -> 
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/docs", 404, "not_found"),
-        ("GET", "/openapi.json", 404, "not_found"),
+        ("GET", "/redoc", 404, "not_found"),
     ],
 )
 def test_wrong_routes_have_the_one_error_shape(client: TestClient, method: str, path: str, status: int, code: str) -> None:

@@ -39,7 +39,10 @@ def one_line_error(ended: subprocess.CompletedProcess[str]) -> str:
 
 def test_the_command_line_does_not_import_torch() -> None:
     """A mistake, or a port in use, is known in a fraction of a second only while this holds."""
-    modules = "foretoken.server.cli, foretoken.server.config, foretoken.server.listener, foretoken.server.launch"
+    modules = ", ".join(
+        f"foretoken.server.{name}"
+        for name in ("cli", "config", "listener", "launch", "banner", "terminal_chat", "generate_command", "run_batch", "completion")
+    )
     code = f"import sys, {modules}; print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
@@ -47,7 +50,7 @@ def test_the_command_line_does_not_import_torch() -> None:
 
 def test_help_and_version() -> None:
     assert foretoken("version").stdout == foretoken("--version").stdout == f"foretoken {__version__}\n"
-    for argv in [(), ("--help",), ("serve", "--help"), ("chat", "--help"), ("bench", "--help")]:
+    for argv in [(), ("--help",), ("bench", "--help"), *((name, "--help") for name in ("serve", "chat", "generate", "run-batch"))]:
         ended = foretoken(*argv)
         assert ended.returncode == 0 and "examples:" in ended.stdout and not ended.stderr
 
@@ -158,7 +161,7 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
 
         # 3. `foretoken chat` streams an answer and says how fast it came.
         said = foretoken("chat", "--url", server.url, "--api-key", key, "--max-tokens", 8, stdin="Hello\n\n")
-        assert said.returncode == 0 and re.search(r"\[\d+ tokens, \d+ tokens/s\]", said.stdout), said.stderr
+        assert said.returncode == 0 and re.search(r"\d+ tokens, [\d,]+ tokens/s; ", said.stdout), said.stderr
         refused = foretoken("chat", "--url", server.url, "--api-key", "wrong", stdin="Hello\n\n")
         assert refused.returncode == 1 and "foretoken: error: " in refused.stderr
 

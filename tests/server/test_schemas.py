@@ -93,7 +93,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[("stop", value) for value in (1, [1], [""], "", ["a"] * 17, "x" * 257, {})],
     ("stop_token_ids", ["a"]),
     ("stop_token_ids", [1] * 1025),
-    *[("logit_bias", value) for value in ({"a": 1}, {"-1": 1}, {"1": 101}, {"1": None}, {"1" * 5000: 1}, [], {"²": 1})],
+    *[("logit_bias", value) for value in ({"": 1}, {"a": 1}, {"-1": 1}, {"1": 101}, {"1": None}, {"1" * 5000: 1}, [], {"²": 1})],
     ("allowed_token_ids", []),
     ("bad_words", "a"),
     ("ignore_eos", 1),

@@ -57,6 +57,7 @@ class FakeEngine:
     last_step_age_s: float = 0.0
     calls: list[SimpleNamespace] = field(default_factory=list)
     num_open: int = 0
+    num_guests: int = 0
     typical: Typical | None = None  # a lossy rule, if it is to be on
 
     @property

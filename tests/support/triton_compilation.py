@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for an H200 on any machine: whoever calls them gets them built, down to machine code, but not run.
+"""Compiles Triton kernels for an H200 on any machine: launches build them, down to machine code, and run nothing.
 
 Needs a process without TRITON_INTERPRET. ptxas and cuobjdump come with Triton.
 """

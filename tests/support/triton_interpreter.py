@@ -14,14 +14,14 @@ HAS_GPU = Path("/dev/nvidiactl").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
-import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from triton import knobs  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
 if not HAS_GPU:
     del os.environ["TRITON_INTERPRET"]
-    triton.knobs.propagate_env = False
-    triton.knobs.runtime.interpret = True
+    knobs.propagate_env = False
+    knobs.runtime.interpret = True
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 

@@ -53,13 +53,14 @@ def test_nothing_is_begun_when_time_is_over(tmp_path: Path) -> None:
 
 def test_tests_are_counted_however_far_they_came() -> None:
     lines = [
-        "tests/gpu/test_a.py::test_one[x-1] PASSED       [ 10%]",
+        "tests/gpu/test_a.py::test_one[long prompt] PASSED       [ 10%]",
+        "tests/gpu/test_a.py::test_one[long tree] PASSED       [ 10%]",
         "[gw3] [ 20%] FAILED tests/gpu/test_a.py::test_two",
         "tests/gpu/test_b.py::test_three SKIPPED (there is no GPU) [ 30%]",
         "E   assert 1 == 2",
     ]
     found = read_tests(lines)
-    assert (found.summary, found.failed) == ("1 failed, 1 passed, 1 skipped", ["tests/gpu/test_a.py::test_two"])
+    assert (found.summary, found.failed) == ("1 failed, 2 passed, 1 skipped", ["tests/gpu/test_a.py::test_two"])
     assert read_tests(["ImportError: no"]).failed == ["no test ran"]
 
 

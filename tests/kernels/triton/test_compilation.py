@@ -34,7 +34,7 @@ def build(group: str, cache: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("group", ["attention_of_llama", pytest.param("attention_of_others", marks=pytest.mark.slow)])
 def test_attention(group: str, tmp_path: Path):
     for one in build(group, tmp_path):
-        if one["name"] == "_attend":
+        if one["name"] == "attend":
             assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
             assert _loads_ahead(one["code"]) >= 2, "a tile is fetched when it is needed"
 

@@ -1,0 +1,82 @@
+"""What is said while a server starts and once it is ready."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from running_server import environment
+from terminal import Terminal
+
+from foretoken.engine.boot import Engine, boot
+from foretoken.engine.llm_options import engine_config
+from foretoken.server.banner import banner
+from foretoken.server.config import ServerConfig
+from foretoken.server.loading import Loading
+
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_target: Path) -> Engine:
+    return boot(engine_config(tiny_target, None, {"kv_cache_gb": 0.01, "max_num_seqs": 8, "served_model_name": "tiny"}))
+
+
+def told(lines: list[str]) -> dict[str, str]:
+    """By label; what is wrapped is joined."""
+    entries: dict[str, str] = {}
+    label = ""
+    for line in lines[1:]:
+        if line:
+            label = line[2:14].strip() or label
+            entries[label] = f"{entries.get(label, '')} {line[14:].strip()}".strip()
+    return entries
+
+
+def test_it_names_everything_one_needs(engine: Engine) -> None:
+    lines = banner(ServerConfig(engine=engine.config), engine, URL, made_key=False)
+    found = told(lines)
+    assert lines[0].startswith("Foretoken ") and not any("\x1b" in line for line in lines)
+    assert found["model"].startswith("tiny: llama") and "ngram" in found["speculation"] and "tokens in" in found["kv cache"]
+    assert found["limits"] == "8 rows at once, 1,024 more may wait; context 512; 2,048 tokens a step, 512 of them guessed"
+    assert found["listening"] == URL and found["page"].startswith(URL + "/ ") and found["metrics"] == URL + "/metrics"
+    assert found["API"].startswith(URL + "/v1") and found["chat"] == f"foretoken chat --url {URL}"
+    assert found["memory"].endswith("fills") and "Authorization" not in found["curl"]
+
+
+def test_lines_fit_the_terminal_but_those_to_be_copied(engine: Engine) -> None:
+    lines = banner(ServerConfig(engine=engine.config, api_keys=("ft-made",)), engine, URL, made_key=True, columns=80)
+    assert all(len(line) < 80 for line in lines if not line.startswith(("  curl", "  SDK", "  chat")))
+    assert all(line.startswith(("  ", "Foretoken")) for line in lines if line)
+    whole = told(banner(ServerConfig(engine=engine.config, api_keys=("ft-made",)), engine, URL, made_key=True))
+    assert {name: text for name, text in told(lines).items() if name != "memory"} == {n: t for n, t in whole.items() if n != "memory"}
+    assert "ft-made  (made now" in whole["api key"] and "Bearer ft-made" in whole["curl"] and "--api-key ft-made" in whole["chat"]
+
+
+def test_loading_writes_whole_lines_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with Loading() as loading:
+        loading("one")
+        loading("two")
+    loading("three")
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert [line[-6:].strip() for line in lines] == ["] one", "] two", "three"] and all("\r" not in line for line in lines)
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_the_clock_runs_on_a_terminal(brief: bool) -> None:
+    code = f"""
+import time
+from foretoken.server.loading import Loading
+with Loading({brief}) as loading:
+    loading("one")
+    time.sleep(1.3)
+    loading("two")
+print("end")
+"""
+    with Terminal([sys.executable, "-c", code], environment()) as terminal:
+        assert terminal.end() == 0
+    shown = terminal.plain
+    assert shown.count("] one") >= 3, "every half second"
+    kept = [line.rpartition("\r")[2].strip() for line in shown.replace("\r\n", "\n").split("\n") if line.strip()]
+    assert kept[-1] == "end" and sum("] one" in line for line in kept) == (0 if brief else 1), kept
