@@ -21,6 +21,7 @@ TOKEN_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96,
 """Dense where steps are memory bound and every token more costs little but latency counts; then a quarter more at most."""
 
 TOKENS_PER_ROW = (1, 2, 4, 8)
+"""A rung has room for as many rows as it has tokens, or for these shares of them: single tokens, and drafts of some lengths."""
 
 _WIDE = ("token_ids", "positions", "slot_mapping", "tree_mask", "logits_indices")  # [T] int64 each
 _NARROW = ("seq_lens", "num_causal", "first_places")  # [R] int32 each

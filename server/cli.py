@@ -16,15 +16,15 @@ usage: foretoken COMMAND ...
 An OpenAI-compatible inference server built around exact speculative decoding.
 
 use a model:
-  serve [MODEL] [flags]            serve it; without one, the small embedded model
+  serve [MODEL] [flags]            serve it, or the small embedded model
   chat [flags]                     talk to a running server in the terminal
   generate PROMPT [MODEL] [flags]  answer one prompt without a server
   run-batch [MODEL] [flags]        answer a file of requests without a server
 
 measure and choose:
-  tune [MODEL] [flags]    the fastest speculation for your own prompts, as settings
+  tune [MODEL] [flags]    the fastest speculation for your own prompts
   bench speculation       every method and draft length against no speculation
-  bench workloads         is speculation ever slower? by kinds of work, batch sizes
+  bench workloads         is speculation ever slower? by work and batch size
   bench serve             load any OpenAI-compatible server: latency, throughput
   bench compare           the same requests to several servers, or transformers
   bench overhead          what the engine adds to the model's own time
@@ -34,7 +34,7 @@ measure and choose:
 train:
   train target            a tokenizer and a model from scratch
   train draft             a draft model for a model of yours
-  train head              a drafting head for it: EAGLE-3, Medusa, MTP, PARD, ...
+  train head              a drafting head for it: EAGLE-3, Medusa, MTP, ...
   train family            the embedded model and all of its drafters
   train evaluate          what that family answers, and how much is accepted
   train fetch-data        where its training text comes from

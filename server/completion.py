@@ -123,7 +123,7 @@ def _catching_parsers() -> Iterator[None]:
     def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         raise _Caught(parser)
 
-    argparse.ArgumentParser.parse_known_args = caught
+    argparse.ArgumentParser.parse_known_args = caught  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -24,7 +25,7 @@ class Loading:
         self._is_brief = brief
         self._message = ""
         self._closed = threading.Event()
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[NoReturn] | None = None
         if sys.stderr.isatty():
             self._bar = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True)
             threading.Thread(target=self._tick, daemon=True).start()

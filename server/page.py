@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+
+if TYPE_CHECKING:  # the command line reads this file's addresses, and is quick
+    from fastapi import FastAPI
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
 from tqdm import tqdm
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DATA, STOPPED, ENGINE_DEAD = 65, 130, 70  # exit statuses
 NO_TIMEOUT_S = 10 * 365 * 86400.0
 TOLD_FAILURES = 10
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines, {remaining} left{postfix}"
 HEADERS = {"Content-Type": "application/json"}
 OVERLOADED, ENDING = "server_is_overloaded", ("server_shutdown", "engine_dead")
 
@@ -172,12 +173,14 @@ class Report:
         self._told = self._tokens = 0
         self._start: float | None = None
         self._driver: AsyncEngine | None = None
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[NoReturn] | None = None
         self._earlier = self.answers.num_lines
 
     def begin(self, driver: AsyncEngine) -> None:
         self._driver, self._start = driver, time.monotonic()
-        self._bar = tqdm(total=self.num_lines, initial=self.answers.num_lines, unit=" lines", leave=False, dynamic_ncols=True, disable=None)
+        self._bar = tqdm(
+            total=self.num_lines, initial=self.answers.num_lines, leave=False, dynamic_ncols=True, disable=None, bar_format=BAR
+        )  # fmt: skip
 
     def answered(self, line: Line, status: int, body: Any) -> None:
         if status == OK:
@@ -215,10 +218,10 @@ class Report:
         return DATA if answers.num_failed else 0
 
     def _speed(self) -> str:
-        """`1,234 tokens/s, 2.10 a pass, 61% of guesses accepted`."""
+        """`1,234 tokens/s, 61% of guesses kept`."""
         assert self._driver is not None and self._start is not None
         stats = self._driver.stats()
         parts = [f"{self._tokens / max(time.monotonic() - self._start, 1e-9):,.0f} tokens/s"]
         if stats.num_draft_tokens:
-            parts.append(f"{stats.num_accepted_tokens / stats.num_draft_tokens:.0%} of guesses accepted")
+            parts.append(f"{stats.num_accepted_tokens / stats.num_draft_tokens:.0%} of guesses kept")
         return ", ".join(parts)

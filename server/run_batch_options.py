@@ -8,8 +8,8 @@ from .serve_parser import NETWORK, SECURITY, ServeParser
 DESCRIPTION = """\
 Answer a file of requests without a server, many at once.
 
-The input has OpenAI's batch format: a JSON object a line, with custom_id, method
-("POST"), url (/v1/chat/completions, /v1/completions, /v1/embeddings or
+The input has OpenAI's batch format: a JSON object a line, with custom_id,
+method ("POST"), url (/v1/chat/completions, /v1/completions, /v1/embeddings or
 /v1/responses) and body. Each answer is a line of the output, in the order they
 are done: custom_id, response (status_code, request_id, body) or error.
 

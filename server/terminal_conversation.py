@@ -64,5 +64,5 @@ def temperature(text: str) -> float:
 
 def shown(settings: Mapping[str, Any]) -> str:
     """{"temperature": 0.5, "speculation": {"method": "off"}} -> "temperature 0.5, speculation off"."""
-    parts = {name: value["method"] if isinstance(value, dict) else value for name, value in settings.items()}
+    parts = {name: value["method"] if isinstance(value, dict) else f"{value:g}" for name, value in settings.items()}
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts.items())

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ..proposers.training.encoding import Prompt, encode_prompt
 from ..proposers.training.family import Family, Prepared, Refinement
-from ..proposers.training.packing import write
-from ..proposers.training.refine import Candidate, chosen
+from ..proposers.training.packing import Document, write
+from ..proposers.training.refine import Candidate, chosen, unlearned
 from .generating import Answer, Generation, documents, generate
 from .train_parts import Paths, say
 
@@ -37,7 +37,7 @@ def answer(family: Family, prepared: Prepared, paths: Paths, held_out: bool) -> 
 
 
 def answer_for_refinement(family: Family, refinement: Refinement, prepared: Prepared, paths: Paths) -> Path:
-    """Have the unrefined target answer, and pack its good answers in a random order. Returns the packed file."""
+    """Have the unrefined target answer; pack its good answers and its circles in a random order. Returns the packed file."""
     packed = paths.work / "refinement"
     if packed.with_suffix(".bounds").exists():
         return packed
@@ -47,6 +47,7 @@ def answer_for_refinement(family: Family, refinement: Refinement, prepared: Prep
     sampled = Generation(refinement.answer_tokens, family.seed, temperatures=refinement.temperatures)
     greedy = Generation(refinement.answer_tokens, family.seed, temperatures=(0.0,))
     good: list[Answer] = []
+    circles: list[Document] = []
     for name, some, count, samples, settings in (
         ("samples", wanted, refinement.prompts, refinement.samples, sampled), ("others", others, refinement.other_prompts, 1, greedy),
     ):
@@ -59,8 +60,12 @@ def answer_for_refinement(family: Family, refinement: Refinement, prepared: Prep
         kept = [answers[number] for number in good_ones(often, answers, tokenizer, refinement.kept)]
         say(f"{len(kept):,} of {len(answers):,} are good")
         good.extend(kept)
-    random.Random(family.seed).shuffle(good)
-    tokens = write(packed, documents(good), family.vocab_size)
+        circles.extend(found for one in answers if (found := unlearned(one.prompt_token_ids, one.token_ids)))
+    chance = random.Random(family.seed)
+    chance.shuffle(circles)
+    texts = [*documents(good), *circles[:round(refinement.circles * len(good))]]
+    chance.shuffle(texts)
+    tokens = write(packed, texts, family.vocab_size)
     say(f"packed {tokens:,} tokens")
     return packed
 

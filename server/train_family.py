@@ -23,6 +23,7 @@ from ..proposers.training.loop import Trainee
 from ..proposers.training.model_card import REFINED, write_card
 from ..proposers.training.packing import PackedStream
 from ..proposers.training.reading import DataError
+from ..proposers.training.refinement import RefinementTrainee
 from ..proposers.training.target import Shape, TargetTrainee, write_model
 from .drafter_data import learned_counts
 from .train_asking import answer, answer_for_refinement
@@ -105,12 +106,12 @@ def train_target(family: Family, prepared: Prepared, paths: Paths, machine: Mach
 
 
 def refine_target(family: Family, refinement: Refinement, prepared: Prepared, paths: Paths, machine: Machine) -> None:
-    """What the target sometimes does right, it learns to do always."""
+    """What the target sometimes does right it learns to do always, and to say nothing over and over."""
     packed = answer_for_refinement(family, refinement, prepared, paths)
     model = family.shape.build(family.vocab_size)
     load_model(model, paths.unrefined / "model.safetensors", strict=False)       # the head is the embedding, and not in the file
     stream = PackedStream([packed], refinement.training.batch_tokens)
-    run = run_of(TargetTrainee(model, read_weight=0.0), stream, refinement.training, paths.run("refinement"), machine, [])
+    run = run_of(RefinementTrainee(model), stream, refinement.training, paths.run("refinement"), machine, [])
     write_model(model, prepared.tokenizer, paths.target)
     for name in ("facts.json", "curves.png"):
         shutil.copyfile(paths.unrefined / name, paths.target / name)

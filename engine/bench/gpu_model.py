@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +220,3 @@ def write_eagle3(size: Size, folder: Path, device: torch.device, dtype: torch.dt
     (folder / "config.json").write_text(json.dumps(head))
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-def with_adaptive_off(config: SpeculativeConfig) -> SpeculativeConfig:
-    """Fixed k: what is measured must not change while it is."""
-    return replace(config, adaptive=False)

@@ -80,6 +80,7 @@ class Refinement:
     training: Training
     samples: int = 4
     kept: int = 2
+    circles: float = 0.35            # answers that go round in circles, to be unlearned, for each good one
     temperatures: tuple[float, ...] = (0.7, 0.95)
     prompt_tokens: int = 600         # longer prompts are left out
     answer_tokens: int = 200

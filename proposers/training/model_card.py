@@ -129,10 +129,11 @@ def _refinement(recipe: Family) -> str:
         return ""
     refinement = recipe.refinement
     return (
-        f"Then it was refined on its own answers ([rejection sampling](https://arxiv.org/abs/2308.01825)): of {refinement.samples} answers "
+        f"Then it was refined on its own answers ([rejection sampling](https://arxiv.org/abs/2308.01825) and "
+        f"[unlikelihood](https://arxiv.org/abs/1908.04319)): it learned, of {refinement.samples} answers "
         f"to each of {refinement.prompts:,} prompts of {', '.join(refinement.domains)}, at temperatures "
-        f"{' and '.join(map(str, refinement.temperatures))}, the well-formed ones, at most {refinement.kept} a prompt; and its greedy "
-        f"answers to {refinement.other_prompts:,} prompts of the other domains. "
+        f"{' and '.join(map(str, refinement.temperatures))}, the well-formed ones, at most {refinement.kept} a prompt, and its greedy "
+        f"answers to {refinement.other_prompts:,} prompts of the other domains; it unlearned saying things for the third time on end. "
     )
 
 

@@ -1,7 +1,7 @@
 """Documents packed end to end into flat files, and the batches read off them. Owns where a batch begins; knows no text and no model.
 
 A packed file pair is plain little-endian: NAME.ids (uint16 or uint32 tokens), NAME.bounds (int64: where documents begin, and the end)
-and NAME.learn (uint8 per token: is it learned, or only read). A position in the data is a count of batches, so training resumes
+and NAME.learn (uint8 per token: only READ, to LEARN or to UNLEARN). A position in the data is a count of batches, so training resumes
 exactly where it stopped.
 """
 
@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+READ, LEARN, UNLEARN = 0, 1, 2
+
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids and, for each, whether it is to be learned (an answer) or only read (a prompt)."""
+    """Token ids and, for each, whether it is to be learned (an answer) or only read (a prompt), or what should not have been said."""
 
     token_ids: np.ndarray            # [L] unsigned
-    learn: np.ndarray                # [L] uint8
+    learn: np.ndarray                # [L] uint8: READ, LEARN or UNLEARN
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -36,9 +38,11 @@ class Packed:
     learn: Tensor                    # [N] bool: the token is to be learned
     bounds: tuple[int, ...]          # where documents begin, and N
     number: int = 0                  # of the batch in its stream: seeds whatever chance its loss needs
+    unlearn: Tensor | None = None    # [N] bool: the token should not have been said; None = there is none such
 
     def to(self, device: torch.device) -> Packed:
-        return replace(self, token_ids=self.token_ids.to(device), learn=self.learn.to(device))
+        unlearn = None if self.unlearn is None else self.unlearn.to(device)
+        return replace(self, token_ids=self.token_ids.to(device), learn=self.learn.to(device), unlearn=unlearn)
 
     @property
     def positions(self) -> Tensor:
@@ -93,9 +97,10 @@ class PackedStream:
         file, documents = self.batches[index % len(self.batches)]
         parts = [slice(start, end) for start, end in documents]
         ids = np.concatenate([file.token_ids[part] for part in parts]).astype(np.int64)
-        learn = np.concatenate([file.learn[part] for part in parts]).astype(bool)
+        learn = np.concatenate([file.learn[part] for part in parts])
         bounds = np.cumsum([0, *(end - start for start, end in documents)])
-        return Packed(torch.from_numpy(ids), torch.from_numpy(learn), tuple(bounds.tolist()), index)
+        unlearn = torch.from_numpy(learn == UNLEARN) if UNLEARN in learn else None
+        return Packed(torch.from_numpy(ids), torch.from_numpy(learn == LEARN), tuple(bounds.tolist()), index, unlearn)
 
 
 def _batches(bounds: Sequence[int], batch_tokens: int) -> Iterable[list[tuple[int, int]]]:

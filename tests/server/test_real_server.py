@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from running_server import RunningServer, start_server
 
 LONG = 400
-SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'
+SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3, "adaptive": false}'
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,8 @@ def test_every_kind_of_request_is_answered_and_mistakes_stop_nothing(
         ],
     )
     assert run_batch(command(tiny_target, files)) == DATA
-    answers = {entry["custom_id"] or entry["error"]["line"]: entry for entry in read(files[1]) if entry["error"] is None}
-    refused = {entry["error"]["line"]: entry["error"] for entry in read(files[1]) if entry["error"]}
+    answers: dict[str, Any] = {entry["custom_id"]: entry for entry in read(files[1]) if entry["error"] is None}
+    refused: dict[int, Any] = {entry["error"]["line"]: entry["error"] for entry in read(files[1]) if entry["error"]}
 
     assert all(set(entry) == {"id", "custom_id", "response", "error"} for entry in read(files[1]))
     assert len({entry["id"] for entry in read(files[1])}) == 20
