@@ -19,7 +19,7 @@ from .plan import PlanRow, RowGrant, RowVerdict, StepPlan, Verdict
 from .probing import Load, Probing
 from .request import Request
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import Answer, Hold, Rest
+from .standing import LONG_REST, Answer, Hold, Rest
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -30,7 +30,7 @@ PLAIN_RUN = 1  # more of them: the first one follows a drafter that has emptied 
 LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 LITTLE = 1.5  # times the plain rate
 LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs: to listen costs time, too
-NOBODY = (-1, 0)
+NOBODY: tuple[int, int] = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class AdaptivePolicy:
         self._asked: dict[str, _Asked] = {}
         self._was_open: set[str] = set()
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
+        self._weighed_at = 0  # step of the latest decision
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
         self._promised_rate = 0.0  # tokens a second, by the latest answer
@@ -106,7 +107,7 @@ class AdaptivePolicy:
         else:
             self._rest.end()
             self._hold.end()
-            answer = self._weighed(wishes, budget)
+            answer = [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
         self._asked = {wish.request.request_id: _Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
         return answer
 
@@ -187,9 +188,16 @@ class AdaptivePolicy:
     def state(self) -> PolicyState:
         return PolicyState(self._k, None if self._asked or self._is_open else SLOWER, self._balance.speedup)
 
+    def _passes_by(self, wishes: Sequence[Wish]) -> bool:
+        """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
+
+        Else each of them would have its prompt read by a drafter for nothing.
+        """
+        return not self._is_open and self._step - self._weighed_at < LONG_REST and any(wish.num_scheduled > 1 for wish in wishes)
+
     def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
         """The answer for these rows, and how long it stands."""
-        self._k = 0.0
+        self._k, self._weighed_at = 0.0, self._step
         load = _load(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:

@@ -6,7 +6,7 @@ Sums of seconds that fade with every step. Knows no row and takes no decision.
 from __future__ import annotations
 
 BELIEF = 0.98  # fade of promises and of what became of them, with each step that had guesses
-FORGIVEN = 0.8  # of both, that stays when nobody guesses any more: things change
+FORGIVEN = 0.95  # of both, that stays when nobody guesses any more: things change
 DOUBTED_STEPS = 8.0  # plain steps' time that has to be behind a disappointment
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 

@@ -153,7 +153,8 @@ class EngineCore:
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
         self._observing = self._stopwatch() - started
-        if self.proposers.listens:
+        is_plain = not any(row.draft_token_ids for row in plan.rows) and not any(delta.finish_reason for delta in deltas)
+        if self.proposers.listens(is_plain):
             self.proposers.observe(verdict.feedback(plan, target))
         return deltas
 

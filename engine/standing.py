@@ -31,8 +31,10 @@ class Rest:
         return self.steps_left > 0 and num_rows <= len(self._rows)  # rows that ended are no longer in there: as many means nobody new
 
     def begin(self, rows: Iterable[str], steps: int | None = None) -> None:
-        """For so many steps; None: as many as the last time, and again as many."""
-        self._rows = set(rows)
+        """For so many steps; None: as many as the last time, and again as many, or few if there are new rows."""
+        before, self._rows = self._rows, set(rows)
+        if not self._rows <= before:
+            self._next = REST
         self.steps_left = self._next if steps is None else steps
         if steps is None:
             self._next = min(2 * self._next, LONG_REST)

@@ -18,6 +18,7 @@ class Needs:
     hidden: tuple[int, ...] = ()  # boundary ids of target hidden states (kernels/layout.py), FINAL included
     kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
+    every_step: bool = True  # `observe` is to be called after steps without a draft in which no request ended, too
 
     @property
     def ingests(self) -> bool:

@@ -91,6 +91,7 @@ class ProposerSet:
         """
         self.proposers = tuple(proposers)
         self.corpora = corpora
+        self._hears_all = any(p.needs.every_step for p in proposers)
         self._members = [_Member(i, p, ProposerHealth(p.name)) for i, p in enumerate(proposers)]
         self._clock = clock
         self._vocab_size = vocab_size
@@ -107,12 +108,12 @@ class ProposerSet:
             hidden=tuple(sorted({boundary for needs in all_needs for boundary in needs.hidden})),
             kv_layers=tuple(layer for needs in all_needs for layer in needs.kv_layers),
             scratch_slots=max((needs.scratch_slots for needs in all_needs), default=0),
+            every_step=self._hears_all,
         )
 
-    @property
-    def listens(self) -> bool:
-        """Whether anybody wants to know what becomes of the rows."""
-        return bool(self.proposers) or self.corpora is not None
+    def listens(self, is_plain: bool) -> bool:
+        """Whether anybody wants to hear of a step. is_plain: it had no draft, and no request ended in it."""
+        return self._hears_all if is_plain else bool(self.proposers) or self.corpora is not None
 
     @property
     def num_ingesting(self) -> int:

@@ -29,7 +29,7 @@ def test_every_day_there_is_and_no_other() -> None:
     days = [date.min, date.max, *(date(year, 2, 28) + timedelta(1) for year in (4, 1900, 2000, 2023, 2024, 9996))]
     days += [date.min + timedelta(dice.randrange((date.max - date.min).days)) for _ in range(60)]
     assert all(may_be_written("date", day.isoformat()) for day in days)
-    for text in ("0000-01-01", "2023-02-29", "1900-02-29", "2024-02-30", "2024-04-31", "2024-13-01", "2024-00-01", "2024-01-00", "24-01-01"):
+    for text in "0000-01-01 2023-02-29 1900-02-29 2024-02-30 2024-04-31 2024-13-01 2024-00-01 2024-01-00 24-01-01".split():
         assert not may_be_written("date", text), text
         with pytest.raises(ValueError):
             date.fromisoformat(text)

@@ -28,8 +28,8 @@ def configs(kind: str, tiny_draft: Path) -> dict[str, tuple[float, dict[str, Any
     """What it is -> the least share of its guesses that is accepted at temperature 0, how it is asked for."""
     sampled = {"draft_sample_method": "probabilistic"}
     found: dict[str, tuple[float, dict[str, Any]]] = {
-        "greedy": (0.2, {"model": DRAFT}),
-        "sampling, ends in doubt": (0.35, {"model": DRAFT, "confidence_threshold": 0.4, **sampled}),
+        "greedy": (0.15, {"model": DRAFT}),
+        "sampling, ends in doubt": (0.2, {"model": DRAFT, "confidence_threshold": 0.4, **sampled}),
         "all of the target's layers": (1.0, {"model": TARGET, "draft_layers": 8, **sampled}),
         "half of the target's layers": (0.0, {"model": TARGET, "draft_layers": 4}),
         "half of the draft's layers": (0.0, {"model": DRAFT, "draft_layers": 1}),

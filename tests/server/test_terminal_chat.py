@@ -59,7 +59,10 @@ def test_a_session_at_a_terminal(server: RunningServer, tmp_path: Path) -> None:
         assert "; 1.00 a pass]" in again and BLUE not in terminal.shown[before:], "nobody guesses any more"
         assert _said(again) == _said(answer), "speculation changes no answer"
 
-        terminal.type('"""\nfirst\nsecond\n"""\n')
+        for line in ('"""', "first", "second"):
+            terminal.type(f"{line}\n")
+            terminal.wait_for("\n. ")
+        terminal.type('"""\n')
         terminal.wait_for("]\n> ")
         terminal.type(f"/save {saved}\n")
         assert "4 messages written" in terminal.wait_for("> ")
@@ -84,9 +87,7 @@ def test_a_session_at_a_terminal(server: RunningServer, tmp_path: Path) -> None:
         again.wait_for("> ")
         again.type("\x1b[A")
         again.wait_for("/help")
-        again.type("\x03")
-        again.wait_for("> ")
-        again.type("/quit\n")
+        again.type("\x15/quit\n")
         assert again.end() == 0
     assert (tmp_path / "state/foretoken/chat_history").stat().st_mode & 0o077 == 0
 

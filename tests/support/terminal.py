@@ -36,7 +36,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._file, text.encode())
 
-    def wait_for(self, words: str, timeout_s: float = 30.0) -> str:
+    def wait_for(self, words: str, timeout_s: float = 60.0) -> str:
         """Reads until `words` are shown behind what was awaited before; what is shown up to their end, without colours."""
         start, deadline = self._awaited, time.monotonic() + timeout_s
         while (found := self.plain.find(words, start)) < 0:
