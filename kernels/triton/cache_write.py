@@ -106,6 +106,7 @@ def _rotate_and_store(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     slot = tl.load(slot_ptr + token).to(tl.int64)
+    kv_heads = tl.where(slot >= 0, KV_HEADS, 0)  # not `& (slot >= 0)`: of a block and a scalar, later interpreters make no mask
     # Names of one branch must not meet those of another, so each is a function.
     if block < Q_BLOCKS:
         if HEADS > 0:
@@ -129,7 +130,7 @@ def _rotate_and_store(
         _normed_and_rotated(
             k_ptr + token * k_stride + head * K_DIM,
             k_cache_ptr + (slot * KV_HEADS + head) * K_DIM,
-            (head < KV_HEADS) & (slot >= 0),
+            head < kv_heads,
             k_norm_ptr,
             table_ptr,
             position_ptr + token,
@@ -143,7 +144,7 @@ def _rotate_and_store(
     else:
         head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
         dim = tl.arange(0, V_PAD)[None, :]
-        kept = (head < KV_HEADS) & (slot >= 0) & (dim < V_DIM)
+        kept = (head < kv_heads) & (dim < V_DIM)
         v = tl.load(v_ptr + token * v_stride + head * V_DIM + dim, mask=kept, other=0.0)
         tl.store(v_cache_ptr + (slot * KV_HEADS + head) * V_DIM + dim, v.to(v_cache_ptr.dtype.element_ty), mask=kept)
 
