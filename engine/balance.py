@@ -7,6 +7,7 @@ from __future__ import annotations
 
 BELIEF = 0.98  # fade of promises and of what became of them, with each step that had guesses
 FORGIVEN = 0.95  # of both, that stays when nobody guesses any more: things change
+MOST = 1.25  # that disappointment may ask for: what promises much more is worth another try
 DOUBTED_STEPS = 8.0  # plain steps' time that has to be behind a disappointment
 RECENT = 0.99  # fade of the speed-up's two sums with each step
 
@@ -24,12 +25,12 @@ class Balance:
         return self._plain / self._all if self._all else None
 
     def disappointment(self, plain_step_s: float) -> float:
-        """How much longer guessing took than it was expected to, lately: 1 = not at all.
+        """How much longer guessing took than it was expected to, lately: 1 = not at all, at most MOST.
 
         Estimates of costs and of chances are each a little wrong, and where guessing hardly pays their errors decide.
         """
         doubt = DOUBTED_STEPS * plain_step_s
-        return max(1.0, (self._took + doubt) / (self._promised + doubt))
+        return min(MOST, max(1.0, (self._took + doubt) / (self._promised + doubt)))
 
     def forgive(self) -> None:
         self._promised, self._took = FORGIVEN * self._promised, FORGIVEN * self._took
