@@ -96,7 +96,7 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> Answer:
         self._step += 1
-        self._is_resting = self._rest.covers(len(wishes))
+        self._is_resting = self._rest.covers(len(wishes)) or self._rest.admit(wishes)
         if self._is_resting:
             self._rest.steps_left -= 1
             self._plain_at = self._step

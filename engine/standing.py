@@ -30,6 +30,17 @@ class Rest:
     def covers(self, num_rows: int) -> bool:
         return self.steps_left > 0 and num_rows <= len(self._rows)  # rows that ended are no longer in there: as many means nobody new
 
+    def admit(self, wishes: Sequence[Wish]) -> bool:
+        """Whether newcomers rest too, for a few steps: to weigh each arrival alone would cost more than it brings.
+
+        One that brings a prediction is worth a decision at once.
+        """
+        if self.steps_left <= 0 or any(wish.request.prediction for wish in wishes):
+            return False
+        self._rows.update(wish.request.request_id for wish in wishes)
+        self.steps_left = min(self.steps_left, REST)
+        return True
+
     def begin(self, rows: Iterable[str], steps: int | None = None) -> None:
         """For so many steps; None: as many as the last time, and again as many, or few if there are new rows."""
         before, self._rows = self._rows, set(rows)
