@@ -29,6 +29,7 @@ measure and choose:
   bench compare           the same requests to several servers, or transformers
   bench overhead          what the engine adds to the model's own time
   bench kernels           the machine's limits, and how near we come to them
+  bench training          how fast a target learns, beside plain transformers
   bench quality           what number formats cost in perplexity and acceptance
 
 train:
@@ -57,6 +58,7 @@ usage: foretoken bench speculation [MODEL] [flags]
        foretoken bench workloads [MODEL] [flags]
        foretoken bench overhead [flags]
        foretoken bench kernels [flags]
+       foretoken bench training [flags]
        foretoken bench quality [flags]
        foretoken bench serve --base-url URL [flags]
        foretoken bench compare --base-url URL --base-url URL [flags]
@@ -72,7 +74,7 @@ examples:
   foretoken bench compare --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8080 --stream
 """
 COMMANDS = ("serve", "chat", "generate", "run-batch", "bench", "tune", "train", "completion", "version", "help")
-BENCHES = ("speculation", "workloads", "overhead", "kernels", "quality", "serve", "compare")
+BENCHES = ("speculation", "workloads", "overhead", "kernels", "training", "quality", "serve", "compare")
 
 # Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
 USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
@@ -127,6 +129,10 @@ def run(words: list[str]) -> int:
 
             kernels(flags)
             return 0
+        case ["bench", "training", *flags]:
+            from .bench_training import main as training
+
+            return training(flags)
         case ["bench", "quality", *flags]:
             from ..engine.quality import main as quality
 

@@ -147,7 +147,10 @@ def trainee_of(
         model = Shape(**settings.pop("shape")).build(target.config.vocab_size)
         return DraftTrainee(model, target, **settings), lambda folder: write_model(model, tokenizer, folder)
     if member.method == "pard":
-        settings["draft"] = str(paths.family / "draft_model")
+        settings["draft"] = paths.family / "draft_model"
+        if "shape" in settings:  # not that draft, but a smaller one, which begins fresh
+            settings["draft"] = paths.run("pard_start")
+            write_model(Shape(**settings.pop("shape")).build(target.config.vocab_size), tokenizer, settings["draft"])
     counts = torch.from_numpy(learned_counts(paths.answers(False), target.config.vocab_size))
     head = make_head(target, settings_of(member.method, None, settings), counts)
 

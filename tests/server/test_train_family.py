@@ -59,7 +59,13 @@ tokens = 2_000
 batch_tokens = 512
 [drafters.pard]
 method = "pard"
+shape = { hidden = 32, layers = 1, heads = 2, kv_heads = 2, intermediate = 32 }
 num_tokens = 4
+tokens = 1_000
+batch_tokens = 512
+[drafters.mtp]
+method = "mtp"
+intermediate_size = 16
 tokens = 1_000
 batch_tokens = 512
 """
@@ -94,7 +100,7 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
 
     assert main(command) == 0                                  # the rest; what is there stays
     assert (out / "target" / "model.safetensors").read_bytes() == weights
-    for name in ("target", "draft_model", "eagle3", "mlp_speculator", "pard"):
+    for name in ("target", "draft_model", "eagle3", "mlp_speculator", "pard", "mtp"):
         facts = json.loads((out / name / "facts.json").read_text())
         assert facts["tokens"] > 500 and (out / name / "curves.png").exists()
     assert "foretoken train evaluate" in capsys.readouterr().err
@@ -102,7 +108,7 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
 
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
     plain = LLM(str(out / "target"), dtype="float32", speculative_config={"method": "off"}).generate("Write", greedy)[0]
-    for method in ("draft_model", "eagle3", "mlp_speculator", "pard"):
+    for method in ("draft_model", "eagle3", "mlp_speculator", "pard", "mtp"):
         config = {"method": method, "model": str(out / method), "num_speculative_tokens": 3}
         drafted = LLM(str(out / "target"), dtype="float32", speculative_config=config).generate("Write", greedy)[0]
         assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids

@@ -8,7 +8,7 @@ its own states (FastMTP, https://arxiv.org/abs/2509.18362).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,29 +31,33 @@ KINDS = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class MtpSettings:
-    """How far the layer is unrolled. Its sizes are the target's."""
+    """How far the layer is unrolled, and how wide its MLP is; its other sizes are the target's."""
 
     num_steps: int = 3               # tokens guessed in training; 1 is the plain MTP loss
     decay: float = 0.6               # step k counts decay ** k, all together 1
+    intermediate_size: int | None = None     # None: the target's
 
 
 class Mtp(Head):
     """One layer, looped. It begins as the target's last layer, which reads a state of nearly the same kind."""
 
     def __init__(self, target: FrozenTarget, settings: MtpSettings | None = None):
-        """Raises ValueError for a target whose layers are of another kind than loaders know."""
+        """Raises ValueError for a target whose layers are of another kind than loaders know, and for an MLP wider than the target's."""
         super().__init__(target)
         self.settings = settings or MtpSettings()
         if target.config.model_type not in KINDS:
             raise ValueError(f"an MTP layer needs a target of type {', '.join(KINDS)}, not {target.config.model_type}")
-        config = copy.deepcopy(target.config)
+        self.layer_config = config = copy.deepcopy(target.config)
+        config.intermediate_size = self.settings.intermediate_size or config.intermediate_size
         config._attn_implementation = NAME
+        if config.intermediate_size > target.config.intermediate_size:
+            raise ValueError(f"intermediate_size can be {target.config.intermediate_size} at most, the target's: the layer begins as its last")
         last, norm, width = target.model.model.layers[-1], target.model.model.norm, config.hidden_size
         self.token_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
         self.hidden_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
         self.input_proj = nn.Linear(2 * width, width, bias=False)
         self.layer: nn.Module = type(last)(config, target.num_layers - 1)
-        self.layer.load_state_dict(last.state_dict())
+        self.layer.load_state_dict(narrowed(last.state_dict(), config.intermediate_size))
         self.final_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
         self.final_layernorm.load_state_dict(norm.state_dict())
 
@@ -93,7 +97,7 @@ class Mtp(Head):
 
     def _config(self) -> dict[str, Any]:
         config = self.target.config
-        layer = {**config.to_diff_dict(), "num_hidden_layers": 1}
+        layer = {**self.layer_config.to_diff_dict(), "num_hidden_layers": 1}
         if "layer_types" in layer:
             layer["layer_types"] = ["full_attention"]        # whatever the target's is: in training nothing is out of sight
         verifier = {"name_or_path": Path(config.name_or_path).name, "architectures": config.architectures}
@@ -110,3 +114,11 @@ class Mtp(Head):
                 "verifier": verifier,
             },
         }
+
+
+def narrowed(layer: Mapping[str, Tensor], intermediate_size: int) -> dict[str, Tensor]:
+    """A decoder layer's weights with `intermediate_size` neurons of its gated MLP at most: those that weigh most."""
+    gate, up, down = (f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    weight = layer[gate].norm(dim=1) * layer[up].norm(dim=1) * layer[down].norm(dim=0)
+    kept = weight.topk(min(intermediate_size, len(weight))).indices.sort().values
+    return {**layer, gate: layer[gate][kept], up: layer[up][kept], down: layer[down][:, kept]}
