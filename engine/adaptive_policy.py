@@ -1,25 +1,25 @@
 """Adaptive k: as many guesses for each row as pay, of the proposer that pays most, and none where none pays.
 
-Weighs what guesses are expected to bring (acceptance.py) against what they cost (costs.py), and learns from what they did. Decisions
+Weighs what guesses are expected to bring (expectations.py) against what they cost (costs.py), and learns from what they did. Decisions
 never change an output: only how soon it is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..proposers.base import Draft
-from .acceptance import Calibration, ProposerAcceptance, Worth
+from .acceptance import Worth
 from .assignment import Assignment
 from .balance import Balance
 from .costs import CostTable
 from .draft_choice import MARGIN, Candidate, choose
-from .plan import PlanRow, RowGrant, RowVerdict, StepPlan, Verdict
+from .expectations import Asked, Expectations
+from .plan import RowGrant, StepPlan, Verdict
 from .probing import Load, Probing
 from .request import Request
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import LONG_REST, Answer, Hold, Rest
+from .standing import Answer, Hold, Rest
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -33,37 +33,24 @@ LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a
 NOBODY: tuple[int, int] = (-1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the latest step asked of a row."""
-
-    proposer: int
-    ceiling: int
-    made: int | None = None  # guesses that came, if some of them were cut; None = as many as were verified
-    confidence: Sequence[float] | None = None
-
-
 class AdaptivePolicy:
-    """Owner of acceptance estimates and costs."""
+    """Owner of what guesses are expected to bring and to cost."""
 
-    def __init__(self, rules: RequestLimits, costs: CostTable, may_cut: bool = True) -> None:
-        """may_cut: whether made drafts may be shortened. Not under the p/q rules, where what is drawn must be verified."""
+    def __init__(self, rules: RequestLimits, costs: CostTable) -> None:
         self.costs = costs
-        self.acceptance = [ProposerAcceptance(p.max_tokens) for p in rules.proposers]
-        self.calibration = [Calibration() for _ in rules.proposers]
+        self.expectations = Expectations([p.max_tokens for p in rules.proposers])
         self._rules = rules
-        self._may_cut = may_cut
-        self._assignment = Assignment(rules, self.acceptance, costs)
-        self._probing = Probing(self._assignment, self.acceptance, costs)
+        self._may_cut = rules.config.rejection_sample_method == "match"  # under the p/q rules what is drawn must be verified
+        self._assignment = Assignment(rules, self.expectations.acceptance, costs)
+        self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._balance = Balance()
         self._rest = Rest()
         self._hold = Hold()
         self._step = 0
         self._is_resting = False  # in this step
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, Asked] = {}
         self._was_open: set[str] = set()
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
-        self._weighed_at = 0  # step of the latest decision
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
         self._promised_rate = 0.0  # tokens a second, by the latest answer
@@ -78,7 +65,7 @@ class AdaptivePolicy:
     def found_threshold(self, max_rows: int) -> int:
         """Running requests above which guessing does not pay at the acceptance known now; max_rows = it always pays."""
         for num_rows in range(1, max_rows + 1):
-            for p, acceptance in enumerate(self.acceptance):
+            for p, acceptance in enumerate(self.expectations.acceptance):
                 if acceptance.depth:
                     candidate = Candidate(p, acceptance.depth, acceptance.expected())
                     if any(choose([candidate] * num_rows, num_rows, 0, 0, num_rows * acceptance.depth, self.costs).depths):
@@ -107,8 +94,8 @@ class AdaptivePolicy:
         else:
             self._rest.end()
             self._hold.end()
-            answer = [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
-        self._asked = {wish.request.request_id: _Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
+            answer = self._weighed(wishes, budget)
+        self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
         return answer
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
@@ -132,8 +119,8 @@ class AdaptivePolicy:
                 continue
             start, end = draft.start_loc[i], draft.start_loc[i + 1]
             confidence = None if draft.confidence is None else draft.confidence[start:end]
-            self._asked[request_id] = _Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
-            chances = self._chances(request_id, draft, start, end)
+            self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
+            chances = self.expectations.chances(request_id, draft, start, end)
             if chances is None or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]
                 continue
@@ -163,7 +150,7 @@ class AdaptivePolicy:
                 continue
             turn += 1
             if said.error is None and (num_asked <= LEARNT_ROWS or turn % num_asked < LEARNT_ROWS):
-                self._learn(asked, row, said)
+                self.expectations.learn(asked, row, said, self._step)
         if not is_decode or times.step <= 0:
             return
         if self._is_resting or not self._rest.steps_left:  # the step that begins a rest has weighed everything; the others do not
@@ -182,22 +169,14 @@ class AdaptivePolicy:
         self._rest.forget(request_id)
         self._probing.forget(request_id)
         self._assignment.forget(request_id)
-        for acceptance in self.acceptance:
-            acceptance.forget(request_id)
+        self.expectations.forget(request_id)
 
     def state(self) -> PolicyState:
         return PolicyState(self._k, None if self._asked or self._is_open else SLOWER, self._balance.speedup)
 
-    def _passes_by(self, wishes: Sequence[Wish]) -> bool:
-        """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
-
-        Else each of them would have its prompt read by a drafter for nothing.
-        """
-        return not self._is_open and self._step - self._weighed_at < LONG_REST and any(wish.num_scheduled > 1 for wish in wishes)
-
     def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
         """The answer for these rows, and how long it stands."""
-        self._k, self._weighed_at = 0.0, self._step
+        self._k = 0.0
         load = _load(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:
@@ -239,7 +218,8 @@ class AdaptivePolicy:
         answer: Answer = [NOBODY] * len(wishes)
         places: list[int] = []
         candidates: list[Candidate] = []
-        trials = [0] * len(self.acceptance)
+        acceptances = self.expectations.acceptance
+        trials = [0] * len(acceptances)
         self._assignment.begin_step()
         for i, wish in enumerate(wishes):
             row = self._assignment.row(wish.request)
@@ -253,7 +233,7 @@ class AdaptivePolicy:
                     answer[i] = row.proposer, 0
                 continue
             self._assignment.choose(row, request_id, self._step, load.num_rows, load.context)
-            acceptance = self.acceptance[row.proposer]
+            acceptance = acceptances[row.proposer]
             if acceptance.num_seen < UNPROVEN:
                 trials[row.proposer] += 1
                 if trials[row.proposer] > TRIAL_ROWS:
@@ -262,40 +242,6 @@ class AdaptivePolicy:
                 places.append(i)
                 candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
         return answer, places, candidates
-
-    def _chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
-        """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""
-        source = draft.source[start]
-        if source < 0:
-            return None  # forced by a grammar: certain
-        parents = draft.parents[start:end]
-        if draft.confidence is not None:
-            chances: list[float] = []
-            chance = self.calibration[source].chance
-            for node, parent in enumerate(parents):
-                chances.append(chance(draft.confidence[start + node]) * (chances[parent] if parent >= 0 else 1.0))
-            return chances
-        worth = self.acceptance[source].worth(request_id)
-        if self.acceptance[source].is_tree or len(worth.accepted) < end - start:
-            return None
-        return [a / m if m > 0 else 0.0 for a, m in zip(worth.accepted[: end - start], worth.made, strict=False)]
-
-    def _learn(self, asked: _Asked, row: PlanRow, said: RowVerdict) -> None:
-        draft, request_id = row.draft_token_ids, row.request.request_id
-        source = row.source[0] if draft else asked.proposer
-        if source < 0:
-            return  # forced by a grammar: nobody's merit
-        # What a drafter's own doubts cut off counts as never made: with their like left out, the rest would look better than all are.
-        made = len(draft) if asked.made is None or asked.confidence is not None else asked.made
-        if source != asked.proposer:  # that one had nothing, another one behind it did
-            self.acceptance[asked.proposer].observe(request_id, asked.ceiling, 0, 0, (), True, self._step)
-        wanted = asked.ceiling if source == asked.proposer else made
-        self.acceptance[source].observe(request_id, wanted, made, len(draft), said.accepted, row.is_chain, self._step)
-        if asked.confidence is not None:
-            path = set(said.accepted)
-            for node, parent in enumerate(row.parents):
-                if parent < 0 or parent in path:
-                    self.calibration[source].observe(asked.confidence[node], node in path)
 
     def _observe_drafts(self, seconds: Sequence[float]) -> None:
         for p, spent in enumerate(seconds):

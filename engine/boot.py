@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..kernels import native
 from ..kernels.graphs import GraphExecutor
-from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from ..proposers.config import SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
-from .adaptive_policy import AdaptivePolicy
 from .committer import Committer
-from .config import DEMO_MODEL, EngineConfig, ModelConfig
-from .controller import PREDICTION, Controller, ProposerInfo
+from .config import EngineConfig, ModelConfig
+from .controller import Controller
 from .core import EngineCore
 from .cost_file import CostFile, conditions
 from .cost_measurement import measure
 from .costs import CostTable
+from .default_speculation import choose_speculation, describe_speculation
 from .detokenizer import Detokenizer
 from .drafters import Drafters, load_drafters
-from .fixed_policy import DEFAULT_THRESHOLD
 from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
@@ -33,6 +31,7 @@ from .request import Request
 from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
+from .speculation_policy import PREDICTION, ProposerInfo
 from .verifier import Verifier
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose for this process
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
 MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the lazy dog looks after the quick brown fox. "
-DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,14 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         vocab_size=model.vocab_size,
         tokenizer_size=model.tokenizer_size,
         max_model_len=model.max_model_len,
-        max_prompt_tokens=capacity,
+        cache_tokens=capacity,
         eos_token_ids=model.eos_token_ids,
         proposer_names=proposers.names,
     )
     banner = (
         f"model       {model.describe()}",
         f"executor    {model.plan.describe()}",
-        f"speculation {_described(speculative, core.controller, config.scheduler.max_num_seqs)} ({why})",
+        f"speculation {describe_speculation(speculative, core.controller, config.scheduler.max_num_seqs)} ({why})",
         *drafters.found,
         f"kv cache    {capacity:,} tokens in {drafters.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({drafters.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
@@ -193,36 +191,3 @@ def _torch_threads(config: ModelConfig, model: LoadedModel) -> int:
         return config.threads
     small = sum(file.stat().st_size for file in model.path.glob("*.safetensors")) < SMALL_NETWORK_BYTES
     return 1 if small else TORCH_THREADS
-
-
-def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
-    """The configured proposers, or the default, and why: the embedded model has drafters of its own, others get prompt lookup."""
-    if config.speculative is not None:
-        return config.speculative, "as configured"
-    lookup = NgramConfig(8, prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
-    if config.model.model == DEMO_MODEL:
-        # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
-        drafter = DraftModelConfig(str(DEMO_DRAFT), draft_sample_method="probabilistic")
-        why = "the embedded model's own draft model, and prompt lookup where that pays more; --speculative-config changes it"
-        return SpeculativeConfig((drafter, lookup)), why
-    return (
-        SpeculativeConfig((lookup,)),
-        "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",
-    )
-
-
-def _described(config: SpeculativeConfig, controller: Controller, max_rows: int) -> str:
-    if config.off:
-        return "off"
-    parts = [f"{p.name}, k={p.max_tokens}" for p in controller.proposers if p.name != PREDICTION and p.max_tokens]
-    lossy = f"; LOSSY: {config.lossy} acceptance" if config.lossy else ""
-    policy, configured = controller.policy, config.disable_by_batch_size
-    if not isinstance(policy, AdaptivePolicy):
-        when = f"off above {DEFAULT_THRESHOLD if configured is None else configured} running requests"
-    elif (found := policy.found_threshold(max_rows)) < (max_rows if configured is None else configured):
-        when = f"adaptive, off above {found} running requests by the first estimate"
-    elif configured is not None:
-        when = f"adaptive, off above {configured} running requests"
-    else:
-        when = f"adaptive, on up to all {max_rows} running requests"
-    return f"{'; '.join(parts) or 'predictions only'}; {when}{lossy}"

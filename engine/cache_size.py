@@ -15,7 +15,7 @@ MIN_TOKENS = 2048
 
 
 def cache_blocks(
-    config: CacheConfig, bytes_per_block: int, free_bytes: int, *, max_model_len: int, max_num_seqs: int, wanted_len: int | None = None
+    config: CacheConfig, bytes_per_block: int, free_bytes: int, *, max_model_len: int, max_num_seqs: int, wanted_len: int | None
 ) -> int:
     """The configured size, else a share of free memory; never more than max_num_seqs sequences of max_model_len could fill.
 

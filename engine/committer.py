@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from .detokenizer import Pushed
 from .kv_cache import KVCache
 from .plan import PlanRow, RowVerdict, StepPlan, Verdict
 from .request import FinishReason, Request, TokenDelta
 from .scheduler import Scheduler
 
-
-class Pushed(Protocol):
-    text: str
-    num_kept: int | None
-    stop_reason: str | None
+logger = logging.getLogger("foretoken.engine")
 
 
 class TextStream(Protocol):
@@ -62,6 +60,7 @@ class Committer:
                 try:
                     deltas.append(self._grow(row, said))
                 except Exception as error:  # noqa: BLE001 - a text that cannot be written is that request's misfortune alone
+                    logger.exception("the text of request %s could not be written", row.request.request_id)
                     message = f"the engine could not write this request's text ({type(error).__name__})"
                     deltas.append(self.fail(row.request, message, "engine_error"))
         for (proposer, request_id), num_tokens in plan.filled.items():

@@ -27,7 +27,7 @@ class ModelConfig:
     executor: str = "auto"  # native, torch, transformers; auto = the first of them that can run the network
     device: str = "auto"  # cpu, cuda, cuda:N; auto = a GPU if there is one that can run the network
     batch_invariant: bool = False  # on a GPU: a row's scores are the same bits in any batch, at some cost
-    quantization: str = "none"  # of the weights: none, int8, int4 (CPU), fp8 (GPU)
+    quantization: str = "none"  # of the weights: none, int8 (CPU), int4, fp8 (GPU)
     kv_cache_dtype: str = "auto"  # auto = dtype; int8; float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int = 0
@@ -39,7 +39,7 @@ class ModelConfig:
             raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError(
-                f"quantization {self.quantization!r} is not available: there are int8 and int4 on CPUs and fp8 on GPUs, "
+                f"quantization {self.quantization!r} is not available: there are int8 and int4 on CPUs, int4 and fp8 on GPUs, "
                 "made from unquantised weights at loading"
             )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from .scheduler import Scheduler
 from .speculation_policy import StepTimes
 from .stats import EngineStats
 from .verifier import Verifier
+
+logger = logging.getLogger("foretoken.engine")
 
 
 class EngineCore:
@@ -143,6 +146,7 @@ class EngineCore:
             verdict = self.verifier.verify(plan, target)
         except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
             if plan.num_tokens > sum(row.num_scheduled for row in plan.rows):
+                logger.warning("a step with guesses failed and is tried again without them", exc_info=error)
                 return self._run(grants, Draft.empty(len(grants.rows)))
             return self._bisect(grants, error)
         return self._commit(plan, verdict, target)
@@ -167,6 +171,7 @@ class EngineCore:
     def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:
         rows = grants.rows
         if len(rows) == 1:
+            logger.error("request %s could not be computed", rows[0].request.request_id, exc_info=error)
             message = f"the engine could not compute this request ({type(error).__name__})"
             return [self.committer.fail(rows[0].request, message, "engine_error")]
         deltas: list[TokenDelta] = []

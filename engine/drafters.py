@@ -16,14 +16,14 @@ from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import Executor, KVTensors
 from ..kernels.native import NotLowered
-from ..kernels.program import Embed, Linear, Op, Program, Scale, Softcap
+from ..kernels.program import Program
 from ..kernels.rope import UnsupportedModel
 from ..kernels.weights import WeightError, bind_program
 from ..proposers import load, open_all
 from ..proposers.config import DraftModelConfig, PardConfig, SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
-from ..proposers.loading import LoadedDraft, LoadedProposer, Resources, TargetView
+from ..proposers.loading import LoadedDraft, LoadedProposer, Resources
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
 from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
@@ -32,6 +32,7 @@ from .errors import ConfigError
 from .model import LoadedModel, load_model
 from .model_folder import Progress, find_folder
 from .network_plan import multiplies_fp8
+from .target_view import target_view
 
 if TYPE_CHECKING:
     from ..kernels.transformers_layer import DraftLayer
@@ -107,51 +108,6 @@ def _gpu_cache(
     return replace(cache, kv_cache_gb=num_bytes / (block_bytes - host_block_bytes) * block_bytes / 2**30), memory
 
 
-def target_view(target: LoadedModel) -> TargetView:
-    text_config: Any = target.hf_config.get_text_config()
-    config: dict[str, Any] = text_config.to_dict()
-    view = TargetView(
-        folder=target.path,
-        config=config,
-        tokenizer=target.tokenizer,
-        num_layers=len(target.executor.kv_layers),
-        hidden_size=int(config["hidden_size"]),
-        vocab_size=target.vocab_size,
-        max_model_len=target.max_model_len,
-        embedding="model.embed_tokens.weight",
-        head="model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight",
-        embed_scale=1.0,
-        logits_scale=1.0,
-        logits_softcap=None,
-    )
-    program = target.plan.program
-    return view if program is None else _as_in_program(view, program)
-
-
-def _as_in_program(view: TargetView, program: Program) -> TargetView:
-    """Names and scales as the target's own program has them."""
-    written_by: dict[str, Op] = {name: op for op in program.ops for name in op.outputs}
-    name, scale, softcap = program.logits, 1.0, None
-    while not isinstance(op := written_by[name], Linear):
-        match op:
-            case Scale():
-                scale *= op.factor
-            case Softcap():
-                softcap = op.cap
-            case _:
-                raise AssertionError(f"logits that are written by {op}")
-        name = op.inputs[0]
-    embed = next(op for op in program.ops if isinstance(op, Embed))
-    return replace(
-        view,
-        embedding=embed.weight,
-        head=op.weights[0],
-        embed_scale=embed.scale,
-        logits_scale=scale,
-        logits_softcap=softcap,
-    )
-
-
 class _Loading:
     """What proposers ask for while they are loaded."""
 
@@ -167,7 +123,7 @@ class _Loading:
         # Narrow weights make a drafter twice as fast and can only change what is accepted, never what is said.
         narrowest = "int8" if native else "fp8" if plan.execution.on_gpu and multiplies_fp8(plan.execution.device) else None
         wanted: Any = narrowest if quantization is None else None if quantization == "none" else quantization
-        if wanted in ("int8", "int4") and not native:
+        if (wanted == "int8" or wanted == "int4" and not plan.execution.on_gpu) and not native:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
         execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
         return bind_program(program, weights, execution, self._target.executor.bank)

@@ -37,7 +37,6 @@ class FixedPolicy:
         assigned = [self.assign(wish.request) for wish in wishes]
         ceilings = [max(0, min(ceiling, wish.room)) for (_, ceiling), wish in zip(assigned, wishes, strict=True)]
         num_guessing = sum(ceiling > 0 for ceiling in ceilings)
-        self._k = 0.0
         for i, ceiling in enumerate(ceilings):
             if ceiling > 0:
                 ceilings[i] = min(ceiling, -(-budget // num_guessing))

@@ -15,38 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InvalidRequest
+from .token_mask import Mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-
 _LEFT = "the output has left its grammar"
-
-
-class Mask:
-    """Which tokens may come: bit t % 32 of word t / 32. `address` is that of `bits`, for native code."""
-
-    __slots__ = ("address", "bits")
-
-    def __init__(self, num_words: int) -> None:
-        self.bits: NDArray[np.uint32] = np.zeros(num_words, np.uint32)
-        self.address: int = self.bits.ctypes.data
-
-    def allows(self, token: int) -> bool:
-        return bool(int(self.bits[token >> 5]) >> (token & 31) & 1)
-
-    @property
-    def only(self) -> int | None:
-        """The one token that may come; None if there are several."""
-        words = self.bits.nonzero()[0]
-        if len(words) != 1:
-            return None
-        word = int(self.bits[words[0]])
-        return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
-
-    def to_bool(self, vocab_size: int) -> NDArray[np.bool_]:
-        """[vocab_size]"""
-        return np.unpackbits(self.bits.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,20 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from llguidance.hf import from_tokenizer
-from numpy.typing import NDArray
 
 from .errors import InvalidGrammar
-from .grammar import CompiledGrammar, Mask, Sayable
+from .grammar import CompiledGrammar, Sayable
 from .grammar_spec import GrammarSpec
 from .json_formats import with_exact_formats
+from .token_mask import Mask, bits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,16 +118,9 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_id
         raise InvalidGrammar(f"the form of an output cannot be enforced with this model's tokenizer: {_line(error)}", param) from error
     can_come = {token for token in known_ids if token < vocab_size}
     special = {token for token in can_come if tokens.is_special_token(token)}
-    end = Mask(-(-size // 32))
-    end.bits[:] = _bits(ends, size)
-    text, everything = (_bits([*some, *ends], size) for some in (can_come - special, can_come))
+    end = Mask.of(ends, size)
+    text, everything = (bits_of([*some, *ends], size) for some in (can_come - special, can_come))
     return _Vocabulary(tokens, Sayable(text, frozenset(ends), end), Sayable(everything, frozenset(ends), end))
-
-
-def _bits(token_ids: Sequence[int], size: int) -> NDArray[np.uint32]:
-    bits = np.zeros(-(-size // 32) * 32, bool)
-    bits[token_ids] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:

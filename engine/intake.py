@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from .detokenizer import TokenBytes
 from .errors import ContextTooLong, InvalidRequest
 from .prompt_logprobs import PromptLogprobs
 from .request import Request, SamplingParams
 from .thinking_budget import ThinkingBudget, ThinkingState
+from .token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,6 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORDS_CHARS = 16_384
 """Of all words of a request together: encoding them is work before the queue, where nothing else bounds it."""
 MAX_PRIORITY = 2**31
-
 
 ANYONE = "anyone"
 """The tenant in a corpus id where nobody tells callers apart."""
@@ -48,7 +47,7 @@ class Intake:
     """Makes requests for one model.
 
     vocab_size: width of the target's logits. tokenizer_size: ids that the tokenizer knows; a padded vocabulary has more.
-    max_prompt_tokens: tokens of one request that the cache can hold, prompt and output together.
+    cache_tokens: how many the cache can hold, of prompt and output together.
     """
 
     def __init__(
@@ -57,15 +56,15 @@ class Intake:
         vocab_size: int,
         tokenizer_size: int,
         max_model_len: int,
-        max_prompt_tokens: int,
+        cache_tokens: int,
         eos_token_ids: Iterable[int],
         proposer_names: Sequence[str],
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size
-        self._max_tokens = min(max_model_len, max_prompt_tokens)
-        self._limit = "the KV cache holds" if max_prompt_tokens < max_model_len else "the context holds"
+        self._max_tokens = min(max_model_len, cache_tokens)
+        self._limit = "the KV cache holds" if cache_tokens < max_model_len else "the context holds"
         self._eos_token_ids = frozenset(eos_token_ids)
         self._methods = ("auto", "off", *dict.fromkeys(proposer_names))
         longest_token = max((len(name.encode()) for name in tokenizer.get_vocab()), default=1)
@@ -73,7 +72,6 @@ class Intake:
         # The prompts of one API request come one by one with the same words.
         self._bad_word_ids = lru_cache(maxsize=16)(self._encode_bad_words)
         self._token_bytes = TokenBytes(tokenizer)
-        self._vocab_size = vocab_size
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

@@ -48,7 +48,7 @@ class LLM:
     model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
     list of them or JSON; None = the default (prompt lookup; the embedded model has its own drafter), {"method": "off"} = none.
     Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
-    "int4"; "fp8" on a GPU), kv_cache_dtype ("int8"), device ("cpu", "cuda"), seed, ...; and threads, executor, kv_cache_gb,
+    "int4"; GPU: "int4", "fp8"), kv_cache_dtype ("int8"), device ("cpu", "cuda"), seed, ...; and threads, executor, kv_cache_gb,
     batch_invariant.
 
     Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import InvalidRequest
-from .grammar import GrammarState, Mask
+from .grammar import GrammarState
 from .request import Request
 from .thinking_budget import ThinkingState
+from .token_mask import Mask, bits_of
 
 
 class Node(NamedTuple):
@@ -76,7 +77,7 @@ class LogitEdits:
             return None
         return cls(
             allowed,
-            _bit_mask(allowed, vocab_size),
+            np.empty(0, np.uint32) if allowed is None else bits_of(allowed, vocab_size),
             np.array(banned, np.int32),
             phrases,
             stops,
@@ -210,15 +211,6 @@ class _Counts:
             self.output = np.concatenate([self.output, np.zeros(place + 16, dtype=np.float32)])
         self.ids[place] = token
         self.output[place] += 1
-
-
-def _bit_mask(ids: NDArray[np.int64] | None, vocab_size: int) -> NDArray[np.uint32]:
-    """Bit t % 32 of word t / 32 is set for each t in ids; empty for None."""
-    if ids is None:
-        return np.empty(0, np.uint32)
-    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
-    bits[ids] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _point(rows: NDArray[np.void], address: str, length: str, lists: Sequence[Sequence[int]]) -> NDArray[np.int32]:

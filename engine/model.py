@@ -147,7 +147,7 @@ def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str
         if plan.kind == "native":
             weights = native_weight_bytes(plan.program, plan.execution)
         else:
-            weights = torch_weight_bytes(plan.program, plan.execution.dtype, fp8=plan.execution.quantization == "fp8")
+            weights = torch_weight_bytes(plan.program, plan.execution.dtype, plan.execution.quantization)
     free = free_bytes(plan.execution.device)
     if weights + cache > free:
         with_cache = f" and {_size(cache)} for a cache of {tokens:,} tokens" if cache else ""
@@ -163,7 +163,7 @@ def _size(num_bytes: int) -> str:
 
 def _smaller(plan: NetworkPlan) -> str:
     if plan.execution.on_gpu and plan.execution.quantization is None:
-        return "quantization fp8 makes the weights smaller"
+        return "quantization fp8 or int4 makes the weights smaller"
     if plan.kind == "native" and plan.execution.quantization is None:
         return "quantization int8 or int4 makes the weights smaller"
     if plan.kind != "native" and plan.execution.dtype.itemsize > 2:

@@ -87,7 +87,6 @@ def plan_network(
 def resolve_device(config: ModelConfig, has_program: bool) -> str:
     """`cpu`, `cuda:0`, `cuda:1`, ... auto: the first GPU, if there is one and nothing asked for needs a CPU. Raises ConfigError."""
     needs_cpu = config.executor in ("native", "transformers") or "int8" in (config.quantization, config.kv_cache_dtype)
-    needs_cpu = needs_cpu or config.quantization == "int4"
     if config.device == "cpu":
         return "cpu"
     if config.device == "auto":
@@ -160,7 +159,7 @@ def _require_formats(config: ModelConfig, plan: NetworkPlan) -> None:
     """Nobody gets another format than the one that was asked for."""
     if plan.kind != "native":
         for option, value in (("quantization", config.quantization), ("kv_cache_dtype", config.kv_cache_dtype)):
-            if value in ("int8", "int4"):
+            if value == "int8" or (value == "int4" and not plan.execution.on_gpu):
                 raise ConfigError(f"{option} {value} needs the native executor, which cannot be used: {plan.why}; or leave {option} away")
     dtype = _name(plan.execution.dtype)
     if config.kv_cache_dtype not in ("auto", "int8", dtype):

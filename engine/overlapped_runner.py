@@ -16,11 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
-from .runner import Runner, ragged_batch
+from .runner import Runner, batch_lists
 from .sampler import Sampler
 
 
@@ -130,7 +131,7 @@ class OverlappedRunner(Runner):
             started, places = ahead.started, taken
         else:
             taken = None
-            started = self._starting.start(ragged_batch(plan, self._wants_full_logits), self.kv, self._hidden)
+            started = self._starting.start(batch_lists(plan, self._wants_full_logits).batch(), self.kv, self._hidden)
             places = self._places(plan)
         following = self._ahead = self._begin(plan, started, places)
         output = started.finish() if taken is None else _rows(started.finish(), taken)
@@ -233,7 +234,8 @@ def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
     """One token for each row, which the device fills in."""
     count = len(rows)
     every = list(range(count))
-    return RaggedBatch.of_lists(
+    return BatchLists(
+        block_size,
         token_ids=[0] * count,
         positions=[row.place for row in rows],
         slots=[row.block_table[-1] * block_size + row.place % block_size for row in rows],
@@ -244,8 +246,7 @@ def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
         seq_lens=[row.place + 1 for row in rows],
         num_causal=[1] * count,
         tables=[row.block_table for row in rows],
-        block_size=block_size,
-    )
+    ).batch()
 
 
 def _rows(output: ForwardOutput, taken: list[_Place]) -> ForwardOutput:

@@ -25,10 +25,10 @@ class RowGrant:
     request: Request
     num_computed: int
     num_scheduled: int
-    ceiling: int
-    assigned: int
-    block_table: Sequence[int]
-    num_filled: tuple[int, ...]
+    ceiling: int  # most draft tokens (tree nodes)
+    assigned: int  # proposer to ask first, -1 = none
+    block_table: Sequence[int]  # live view
+    num_filled: tuple[int, ...]  # as in DraftRow
     forced: Sequence[int] = ()  # next tokens that a grammar leaves no choice about, at most the ceiling
 
     @property
@@ -42,7 +42,7 @@ class Grants:
     """What the scheduler allows in a step. Slots for every scheduled token and every ceiling are reserved."""
 
     rows: list[RowGrant]
-    max_ingest_tokens: int
+    max_ingest_tokens: int  # as in DraftContext
     block_size: int
     speculation_off: str | None = None  # why no row may guess in this step
 

@@ -14,9 +14,9 @@ from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft
 from .config import SchedulerConfig
 from .controller import Controller
-from .grammar import GrammarState
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RowGrant, StepPlan
+from .plan_rows import plan_row
 from .prompt_logprobs import MAX_LOGITS_BYTES, scored_parts
 from .request import Request, Status
 from .speculation_policy import StepLimits, Wish
@@ -151,39 +151,15 @@ class Scheduler:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
         rows: list[PlanRow] = []
         kept: list[int] = []  # flat draft indices that stay, for draft.probs
-        start_loc = draft.start_loc
-        worth_while = self.controller.cut(grants.rows, draft) if start_loc[-1] else None
+        worth_while = self.controller.cut(grants.rows, draft) if draft.start_loc[-1] else None
         for index, grant in enumerate(grants.rows):
-            start = start_loc[index]
-            size = min(start_loc[index + 1] - start, grant.ceiling, MAX_TREE_TOKENS)
-            if worth_while is not None:
-                size = min(size, worth_while[index])
-            if size > 0:
-                size = self._valid(draft, start, size)
-            end = start + max(size, 0)
-            request = grant.request
-            token_ids, parents, source = draft.token_ids[start:end], draft.parents[start:end], draft.source[start:end]
-            nodes: Sequence[int] = range(end - start)
-            if nodes and request.grammar is not None:
-                nodes = _legal(request.grammar, token_ids, parents, was_drawn=draft.probs is not None)
-                token_ids, source = [token_ids[node] for node in nodes], [source[node] for node in nodes]
-                parents = _renumbered(nodes, parents)
-            rows.append(
-                PlanRow(
-                    request,
-                    grant.num_computed,
-                    grant.num_scheduled,
-                    token_ids,
-                    parents,
-                    source,
-                    grant.block_table,
-                    grant.samples,
-                )
-            )
+            most = grant.ceiling if worth_while is None else min(grant.ceiling, worth_while[index])
+            row, nodes = plan_row(grant, draft, index, most, self.vocab_size)
+            rows.append(row)
             if draft.probs is not None:
-                kept.extend(start + node for node in nodes)
+                kept.extend(draft.start_loc[index] + node for node in nodes)
             if grant.ceiling > len(nodes):
-                self.kv.roll_back(request.request_id, keep=grant.num_computed + grant.num_scheduled + len(nodes))
+                self.kv.roll_back(grant.request.request_id, keep=grant.num_computed + grant.num_scheduled + len(nodes))
         scored = scored_parts(rows) if self._scoring else ()
         is_steady = not self._waiting and not grants.may_draft
         return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled, scored, is_steady)
@@ -316,27 +292,3 @@ class Scheduler:
         if request.grammar is None or wish.room <= 0 or not self.controller.assign(request)[1]:
             return []
         return request.grammar.forced(min(limit, self._room(request, MAX_TREE_TOKENS)))
-
-    def _valid(self, draft: Draft, start: int, size: int) -> int:
-        """How many leading nodes of a row's draft are real tokens with a parent before them."""
-        for i in range(size):
-            if not 0 <= draft.token_ids[start + i] < self.vocab_size or not -1 <= draft.parents[start + i] < i:
-                return i
-        return size
-
-
-def _legal(grammar: GrammarState, token_ids: list[int], parents: list[int], was_drawn: bool) -> list[int]:
-    """Nodes of a row's draft to verify: those that the grammar allows, and what must stay for the p/q rules.
-
-    A guess that was drawn may not be dropped for what it is: the rule has to refuse it. What comes behind it is never reached.
-    """
-    nodes = grammar.legal(token_ids, parents)
-    if was_drawn and len(nodes) < len(token_ids) and parents == list(range(-1, len(parents) - 1)):
-        nodes.append(len(nodes))
-    return nodes
-
-
-def _renumbered(nodes: Sequence[int], parents: list[int]) -> list[int]:
-    """Parents of these nodes among themselves: nodes [0, 2, 3], parents [-1, 0, 0, 2] -> [-1, 0, 1]."""
-    place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
-    return [place[parents[node]] for node in nodes]

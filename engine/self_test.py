@@ -50,13 +50,13 @@ class SelfTest:
         return line
 
 
-def self_test(engine: Engine, limit_s: float = LIMIT_S) -> list[SelfTest]:
+def self_test(engine: Engine) -> list[SelfTest]:
     """One after the other, greedily. Leaves no trace in the engine but warm caches. Call before anything else runs."""
     proposers = {p.name: p for p in engine.core.proposers.proposers}
-    return [_run(engine, proposers[name], limit_s) for name in engine.learned]
+    return [_run(engine, proposers[name]) for name in engine.learned]
 
 
-def _run(engine: Engine, proposer: Proposer, limit_s: float) -> SelfTest:
+def _run(engine: Engine, proposer: Proposer) -> SelfTest:
     model = engine.model
     alone = ProposerSet([proposer], vocab_size=model.vocab_size)
     rules = SpeculativeConfig(adaptive=False, disable_by_batch_size=len(PROMPTS))  # lossless, whatever is configured
@@ -68,7 +68,7 @@ def _run(engine: Engine, proposer: Proposer, limit_s: float) -> SelfTest:
     for request in requests:
         core.add_request(request)
     started = time.perf_counter()
-    while core.has_work and time.perf_counter() - started < limit_s:
+    while core.has_work and time.perf_counter() - started < LIMIT_S:
         core.step(0.0)
     seconds = time.perf_counter() - started
     for request in requests:

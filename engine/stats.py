@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..proposers.proposer_set import ProposerHealth
 
 
 @dataclass(frozen=True)
@@ -24,15 +27,6 @@ class ProposerStats:
     def num_wasted_tokens(self) -> int:
         """Guesses that were verified and not kept."""
         return self.num_draft_tokens - self.num_accepted_tokens
-
-
-class ProposerHealth(Protocol):
-    """What the proposer set measures of each proposer."""
-
-    name: str
-    num_failures: int
-    draft_seconds: float
-    off_reason: str | None
 
 
 @dataclass(frozen=True)

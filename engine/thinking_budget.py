@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..kernels.layout import MAX_TREE_TOKENS
 from .errors import InvalidRequest
-from .grammar import Mask
+from .token_mask import Mask
 
 MAX_SPACE = 64
 """Bytes of white space that may come before the marker that begins reasoning."""
@@ -48,7 +48,7 @@ class ThinkingState:
         self._token_ids = token_ids
         self._start = self._num_known = len(token_ids)
         self._known = _Place("inside" if budget.inside else "before")
-        self._masks = {token: _only(token, vocab_size) for token in end_ids}
+        self._masks = {token: Mask.of([token], vocab_size) for token in end_ids}
 
     @property
     def watches(self) -> bool:
@@ -118,9 +118,3 @@ def _is_cut(tail: bytes) -> bool:
         if first & 0xC0 != 0x80:  # the character's first byte tells its length
             return first >= 0xC0 and length < (2 if first < 0xE0 else 3 if first < 0xF0 else 4)
     return False
-
-
-def _only(token: int, vocab_size: int) -> Mask:
-    mask = Mask(-(-vocab_size // 32))
-    mask.bits[token >> 5] = 1 << (token & 31)
-    return mask

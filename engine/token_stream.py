@@ -1,6 +1,6 @@
 """What the engine gives for one API request, on its way to the one who reads it.
 
-Owns deltas that nobody has fetched yet and the request's times. Knows no thread: the engine puts, the reader iterates.
+Owns deltas that nobody has fetched yet. Knows no thread: the engine puts, the reader iterates.
 """
 
 from __future__ import annotations
@@ -8,31 +8,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from .request import TokenDelta
 
 MAX_PENDING = 64
 """Deltas of one choice that wait one by one; more are merged, so that a reader who sleeps costs little beside the text itself."""
-
-
-@dataclass(frozen=True)
-class RequestTiming:
-    """When things happened to one API request, in seconds of the engine's clock; over all its choices."""
-
-    arrival: float
-    first_token: float | None = None
-    last_token: float | None = None
-    num_tokens: int = 0
-
-    @property
-    def time_to_first_token_s(self) -> float | None:
-        return None if self.first_token is None else self.first_token - self.arrival
-
-    @property
-    def generation_time_s(self) -> float | None:
-        """From the first token to the last."""
-        return None if self.first_token is None or self.last_token is None else self.last_token - self.first_token
 
 
 class TokenStream:
@@ -42,21 +22,12 @@ class TokenStream:
     the choices that have not ended. Raises RequestFailed or EngineDead if the engine gives them up.
     """
 
-    def __init__(self, request_ids: Sequence[str], arrival: float, abort: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None]) -> None:
         self._unfinished = set(request_ids)
         self._abort = abort
         self._pending: dict[str, list[TokenDelta]] = {}  # by request id, in order of arrival
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # of the reader who waits
-        self._arrival = arrival
-        self._first_token: float | None = None
-        self._last_token: float | None = None
-        self._num_tokens = 0
-
-    @property
-    def timing(self) -> RequestTiming:
-        """So far; it counts what the engine gave, read or not."""
-        return RequestTiming(self._arrival, self._first_token, self._last_token, self._num_tokens)
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -75,9 +46,6 @@ class TokenStream:
                 raise
         return merge(self._pending.pop(next(iter(self._pending))))
 
-    async def aclose(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Abort what has not ended; nothing more comes."""
         self._pending.clear()
@@ -90,13 +58,8 @@ class TokenStream:
         if self._unfinished:
             self._abort(sorted(self._unfinished))
 
-    def put(self, delta: TokenDelta, at: float) -> None:
-        """Called by the engine, on the loop. at: when the step ended."""
-        if delta.token_ids:
-            if self._first_token is None:
-                self._first_token = at
-            self._last_token = at
-            self._num_tokens += len(delta.token_ids)
+    def put(self, delta: TokenDelta) -> None:
+        """Called by the engine, on the loop."""
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.request_id)
         waiting = self._pending.get(delta.request_id)

@@ -18,8 +18,9 @@ class UnsupportedExecution(ValueError):
 class Execution:
     """dtype is the number format of products and cache where nothing narrower is asked for.
 
-    int8: weights with a scale per output, activations quantised per row. int4: weights with a scale per 32 inputs. Both, and
-    the int8 cache, exist on the native executor only. fp8: weights with a scale per output, on GPUs only.
+    int8: weights with a scale per output, activations quantised per row. int4: weights with a scale per 32 inputs; on a CPU
+    activations are quantised as for int8. fp8: weights with a scale per output. int8 and the int8 cache exist on the native
+    executor only, int4 there and on GPUs, fp8 on GPUs only.
     """
 
     dtype: torch.dtype = torch.float32  # float32 or bfloat16
@@ -32,7 +33,7 @@ class Execution:
 
     @property
     def needs_native(self) -> bool:
-        return self.quantization in ("int8", "int4") or self.kv_cache is not None
+        return self.quantization in (("int8",) if self.on_gpu else ("int8", "int4")) or self.kv_cache is not None
 
     @property
     def on_gpu(self) -> bool:

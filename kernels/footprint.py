@@ -10,30 +10,46 @@ from dataclasses import replace
 
 import torch
 
-from .execution import Execution
+from .execution import Execution, Quantization
+from .fp8 import Fp8Matrix
+from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
 from .program import Embed, Linear, Program
 
 
-def torch_weight_bytes(program: Program, dtype: torch.dtype, fp8: bool = False) -> int:
-    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix. fp8: a byte for each weight of
-    a product, but for the head's, and a scale for each output."""
-    in_products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
-    tied = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in in_products]
-    kept = [name for name in (*program.weights, *tied) if name not in program.shared and name != program.token_map]
-    narrow = {name for op in program.ops if isinstance(op, Linear) and program.logits not in op.outputs for name in op.weights}
-    total = 0
-    for name in kept:
-        shape = program.weights[name]
-        total += math.prod(shape) + 4 * shape[0] if fp8 and name in narrow else math.prod(shape) * dtype.itemsize
-    return total
+def torch_weight_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
+    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix.
+
+    quantization: of products on a GPU, fp8 or int4.
+    """
+    products = _product_bytes(program, dtype, quantization)
+    rows = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in products]
+    kept = [name for name in (*(program.weights.keys() - products.keys()), *rows) if name not in program.shared]
+    others = sum(math.prod(program.weights[name]) for name in kept if name != program.token_map) * dtype.itemsize
+    return others + sum(num_bytes for name, num_bytes in products.items() if name not in program.shared)
 
 
-def product_bytes(program: Program, dtype: torch.dtype) -> int:
-    """Weights that a pass reads whole: those of all products, unpadded."""
-    names = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
-    return sum(math.prod(program.weights[name]) for name in names) * dtype.itemsize
+def product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
+    """Weights that a pass of the torch executor reads whole: those of all products."""
+    return sum(_product_bytes(program, dtype, quantization).values())
+
+
+def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, int]:
+    """Weight of a product -> its bytes. With fp8 the head stays as it is."""
+    found: dict[str, int] = {}
+    for op in program.ops:
+        if not isinstance(op, Linear):
+            continue
+        for name in op.weights:
+            shape = program.weights[name]
+            if quantization == "int4":
+                found[name] = Int4Matrix.num_bytes(shape)
+            elif quantization == "fp8" and program.logits not in op.outputs:
+                found[name] = Fp8Matrix.num_bytes(shape)
+            else:
+                found[name] = math.prod(shape) * dtype.itemsize
+    return found
 
 
 def native_weight_bytes(program: Program, execution: Execution) -> int:

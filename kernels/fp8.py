@@ -6,6 +6,7 @@ reading; many rows are made e4m3 too, with a scale for each row. Owns the number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,9 +34,14 @@ class Fp8Matrix:
         """Whether the hardware multiplies a weight of this shape."""
         return all(size % UNIT == 0 for size in shape)
 
+    @staticmethod
+    def num_bytes(shape: tuple[int, ...]) -> int:
+        """That a weight [out, in] takes."""
+        return math.prod(shape) + 4 * shape[0]
+
     @classmethod
     def of(cls, weight: Tensor) -> Fp8Matrix:
-        return cls(*quantised(weight))
+        return cls(*quantised(weight.contiguous()))
 
     def product(
         self, bias: Tensor | None, few: Callable[[Tensor, Tensor], Tensor], most_few: int

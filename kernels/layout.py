@@ -5,11 +5,11 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,53 +51,32 @@ class RaggedBatch:
     block_size: int
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
 
-    @staticmethod
-    def of_lists(
-        token_ids: list[int],
-        positions: list[int],
-        slots: list[int],
-        tree_mask: list[int],
-        logits_indices: list[int],
-        full_logits: list[int],
-        query_start_loc: list[int],
-        seq_lens: list[int],
-        num_causal: list[int],
-        tables: Sequence[Sequence[int]],
-        block_size: int,
-        first_places: list[int] | None = None,
-    ) -> RaggedBatch:
-        """The same from lists. tables: each row's blocks, at least one row.
-
-        One array is made of all lists of a kind: after a pass that has read all weights every call into numpy or torch finds the
-        processor's caches empty, and costs several times what it does in a loop.
-        """
-        block_tables = np.zeros((len(tables), max(1, *map(len, tables))), np.int32)
-        for index, table in enumerate(tables):
-            block_tables[index, : len(table)] = table
-        wide = tensors_of_lists(np.int64, token_ids, positions, slots, tree_mask, logits_indices, full_logits)
-        narrow = tensors_of_lists(np.int32, query_start_loc, seq_lens, num_causal, first_places or [])
-        return RaggedBatch(
-            token_ids=wide[0],
-            positions=wide[1],
-            slot_mapping=wide[2],
-            query_start_loc=narrow[0],
-            seq_lens=narrow[1],
-            block_tables=torch.from_numpy(block_tables),
-            num_causal=narrow[2],
-            tree_mask=wide[3],
-            logits_indices=wide[4],
-            full_logits=wide[5],
-            block_size=block_size,
-            first_places=narrow[3] if first_places else None,
+    @cached_property
+    def in_c(self) -> tuple[int | None, ...]:
+        """T, R, B and N, and where the arrays lie but for full_logits, for executors in C: in the order of `native_abi.BatchView`."""
+        wide, narrow = torch.int64, torch.int32
+        return (
+            self.token_ids.shape[0],
+            self.seq_lens.shape[0],
+            self.block_tables.shape[1],
+            self.logits_indices.shape[0],
+            address(self.token_ids, wide),
+            address(self.positions, wide),
+            address(self.slot_mapping, wide),
+            address(self.query_start_loc, narrow),
+            address(self.seq_lens, narrow),
+            address(self.block_tables, narrow),
+            address(self.num_causal, narrow),
+            address(self.tree_mask, wide),
+            address(self.logits_indices, wide),
+            None if self.first_places is None else address(self.first_places, narrow),
         )
 
 
-def tensors_of_lists(dtype: type[np.integer], *lists: list[int]) -> Sequence[Tensor]:
-    """One tensor for each list, all in one piece of memory."""
-    everything: list[int] = []
-    for values in lists:
-        everything += values
-    return torch.from_numpy(np.array(everything, dtype)).split_with_sizes([len(values) for values in lists])
+def address(tensor: Tensor, dtype: torch.dtype) -> int:
+    """Where a tensor's values lie, one behind the other. Raises AssertionError for one whose values C would misread."""
+    assert tensor.dtype == dtype and tensor.is_contiguous(), f"needs contiguous {dtype}, not {tensor.dtype}"
+    return tensor.data_ptr()
 
 
 @dataclass(frozen=True)

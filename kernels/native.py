@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .execution import Execution
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, address
 from .native_abi import (
     FUNCTIONS,
     MAX_HEAD_DIM,
@@ -153,7 +153,7 @@ class NativeExecutor:
         logits = torch.empty(num_full, self.vocab_size) if num_full else None
         request = self._request(batch, kv, bound)
         request.num_full = num_full
-        request.full_logits = _address(batch.full_logits, torch.int64)
+        request.full_logits = address(batch.full_logits, torch.int64)
         request.logits = None if logits is None else logits.data_ptr()
         request.argmax, request.top = argmax.data_ptr(), top.data_ptr()
         self._check(self._library.ft_network_run(self._network, ctypes.byref(request)))
@@ -170,11 +170,11 @@ class NativeExecutor:
         """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV)
         steps = max(counts.tolist(), default=0)
-        token_ids = torch.zeros((len(counts), steps), dtype=torch.int64)
-        confidence = torch.zeros((len(counts), steps))
-        logits = torch.zeros((len(counts), steps, self.vocab_size)) if draws is not None and draws.keep_logits else None
+        token_ids = torch.empty((counts.shape[0], steps), dtype=torch.int64)
+        confidence = torch.empty((counts.shape[0], steps))
+        logits = torch.zeros((counts.shape[0], steps, self.vocab_size)) if draws is not None and draws.keep_logits else None
         bound = dict(inputs or {})
-        request = ChainRequest(self._request(batch, kv, bound), _address(counts, torch.int64), steps, choosable=self.vocab_size)
+        request = ChainRequest(self._request(batch, kv, bound), address(counts, torch.int64), steps, choosable=self.vocab_size)
         request.input = request.state = -1
         if self.recurrent is not None:
             name, boundary = self.recurrent
@@ -186,9 +186,9 @@ class NativeExecutor:
         request.token_ids, request.confidence = token_ids.data_ptr(), confidence.data_ptr()
         if draws is not None:
             request.choosable = draws.vocab_size
-            request.temperatures = _address(draws.temperatures, torch.float32)
-            request.streams = _address(draws.streams, torch.int64)
-            request.first_positions = _address(draws.positions, torch.int64)
+            request.temperatures = address(draws.temperatures, torch.float32)
+            request.streams = address(draws.streams, torch.int64)
+            request.first_positions = address(draws.positions, torch.int64)
         if logits is not None:
             request.logits = logits.data_ptr()
         self._check(self._library.ft_network_run_chain(self._network, ctypes.byref(request)))
@@ -197,27 +197,11 @@ class NativeExecutor:
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
         assert batch.block_size == kv.block_size
-        view = BatchView(
-            batch.token_ids.shape[0],
-            batch.seq_lens.shape[0],
-            batch.block_tables.shape[1],
-            batch.logits_indices.shape[0],
-            _address(batch.token_ids, torch.int64),
-            _address(batch.positions, torch.int64),
-            _address(batch.slot_mapping, torch.int64),
-            _address(batch.query_start_loc, torch.int32),
-            _address(batch.seq_lens, torch.int32),
-            _address(batch.block_tables, torch.int32),
-            _address(batch.num_causal, torch.int32),
-            _address(batch.tree_mask, torch.int64),
-            _address(batch.logits_indices, torch.int64),
-            None if batch.first_places is None else _address(batch.first_places, torch.int32),
-        )
-        request = RunRequest(view, kv.bases)
+        request = RunRequest(BatchView(*batch.in_c), kv.bases)
         if bound:
             request.num_bound = len(bound)
             request.bound = (ctypes.c_int32 * len(bound))(*(self._buffers[name] for name in bound))
-            request.bound_memory = (ctypes.c_void_p * len(bound))(*(_address(tensor, torch.float32) for tensor in bound.values()))
+            request.bound_memory = (ctypes.c_void_p * len(bound))(*(address(tensor, torch.float32) for tensor in bound.values()))
         return request
 
     def _boundary(self, boundary: int) -> str:
@@ -352,7 +336,3 @@ class _Binder:
         self.held.append(packed)
         return packed
 
-
-def _address(tensor: Tensor, dtype: torch.dtype) -> int:
-    assert tensor.dtype == dtype and tensor.is_contiguous(), f"needs contiguous {dtype}, not {tensor.dtype}"
-    return tensor.data_ptr()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
+from .execution import Quantization
 from .footprint import product_bytes
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .program import (
@@ -83,6 +84,7 @@ class Kernels(Protocol):
     """Faster forms of some ops. Each takes and leaves the same buffers as the reference does."""
 
     is_batch_invariant: bool  # a token's scores are the same bits in any batch
+    quantization: Quantization | None  # of the weights of products
 
     def step(self, op: Op, bind: Binder) -> Step | None:
         """The op bound to its weights; None: this one is left to the reference."""
@@ -133,7 +135,7 @@ class TorchExecutor:
         self.max_model_len = program.max_model_len
         self.dtype = dtype
         self.is_batch_invariant = False
-        self.weight_bytes = product_bytes(program, dtype)
+        self.weight_bytes = product_bytes(program, dtype, None if kernels is None else kernels.quantization)
         self.recurrent = program.recurrent
         held = NetworkWeights(weights, program.shared, bank)
         self.bank = held.bank

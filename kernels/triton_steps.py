@@ -10,14 +10,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .execution import Quantization
 from .fp8 import Fp8Matrix
+from .int4 import Int4Matrix
 from .program import Activation, ArgMax, Attention, Linear, Op, RMSNorm
-from .torch_executor import Binder, Pass, Step
+from .torch_executor import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
 from .triton.attention import ragged_paged_attention
 from .triton.cache_write import rotate_and_store
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
+from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.norms import rms_norm
 
 SPLIT_PLACES = 512
@@ -31,12 +34,17 @@ class TritonKernels:
     """Implements `Kernels`. One object for one network: its products share scratch."""
 
     def __init__(
-        self, is_batch_invariant: bool = False, fp8: bool = False, fp8_head: bool = False, skinny_rows: int = MAX_ROWS
+        self,
+        is_batch_invariant: bool = False,
+        quantization: Quantization | None = None,
+        narrow_head: bool = False,
+        skinny_rows: int = MAX_ROWS,
     ) -> None:
-        """is_batch_invariant: tiles and splits that depend on nothing but the network. fp8: weights of all products but the
-        head's; fp8_head: of that too. skinny_rows: products of more rows are cuBLAS's; 0 = all are."""
+        """is_batch_invariant: tiles and splits that depend on nothing but the network. quantization: fp8 or int4, of the weights of
+        all products; but with fp8 the head's only if narrow_head. skinny_rows: products of more rows are cuBLAS's; 0 = all are."""
         self.is_batch_invariant = is_batch_invariant
-        self._fp8, self._fp8_head = fp8, fp8_head
+        self.quantization: Quantization | None = quantization
+        self._narrow_head = narrow_head
         self._skinny_rows = min(skinny_rows, MAX_ROWS)
         self._workspace: Workspace | None = None
 
@@ -60,10 +68,14 @@ class TritonKernels:
         if self._workspace is None:
             self._workspace = Workspace(bind.device)
         workspace, skinny_rows = self._workspace, self._skinny_rows
-        if self._narrows(op, bind):
+        if self._becomes_fp8(op, bind):
             narrow = bind.weights.get(op.weights, "fp8", bind.dtype, lambda: Fp8Matrix.of(bind.packed(op.weights).t()))
             return narrow.product(bias, lambda x, values: skinny_linear(x, values, workspace), skinny_rows)
-        matrix = bind.matrix(op.weights)  # [in, out]: on a GPU a view of what checkpoints have
+        matrix = self._matrix(op, bind)
+        if isinstance(matrix, Int4Matrix):
+            if self.is_batch_invariant:
+                return lambda x, residual: fixed_int4_linear(x, matrix, bias, residual)
+            return lambda x, residual: int4_linear(x, matrix, workspace, bias, residual)
         weight = matrix.t().contiguous()
         if self.is_batch_invariant:
             return lambda x, residual: fixed_linear(x, weight, bias, residual)
@@ -78,10 +90,15 @@ class TritonKernels:
 
         return product
 
+    def _matrix(self, op: Linear, bind: Binder) -> Tensor | Int4Matrix:
+        """[in, out] as a view of what checkpoints have, or 4 bits wide. What another network holds is taken in its format."""
+        if self.quantization == "int4":
+            return bind.weights.get(op.weights, MATRIX, "int4", lambda: Int4Matrix.of(bind.packed(op.weights).t()))
+        return bind.matrix(op.weights)
 
-    def _narrows(self, op: Linear, bind: Binder) -> bool:
+    def _becomes_fp8(self, op: Linear, bind: Binder) -> bool:
         """Whether the weights become 8 bits: those that the hardware multiplies so and that no other network holds wider."""
-        if self.is_batch_invariant or not (self._fp8_head if bind.logits in op.outputs else self._fp8):
+        if self.is_batch_invariant or self.quantization != "fp8" or (bind.logits in op.outputs and not self._narrow_head):
             return False
         return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
 

@@ -74,7 +74,8 @@ def bind_program(
     if refusal is None and (bank is None or native.has_weights(program, weights, bank)):
         return native.NativeExecutor(program, weights, execution, bank=bank)
     if execution.needs_native:
-        raise UnsupportedExecution(f"int8 and int4 need the native executor: {refusal or _ELSEWHERE}")
+        narrow = "int8 needs" if execution.on_gpu else "int8 and int4 need"
+        raise UnsupportedExecution(f"{narrow} the native executor: {refusal or _ELSEWHERE}")
     if bank is not None and not torch_executor.has_weights(program, weights, bank):
         raise UnsupportedExecution(f"the torch executor cannot use what the native one has packed, and {refusal or _ELSEWHERE}")
     if not execution.on_gpu:
@@ -82,8 +83,7 @@ def bind_program(
     from .graphs import GraphExecutor
     from .triton_steps import TritonKernels  # Triton is there only where torch is built for GPUs
 
-    fp8 = execution.quantization == "fp8"
-    kernels = TritonKernels(execution.batch_invariant, fp8, fp8_head=fp8 and execution.narrow_head)
+    kernels = TritonKernels(execution.batch_invariant, execution.quantization, execution.narrow_head)
     return GraphExecutor(torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels))
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ..kernels.layout import KVLayerSpec
 
+FORCED = -1
+"""In `Draft.source`: a grammar left no choice about this token, so that no proposer guessed it."""
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -78,7 +81,7 @@ class Draft:
     token_ids: list[int]  # [T]
     start_loc: list[int]  # [R + 1]
     parents: list[int]  # [T], parent within the row, before its child; -1 = the last known token
-    source: list[int]  # [T], index of the proposer in the set
+    source: list[int]  # [T], index of the proposer in the set, or FORCED
     confidence: list[float] | None = None  # [T] in [0, 1], the drafter's own estimate
     probs: Tensor | None = None  # [T, V] float32 the distribution each token was drawn from (p/q rules only)
     filled: Mapping[tuple[int, str], int] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class Draft:
         return cls([], [0] * (num_rows + 1), [], [])
 
     @classmethod
-    def chains(cls, guesses: Sequence[Sequence[int]], source: int = 0) -> Draft:
+    def chains(cls, guesses: Sequence[Sequence[int]]) -> Draft:
         """One chain a row: [[7, 8], [], [9]] -> token_ids [7, 8, 9], start_loc [0, 2, 2, 3], parents [-1, 0, -1]."""
         token_ids: list[int] = []
         parents: list[int] = []
@@ -99,7 +102,7 @@ class Draft:
             token_ids.extend(guess)
             parents.extend(range(-1, len(guess) - 1))
             start_loc.append(len(token_ids))
-        return cls(token_ids, start_loc, parents, [source] * len(token_ids))
+        return cls(token_ids, start_loc, parents, [0] * len(token_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..kernels.layout import MAX_TREE_TOKENS
 from .block_settings import BlockSettings
-from .checkpoint import Checkpoint, check_token_map
+from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
-from .eagle_tables import Table, is_in_target, require_width_of_target
+from .draft_layers import LAYER_SETTINGS, layer_config
+from .draft_tables import Table, embedding_of, head_of
+from .draft_tensors import DraftTensors
 from .loading import TargetView
 
 _LAYER_TYPES = ("qwen3", "qwen2", "llama", "mistral")
-_LAYER_SETTINGS = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
-    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
-)
-_IGNORED = re.compile(r"(^|\.)(t2d$|verifier_|rotary_emb\.inv_freq$)")  # left over from training
 _ALIASES = {"fc": ("fc", "encoder.fc"), "hidden_norm": ("hidden_norm", "encoder.output_norm_enc")}
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
     ("DFlash2", re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")),
@@ -63,35 +59,7 @@ class BlockDraft:
         return self.block_size if self.from_anchor else self.block_size - 1
 
 
-class BlockTensors:
-    """A checkpoint's tensors by the names that programs use, whatever its layout calls them."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        checkpoint.ignore(*(name for name in checkpoint.names if _IGNORED.search(name)))
-
-    def has(self, name: str) -> bool:
-        return self._find(name) is not None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Raises SpeculativeConfigError if there is no such tensor, as `take` does."""
-        found = self._find(name)
-        return tuple(self.take(name).shape) if found is None else self.checkpoint.shape(found)
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        return self.checkpoint.take(self._find(name) or _spellings(name)[0], *shape)
-
-    def num_layers(self) -> int:
-        count = 0
-        while self.has(f"model.layers.{count}.self_attn.q_proj.weight"):
-            count += 1
-        return max(count, 1)
-
-    def _find(self, name: str) -> str | None:
-        return self.checkpoint.find(*_spellings(name))
-
-
-def read_draft(tensors: BlockTensors, target: TargetView) -> BlockDraft:
+def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     """Raises SpeculativeConfigError where it cannot be read, or not beside this target."""
     checkpoint = tensors.checkpoint
     settings = BlockSettings(checkpoint.folder, checkpoint.config)
@@ -102,7 +70,7 @@ def read_draft(tensors: BlockTensors, target: TargetView) -> BlockDraft:
     taps = settings.taps(num_layers, target.num_layers)
     _check_encoder(tensors, taps, target)
     embedding = _embedding(tensors, settings, hf_config, target)
-    head, token_ids = _head(tensors, settings, hf_config, target)
+    head, token_ids = _head(tensors, settings, hf_config, target, embedding)
     windows = settings.windows(num_layers)
     block_size = settings.block_size(None if is_dspark else 16)
     if not 2 <= block_size <= MAX_TREE_TOKENS:
@@ -126,14 +94,14 @@ def read_draft(tensors: BlockTensors, target: TargetView) -> BlockDraft:
     )
 
 
-def _spellings(name: str) -> list[str]:
+def spellings(name: str) -> list[str]:
     """What files call the tensor that programs call `name`, the commonest first."""
     module, _, last = name.removeprefix("model.").rpartition(".")
     names = [f"{alias}.{last}" if alias else last for alias in _ALIASES.get(module, (module,))]
     return [prefix + spelling for spelling in names for prefix in ("", "model.")]
 
 
-def _refuse_other_networks(tensors: BlockTensors, settings: BlockSettings) -> None:
+def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> None:
     folder, names = settings.folder, tensors.checkpoint.names
     kinds = [kind for kind, pattern in _OTHERS if any(pattern.search(name) for name in names)]
     if kind := next(iter([*kinds, *settings.other_kinds()]), None):
@@ -145,22 +113,17 @@ def _refuse_other_networks(tensors: BlockTensors, settings: BlockSettings) -> No
         )
 
 
-def _layer_config(tensors: BlockTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
+def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     kind = settings.layers.get("model_type", "qwen3")
     if kind not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
-    given = {key: settings.layers[key] for key in _LAYER_SETTINGS if settings.layers.get(key) is not None}
-    heads = given.get("num_attention_heads")
-    if "head_dim" not in given and type(heads) is int and heads > 0:
-        given["head_dim"] = tensors.shape("model.layers.0.self_attn.q_proj.weight")[0] // heads
-    try:
-        return cast(Any, CONFIG_MAPPING[kind])(**given, num_hidden_layers=num_layers)
-    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
-        raise SpeculativeConfigError(f"{settings.folder}/config.json is no valid {kind} config: {error}") from error
+    given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}
+    num_query_rows = tensors.shape("model.layers.0.self_attn.q_proj.weight")[0]
+    return layer_config(kind, given, num_layers, num_query_rows, settings.folder)
 
 
-def _check_encoder(tensors: BlockTensors, taps: tuple[int, ...], target: TargetView) -> None:
+def _check_encoder(tensors: DraftTensors, taps: tuple[int, ...], target: TargetView) -> None:
     read = tensors.shape("fc.weight")[-1]
     if read != len(taps) * target.hidden_size:
         raise SpeculativeConfigError(
@@ -169,41 +132,26 @@ def _check_encoder(tensors: BlockTensors, taps: tuple[int, ...], target: TargetV
         )
 
 
-def _embedding(tensors: BlockTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView) -> Table:
+def _embedding(tensors: DraftTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView) -> Table:
     """The file's, unless it has none or the very same numbers as the target."""
-    name, width = "embed_tokens.weight", int(hf_config.hidden_size)
-    if not tensors.has(name):
-        require_width_of_target(name, width, settings.folder, target)
-        return Table(target.embedding, target.vocab_size, True, settings.number("input_embedding_scale", target.embed_scale))
-    own = tensors.take(name, -1, width)
-    if len(own) < target.vocab_size:
+    embedding = embedding_of(tensors, int(hf_config.hidden_size), target, keep_own=False)
+    if embedding.rows < target.vocab_size:
         raise SpeculativeConfigError(
-            f"{settings.folder} was trained for a vocabulary of {len(own)} tokens, the target's has {target.vocab_size}: "
+            f"{settings.folder} was trained for a vocabulary of {embedding.rows} tokens, the target's has {target.vocab_size}: "
             "take the drafter that was trained for this target"
         )
-    scale = settings.number("input_embedding_scale", 1.0)
-    is_shared = is_in_target(own, target.embedding, target)
-    return Table(target.embedding if is_shared else name, len(own), is_shared, scale)
+    return replace(embedding, scale=settings.number("input_embedding_scale", embedding.scale))
 
 
 def _head(
-    tensors: BlockTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView
+    tensors: DraftTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView, embedding: Table
 ) -> tuple[Table, Tensor | None]:
     """The head, and the token ids of its rows where they are a vocabulary of the drafter's own."""
-    name, folder, width = "lm_head.weight", settings.folder, int(hf_config.hidden_size)
-    if tensors.has("d2t"):
-        rows = len(tensors.take(name, -1, width))
-        return Table(name, rows, False), check_token_map("d2t", tensors.take("d2t", rows), target.vocab_size)
-    reduced = settings.find("draft_vocab_size")
-    if reduced not in (None, target.vocab_size):
-        raise SpeculativeConfigError(f"{folder} has a vocabulary of {reduced} tokens of its own, but no d2t that says which they are")
-    if tensors.has(name):
-        own = tensors.take(name, target.vocab_size, width)
-        is_shared = is_in_target(own, target.head, target)
-        return Table(target.head if is_shared else name, len(own), is_shared), None
-    require_width_of_target(name, width, settings.folder, target)
-    scale = settings.number("output_multiplier", target.logits_scale)
-    return Table(target.head, target.vocab_size, True, scale, target.logits_softcap), None
+    vocab_size = settings.find("draft_vocab_size")
+    head, token_ids = head_of(tensors, int(hf_config.hidden_size), target, embedding, vocab_size, is_tied=False)
+    if tensors.has("lm_head.weight"):
+        return head, token_ids
+    return replace(head, scale=settings.number("output_multiplier", head.scale)), token_ids
 
 
 def _mask_token(checkpoint: Checkpoint, settings: BlockSettings, embedding: Table) -> int:
@@ -217,7 +165,7 @@ def _mask_token(checkpoint: Checkpoint, settings: BlockSettings, embedding: Tabl
 
 
 def _markov(
-    tensors: BlockTensors, settings: BlockSettings, width: int, head: Table, target: TargetView
+    tensors: DraftTensors, settings: BlockSettings, width: int, head: Table, target: TargetView
 ) -> Literal["vanilla", "gated", "rnn"] | None:
     if not tensors.has("markov_head.markov_w1.weight") and not settings.find("markov_rank"):
         return None

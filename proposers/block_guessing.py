@@ -13,9 +13,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import FINAL, Executor, KVTensors, RaggedBatch
 from .block_program import CONTEXT
-from .drafting import Feed, ragged_batch
+from .drafting import Feed, batch_lists
 from .dspark import Heads, draw
 from .guessing import FEATURE, Drawing, Guesses, pick
 
@@ -63,7 +64,7 @@ class BlockGuesser:
         """Write the entries of start:stop."""
         if not feeds:
             return
-        batch = replace(ragged_batch(feeds, block_size), logits_indices=_NOTHING)
+        batch = replace(batch_lists(feeds, block_size).batch(), logits_indices=_NOTHING)
         inputs = {FEATURE: states.contiguous()}
         for i, stage in enumerate(self._stages):
             wanted = (FINAL,) if i == 0 and len(self._stages) > 1 else ()
@@ -98,33 +99,23 @@ def block_batch(feeds: Sequence[Feed], block_size: int, mask_token: int, from_an
     starts = [0, *accumulate(lengths)]
     firsts = [len(feed.row.token_ids) - 1 for feed in feeds]
     stops = [first + length for first, length in zip(firsts, lengths, strict=True)]
-    tables = [list(feed.row.block_table[: -(-stop // block_size)]) for feed, stop in zip(feeds, stops, strict=True)]
-    widest = max(map(len, tables))
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    bits: list[int] = []
-    wanted: list[int] = []
-    for feed, start, first, stop, table in zip(feeds, starts[:-1], firsts, stops, tables, strict=True):
-        token_ids += [feed.row.token_ids[first], *[mask_token] * (stop - first - 1)]
-        positions += range(first, stop)
-        slots += [table[place // block_size] * block_size + place % block_size for place in range(first, stop)]
-        bits += [0 if is_causal else _lowest_bits(stop - first)] * (stop - first)
-        wanted += range(start + stop - first - feed.count, start + stop - first)
-    return RaggedBatch(
-        token_ids=torch.tensor(token_ids),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor(stops, dtype=torch.int32),
-        block_tables=torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32),
-        num_causal=torch.tensor(lengths if is_causal else [0] * len(feeds), dtype=torch.int32),
-        tree_mask=torch.tensor(bits),
-        logits_indices=torch.tensor(wanted),
-        full_logits=torch.arange(len(wanted)),
-        block_size=block_size,
-        first_places=torch.tensor([feed.first for feed in feeds], dtype=torch.int32) if any(feed.first for feed in feeds) else None,
+    tables = [feed.row.block_table[: -(-stop // block_size)] for feed, stop in zip(feeds, stops, strict=True)]
+    lists = BatchLists(
+        block_size,
+        query_start_loc=starts,
+        seq_lens=stops,
+        num_causal=lengths if is_causal else [0] * len(feeds),
+        first_places=[feed.first for feed in feeds],
+        tables=tables,
     )
+    for feed, start, first, stop, table in zip(feeds, starts[:-1], firsts, stops, tables, strict=True):
+        lists.token_ids += [feed.row.token_ids[first], *[mask_token] * (stop - first - 1)]
+        lists.positions += range(first, stop)
+        lists.add_slots(table, first, stop)
+        lists.tree_mask += [0 if is_causal else _lowest_bits(stop - first)] * (stop - first)
+        lists.logits_indices += range(start + stop - first - feed.count, start + stop - first)
+    lists.full_logits += range(len(lists.logits_indices))
+    return lists.batch()
 
 
 def _lowest_bits(count: int) -> int:

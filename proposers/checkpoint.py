@@ -5,7 +5,7 @@ Only safetensors are read. Knows no method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from ..kernels.weights import WeightError, check_finite, read_tensors
 from .config_entry import SpeculativeConfigError
 from .detection import read_config
+
+MOST_NAMED = 6  # of the tensors that nobody took
 
 
 class Checkpoint:
@@ -71,9 +73,11 @@ class Checkpoint:
         """Known to be of no use here."""
         self._taken.update(names)
 
-    def unused(self) -> list[str]:
-        """Tensors that nobody took: said aloud, because a layout read wrongly only lowers acceptance."""
-        return sorted(set(self._tensors) - self._taken)
+    def leftovers(self) -> tuple[str, ...]:
+        """A line on the tensors that nobody took, if there are any: told, because a layout read wrongly only lowers acceptance."""
+        names = sorted(set(self._tensors) - self._taken)
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return (f"unused tensors: {', '.join(names[:MOST_NAMED])}{more}",) if names else ()
 
     def model_config(self) -> PreTrainedConfig:
         """config.json as a whole model's, read by transformers."""
@@ -93,12 +97,6 @@ class Checkpoint:
         last = name.rsplit(".", 2)[-2:]
         similar = [n for n in sorted(self._tensors) if n.endswith(".".join(last))][:3]
         return f"; it has {', '.join(similar)}" if similar else ""
-
-
-def unused_line(names: Sequence[str], limit: int = 6) -> str:
-    """For `LoadedProposer.found`."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"unused tensors: {', '.join(names[:limit])}{more}"
 
 
 def check_token_map(name: str, offsets: Tensor, vocab_size: int) -> Tensor:

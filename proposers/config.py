@@ -1,6 +1,6 @@
 """What `--speculative-config` may say, as types: one per method, and the settings that hold for all of them.
 
-Keys and defaults are vLLM's. Knows what is a legal setting, not which methods can run: that is `build` in proposers/__init__.py.
+Keys and defaults are vLLM's. Knows what is a legal setting, not which methods can run: that is `load` in proposers/__init__.py.
 """
 
 from __future__ import annotations

@@ -11,31 +11,31 @@ from torch import Tensor
 
 from ..kernels.layout import FINAL, Executor
 from ..kernels.program import Program
-from .block_checkpoint import BlockDraft, BlockTensors, read_draft
+from .block_checkpoint import BlockDraft, read_draft, spellings
 from .block_guessing import BlockGuesser, Stage
 from .block_program import TOKEN_MAP, bias_program, block_program, context_program, stages
-from .checkpoint import Checkpoint, unused_line
+from .checkpoint import Checkpoint
 from .config import BlockConfig
 from .config_entry import SpeculativeConfigError
+from .draft_layers import readable_length
+from .draft_tensors import DraftTensors
 from .drafting import OwnCache, Pairing
 from .dspark import Confidence, Heads, Markov
 from .features import Features
 from .guessing import Drawing
 from .last_state import Network as StateNetwork
 from .learned import LearnedProposer
-from .loading import LoadedProposer, Opening, Resources, TargetView
-
-_STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
+from .loading import LoadedProposer, Opening, Resources
 
 
 def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     """Both methods: which of the drafters it is, the checkpoint says. Raises SpeculativeConfigError, UnsupportedModel."""
     target = resources.target
     checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
-    tensors = BlockTensors(checkpoint)
+    tensors = DraftTensors(checkpoint, spellings)
     draft = read_draft(tensors, target)
     num_tokens = _num_tokens(draft, config, checkpoint)
-    max_model_len = _max_model_len(draft, target)
+    max_model_len = readable_length(draft.hf_config, target.max_model_len)
 
     def bind(program: Program) -> Executor:
         weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
@@ -55,8 +55,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     state_width = len(draft.taps) * target.hidden_size
 
     def open(opening: Opening) -> LearnedProposer:
-        samples = config.draft_sample_method == "probabilistic"
-        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         run = [
             Stage(context, block, kv, draft.causal[layers.start], next(iter(program.inputs), ""))
             for context, block, kv, layers, program in zip(contexts, blocks, opening.caches, parts, programs, strict=True)
@@ -89,15 +88,7 @@ def _num_tokens(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) 
     return config.num_speculative_tokens
 
 
-def _max_model_len(draft: BlockDraft, target: TargetView) -> int:
-    """The target's length, because drafters are trained on short texts and used on long ones."""
-    rope = draft.hf_config.rope_parameters or {}
-    if rope.get("rope_type", "default") in _STRETCHED:
-        return target.max_model_len
-    return min(target.max_model_len, int(draft.hf_config.max_position_embeddings))
-
-
-def _heads(draft: BlockDraft, tensors: BlockTensors, config: BlockConfig, bind: Callable[[Program], Executor]) -> Heads | None:
+def _heads(draft: BlockDraft, tensors: DraftTensors, config: BlockConfig, bind: Callable[[Program], Executor]) -> Heads | None:
     if config.confidence_threshold and not draft.has_confidence:
         raise SpeculativeConfigError(
             f"{tensors.checkpoint.folder} has no confidence head: leave 'confidence_threshold' out, or take a DSpark that has one"
@@ -147,8 +138,7 @@ def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
     ]
     if draft.kind == "DSpark":
         lines.append(f"Markov head: {draft.markov or 'none'}, confidence head: {'yes' if draft.has_confidence else 'none'}")
-    unused = checkpoint.unused()
-    return (*lines, unused_line(unused)) if unused else tuple(lines)
+    return (*lines, *checkpoint.leftovers())
 
 
 def _some(are: Sequence[bool]) -> str:

@@ -39,8 +39,7 @@ def _chains(
     """num_readable: token ids below it are in the draft's embedding."""
 
     def open(opening: Opening) -> LearnedProposer:
-        samples = config.draft_sample_method == "probabilistic"
-        drawing = Drawing(resources.target.vocab_size, samples, opening.return_probs and samples)
+        drawing = Drawing.asked(config.draft_sample_method, resources.target.vocab_size, opening.return_probs)
         guesser = ChainGuesser(Network(executor, opening.caches[0]), drawing, config.confidence_threshold)
         cache = OwnCache(_max_model_len(config, executor), config.num_speculative_tokens, num_readable)
         return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.layout import RaggedBatch
+from ..kernels.batch_lists import BatchLists
 from .base import DraftContext, DraftRow, Feedback
 from .features import Features
 
@@ -97,7 +97,7 @@ class OwnCache:
         return sorted(feeds, key=lambda feed: feed.index)
 
     def states(self, feeds: Sequence[Feed]) -> Tensor:
-        """[T, width] the target's states that the feeds' entries are made of, in the order of `ragged_batch`."""
+        """[T, width] the target's states that the feeds' entries are made of, in the order of `batch_lists`."""
         assert self.features is not None
         shift = self.pairing.shift
         parts = [self.features.rows(feed.row.request_id, feed.start - shift, feed.stop - shift) for feed in feeds]
@@ -177,20 +177,14 @@ class OwnCache:
         return holding
 
 
-def ragged_batch(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> RaggedBatch:
+def batch_lists(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> BatchLists:
     """The pass over all feeds: one row each, all causal, scores wanted behind the rows that guess. At least one feed.
 
     tail: a mask token; count - 1 of them follow the known tokens of each row that guesses, and scores are wanted behind them
     too. Without it blocks are listed as far as a chain of each row's `count` reaches: its last token is never fed.
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    wanted: list[int] = []
-    query_start_loc = [0]
-    seq_lens: list[int] = []
-    num_causal: list[int] = []
-    tables: list[Sequence[int]] = []
+    lists = BatchLists(block_size)
+    token_ids = lists.token_ids
     for feed in feeds:
         table, start, num_guessed = feed.row.block_table, feed.start, max(feed.count - 1, 0)
         token_ids += feed.row.token_ids[start : feed.stop]
@@ -200,16 +194,13 @@ def ragged_batch(feeds: Sequence[Feed], block_size: int, tail: int | None = None
             token_ids += [tail] * num_guessed
             stop += num_guessed
         if feed.count:
-            wanted += range(last, len(token_ids))
-        positions += range(start, stop)
-        slots += [table[place // block_size] * block_size + place % block_size for place in range(start, stop)]
-        query_start_loc.append(len(token_ids))
-        seq_lens.append(stop)
-        num_causal.append(stop - start)
-        tables.append(table[: -(-(feed.stop + num_guessed) // block_size)])
-    firsts = [feed.first for feed in feeds]
-    zeros = [0] * len(token_ids)
-    return RaggedBatch.of_lists(
-        token_ids, positions, slots, zeros, wanted, [], query_start_loc, seq_lens, num_causal, tables, block_size,
-        firsts if any(firsts) else None,
-    )  # fmt: skip
+            lists.logits_indices += range(last, len(token_ids))
+        lists.positions += range(start, stop)
+        lists.add_slots(table, start, stop)
+        lists.query_start_loc.append(len(token_ids))
+        lists.seq_lens.append(stop)
+        lists.num_causal.append(stop - start)
+        lists.tables.append(table[: -(-(feed.stop + num_guessed) // block_size)])
+        lists.first_places.append(feed.first)
+    lists.tree_mask += [0] * len(token_ids)
+    return lists

@@ -13,32 +13,31 @@ from torch import Tensor
 
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
-from .checkpoint import Checkpoint, unused_line
+from .checkpoint import Checkpoint
 from .config import DEFAULT_NUM_SPECULATIVE_TOKENS, EagleConfig, StaticTree
 from .config_entry import SpeculativeConfigError
+from .draft_layers import readable_length
+from .draft_tensors import DraftTensors
 from .drafting import OwnCache, Pairing
-from .eagle_checkpoint import EagleDraft, read_draft
-from .eagle_names import EagleTensors
+from .eagle_checkpoint import EagleDraft, read_draft, spellings
 from .eagle_program import TOKEN_MAP, draft_program, encoder_program
 from .features import Features
 from .guessing import ChainGuesser, Drawing, Guesser, Network, ParallelGuesser, single_tokens
 from .learned import LearnedProposer
-from .loading import LoadedProposer, Opening, Resources, TargetView
+from .loading import LoadedProposer, Opening, Resources
 from .tree_guessing import TreeGuesser
-
-_STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
 
 
 def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
     """Both methods: which of the drafters it is, the checkpoint says. Raises SpeculativeConfigError, UnsupportedModel."""
     target = resources.target
     checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
-    tensors = EagleTensors(checkpoint)
+    tensors = DraftTensors(checkpoint, spellings)
     draft = read_draft(tensors, target, config)
     if draft.kind == "P-EAGLE" and config.tree is not None:
         raise SpeculativeConfigError(f"{checkpoint.folder} is a P-EAGLE, which guesses a chain in one pass: leave the tree out")
 
-    max_model_len = _max_model_len(draft, config, target)
+    max_model_len = readable_length(draft.hf_config, min(target.max_model_len, config.max_model_len or target.max_model_len))
     program = fuse(draft_program(draft, tensors.has, max_model_len))
     weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
     if draft.token_ids is not None:
@@ -52,8 +51,7 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
     state_width = len(draft.taps) * target.hidden_size
 
     def open(opening: Opening) -> LearnedProposer:
-        samples = config.draft_sample_method == "probabilistic"
-        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         guesser = _guesser(draft, config, Network(executor, opening.caches[0], encode), drawing)
         features = Features(draft.taps, state_width, opening.num_blocks, opening.block_size)
         cache = OwnCache(max_model_len, num_tokens, draft.embedding.rows, Pairing(shift=1, first=1), features)
@@ -75,16 +73,7 @@ def _guesser(draft: EagleDraft, config: EagleConfig, network: Network, drawing: 
     return ChainGuesser(network, drawing) if config.tree is None else TreeGuesser(network, drawing, config.tree)
 
 
-def _max_model_len(draft: EagleDraft, config: EagleConfig, target: TargetView) -> int:
-    """The target's length, because drafters are trained on short texts (2,048 positions are usual) and used on long ones."""
-    limits = [target.max_model_len, config.max_model_len or target.max_model_len]
-    rope = draft.hf_config.rope_parameters or {}
-    if rope.get("rope_type", "default") not in _STRETCHED:
-        limits.append(int(draft.hf_config.max_position_embeddings))
-    return min(limits)
-
-
-def _encoder(draft: EagleDraft, tensors: EagleTensors, config: EagleConfig, resources: Resources) -> Callable[[Tensor], Tensor]:
+def _encoder(draft: EagleDraft, tensors: DraftTensors, config: EagleConfig, resources: Resources) -> Callable[[Tensor], Tensor]:
     program = encoder_program(draft, tensors.has, resources.target.hidden_size)
     weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items()}
     return _Encoder(resources.bind(program, weights, config.quantization), tuple(program.inputs))
@@ -119,5 +108,4 @@ def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
         f"{draft.kind} in the layout of {draft.layout}, {layers} layer{'s' * (layers > 1)}, reads the target's {read}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
-    unused = checkpoint.unused()
-    return (*lines, unused_line(unused)) if unused else tuple(lines)
+    return (*lines, *checkpoint.leftovers())

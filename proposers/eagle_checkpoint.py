@@ -5,29 +5,26 @@ Knows both layouts: EAGLE's own (also SpecForge's, SGLang's and NVIDIA's) and th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..kernels.layout import FINAL
 from .checkpoint import Checkpoint
 from .config import EagleConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .eagle_names import EagleTensors
-from .eagle_tables import Table, embedding_of, head_of
+from .draft_layers import LAYER_SETTINGS, layer_config
+from .draft_tables import Table, embedding_of, head_of
+from .draft_tensors import DraftTensors
 from .eagle_taps import tapped_layers
 from .loading import TargetView
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-_LAYER_SETTINGS = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
-    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
-    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
-)
+_LAYER_SETTINGS = (*LAYER_SETTINGS, "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _FIRST_LAYER = "model.layers.0"
 
 
@@ -51,7 +48,7 @@ class EagleDraft:
     num_speculative_tokens: int | None  # what the checkpoint was made for
 
 
-def read_draft(tensors: EagleTensors, target: TargetView, config: EagleConfig) -> EagleDraft:
+def read_draft(tensors: DraftTensors, target: TargetView, config: EagleConfig) -> EagleDraft:
     """Raises SpeculativeConfigError where it cannot be read, or not beside this target."""
     checkpoint = tensors.checkpoint
     settings = _Settings(checkpoint)
@@ -121,7 +118,21 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
-def _refuse_other_networks(tensors: EagleTensors, settings: _Settings) -> None:
+def spellings(name: str) -> list[str]:
+    """What files call the tensor that programs call `name`, the commonest first."""
+    names = [name.removeprefix("model.")]
+    if match := re.match(r"model\.layers\.(\d+)\.(.*)", name):
+        names.append(f"midlayer.{match[1]}.{match[2]}")
+        if match[1] == "0":
+            names += [f"midlayer.{match[2]}", f"transformer.{match[2]}"]
+    if name in ("fc.weight", "fc.bias"):
+        names.append(f"fusion_{name}")
+    if match := re.match(r"fc_norm\.([012])\.weight", name):
+        names.append(f"aux_norm_{('low', 'mid', 'high')[int(match[1])]}.weight")
+    return [prefix + spelling for spelling in names for prefix in ("", "model.")]
+
+
+def _refuse_other_networks(tensors: DraftTensors, settings: _Settings) -> None:
     if any("kv_a_proj_with_mqa" in name for name in tensors.checkpoint.names):
         raise SpeculativeConfigError(
             f"{settings.folder} is a drafter with multi-head latent attention (kv_a_proj_with_mqa), which is not supported: "
@@ -135,7 +146,7 @@ def _refuse_other_networks(tensors: EagleTensors, settings: _Settings) -> None:
         raise SpeculativeConfigError(f"{settings.folder}/config.json has 'parallel_draft_step' above 1, which is not supported")
 
 
-def _layer_config(tensors: EagleTensors, settings: _Settings) -> PreTrainedConfig:
+def _layer_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     usual = "llama" if settings.speculators_type is None else "qwen3"
     model_type = settings.layers.get("model_type", usual)
@@ -146,14 +157,7 @@ def _layer_config(tensors: EagleTensors, settings: _Settings) -> PreTrainedConfi
     num_layers = tensors.num_layers()
     if len(given.get("layer_types", ())) != num_layers:
         given.pop("layer_types", None)
-    queries = tensors.shape(f"{_FIRST_LAYER}.self_attn.q_proj.weight")[0]
-    heads = given.get("num_attention_heads")
-    if "head_dim" not in given and type(heads) is int and heads > 0:
-        given["head_dim"] = queries // heads
-    try:
-        return cast(Any, CONFIG_MAPPING[kind])(**given, num_hidden_layers=num_layers)
-    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
-        raise SpeculativeConfigError(f"{settings.folder}/config.json is no valid {kind} config: {error}") from error
+    return layer_config(kind, given, num_layers, tensors.shape(f"{_FIRST_LAYER}.self_attn.q_proj.weight")[0], settings.folder)
 
 
 def _check_width(settings: _Settings, hf_config: PreTrainedConfig, target: TargetView, may_differ: bool) -> None:
@@ -167,7 +171,7 @@ def _check_width(settings: _Settings, hf_config: PreTrainedConfig, target: Targe
         )
 
 
-def _check_vocabulary(tensors: EagleTensors, settings: _Settings, target: TargetView) -> None:
+def _check_vocabulary(tensors: DraftTensors, settings: _Settings, target: TargetView) -> None:
     sizes = {f"its {name}": tensors.shape(name)[0] for name in ("embed_tokens.weight", "t2d") if tensors.has(name)}
     sizes = sizes or {"the 'vocab_size' of its config.json": settings.layers.get("vocab_size")}
     for what, size in sizes.items():
@@ -179,7 +183,7 @@ def _check_vocabulary(tensors: EagleTensors, settings: _Settings, target: Target
             )
 
 
-def _check_encoder(tensors: EagleTensors, settings: _Settings, taps: tuple[int, ...], target: TargetView) -> None:
+def _check_encoder(tensors: DraftTensors, settings: _Settings, taps: tuple[int, ...], target: TargetView) -> None:
     read = tensors.shape("fc.weight")[-1]
     if read != len(taps) * target.hidden_size:
         raise SpeculativeConfigError(
@@ -203,5 +207,5 @@ def _mask_token(checkpoint: Checkpoint, embedding: Table) -> int:
     return token
 
 
-def _mask_state(tensors: EagleTensors, width: int) -> Tensor:
+def _mask_state(tensors: DraftTensors, width: int) -> Tensor:
     return tensors.take("mask_hidden", 1, 1, width).reshape(-1).float()

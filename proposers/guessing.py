@@ -5,18 +5,20 @@ Shared by all learned drafters with a cache of their own. Knows networks, not wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchMemory
 from ..kernels.layout import Draws, Executor, KVTensors, RaggedBatch
 from ..kernels.noise import Purpose, keys, sample, step_stream, stream
-from .base import DraftRow
-from .drafting import Feed, ragged_batch
+from .base import Draft, DraftRow
+from .config import SampleMethod
+from .drafting import Feed, batch_lists
 
 FEATURE = "feature"
 """The input buffer of drafters' programs that takes what `Network.encode` makes of the target's states, or their own."""
@@ -38,6 +40,12 @@ class Drawing:
     vocab_size: int  # the target's; other ids are never guessed
     samples: bool = False  # at the row's temperature, under the target's own noise; else the best
     return_probs: bool = False  # p/q rules: independent noise, and the distributions that were drawn from
+
+    @classmethod
+    def asked(cls, method: SampleMethod, vocab_size: int, return_probs: bool) -> Drawing:
+        """As a config asks for it. return_probs: as in `Opening`; there are none where nothing is drawn."""
+        samples = method == "probabilistic"
+        return cls(vocab_size, samples, return_probs and samples)
 
     def of(self, feeds: Sequence[Feed], executor: Executor) -> Draws | None:
         """For one chain per feed. None where the executor's own argmax will do: nothing to sample, nothing to leave out."""
@@ -81,13 +89,29 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Guesses:
-    """What a pass brought forth for each of its feeds, in order. Feeds with count 0 have none."""
+    """What a pass brought forth for each of its feeds, which are in the rows' order. Feeds with count 0 have none."""
 
     token_ids: list[list[int]]
     parents: list[list[int]] | None = None  # within the feed's own guesses, -1 = the last known token; None = chains
     confidence: list[list[float]] | None = None
     probs: Tensor | None = None  # [all guesses, vocab_size]
     in_place: list[list[int]] = field(default_factory=list)  # `OwnCache.fed`; empty = none for nobody
+
+    def draft(self, feeds: Sequence[Feed], num_rows: int, filled: Mapping[tuple[int, str], int] | None = None) -> Draft:
+        """Of all rows of the context that the feeds are from. filled: as in `Draft`."""
+        rows: list[list[int]] = [[] for _ in range(num_rows)]
+        for feed, token_ids in zip(feeds, self.token_ids, strict=True):
+            rows[feed.index] = token_ids
+        chains = Draft.chains(rows)
+        return Draft(
+            chains.token_ids,
+            chains.start_loc,
+            chains.parents if self.parents is None else [parent for row in self.parents for parent in row],
+            chains.source,
+            None if self.confidence is None else [likely for row in self.confidence for likely in row],
+            self.probs,
+            filled or {},
+        )
 
 
 class Guesser(Protocol):
@@ -113,18 +137,19 @@ class ChainGuesser:
         self._network = network
         self._drawing = drawing
         self._threshold = confidence_threshold
+        self._batches = BatchMemory()
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         network, drawing = self._network, self._drawing
         executor = network.executor
-        batch = ragged_batch(feeds, block_size)
+        batch = self._batches.batch(batch_lists(feeds, block_size))
         inputs = feature_input(network, states)
         guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds], in_place=[[] for _ in feeds])
         chains = [i for i, feed in enumerate(feeds) if feed.count]
         if not chains:
             executor.run(batch, network.kv, inputs=inputs)
             return guesses
-        counts = torch.from_numpy(np.array([feeds[i].count for i in chains], np.int64))
+        counts = _counts(tuple([feeds[i].count for i in chains]))
         output = executor.run_chain(batch, network.kv, counts, drawing.of([feeds[i] for i in chains], executor), inputs)
         probs: list[Tensor] = []
         assert guesses.confidence is not None
@@ -141,6 +166,12 @@ class ChainGuesser:
         return replace(guesses, probs=torch.cat(probs)) if probs else guesses
 
 
+@lru_cache(256)
+def _counts(counts: tuple[int, ...]) -> Tensor:
+    """[N] int64. Hardly any two steps have others, and making a tensor takes longer than all the rest of a chain's books."""
+    return torch.tensor(counts)
+
+
 class ParallelGuesser:
     """All tokens in one pass: mask tokens stand where guesses will be (PARD: An et al. 2025; P-EAGLE).
 
@@ -154,14 +185,14 @@ class ParallelGuesser:
         self._drawing = drawing
         self._mask_token = mask_token
         self._mask_state = mask_state
+        self._batches = BatchMemory()
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         network = self._network
-        batch = ragged_batch(feeds, block_size, tail=self._mask_token)
-        every = torch.arange(len(batch.logits_indices))
-        output = network.executor.run(
-            replace(batch, full_logits=every), network.kv, inputs=feature_input(network, self._with_masks(feeds, states))
-        )
+        lists = batch_lists(feeds, block_size, tail=self._mask_token)
+        lists.full_logits += range(len(lists.logits_indices))
+        inputs = feature_input(network, self._with_masks(feeds, states))
+        output = network.executor.run(self._batches.batch(lists), network.kv, inputs=inputs)
         return pick(feeds, output.on_host().logits, self._drawing, network.executor.token_ids)
 
     def _with_masks(self, feeds: Sequence[Feed], states: Tensor | None) -> Tensor | None:

@@ -75,18 +75,7 @@ class LastStateProposer:
                 states.append(state)
         if not feeds:
             return Draft.empty(len(context.rows))
-        guesses = self._heads.guess(feeds, torch.stack(states))
-
-        chains: list[list[int]] = [[] for _ in context.rows]
-        for feed, tokens in zip(feeds, guesses.token_ids, strict=True):
-            chains[feed.index] = tokens
-        draft = Draft.chains(chains)
-        return dataclasses.replace(
-            draft,
-            parents=draft.parents if guesses.parents is None else [parent for row in guesses.parents for parent in row],
-            confidence=None if guesses.confidence is None else [p for row in guesses.confidence for p in row],
-            probs=guesses.probs,
-        )
+        return self._heads.guess(feeds, torch.stack(states)).draft(feeds, len(context.rows))
 
     def observe(self, feedback: Feedback) -> None:
         """Take the state of each row's last accepted node, or of its last known token if nothing was accepted."""

@@ -31,23 +31,7 @@ class LearnedProposer:
         states = None if self._cache.features is None else self._cache.states(feeds)
         guesses = self._guesser.guess(feeds, states, context.block_size)
         self._cache.fed(feeds, guesses.in_place or [[] for _ in feeds])
-
-        chains: list[list[int]] = [[] for _ in context.rows]
-        parents: list[list[int]] = [[] for _ in context.rows]
-        for i, feed in enumerate(feeds):
-            chains[feed.index] = guesses.token_ids[i]
-            if guesses.parents is not None:
-                parents[feed.index] = guesses.parents[i]
-        draft = Draft.chains(chains)
-        return Draft(
-            draft.token_ids,
-            draft.start_loc,
-            draft.parents if guesses.parents is None else [parent for row in parents for parent in row],
-            draft.source,
-            None if guesses.confidence is None else [p for row in guesses.confidence for p in row],
-            guesses.probs,
-            self._cache.filled(context),
-        )
+        return guesses.draft(feeds, len(context.rows), self._cache.filled(context))
 
     def observe(self, feedback: Feedback) -> None:
         self._cache.observe(feedback)

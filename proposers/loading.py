@@ -84,8 +84,8 @@ class Resources:
     find_folder: Callable[[str, str | None], Path]
     """(folder or hub id, revision) -> folder on this machine. Raises what explains itself."""
     bind: Callable[[Program, Mapping[str, Tensor], str | None], Executor]
-    """(program, its weights, quantization: "int8", "int4", "none", None = int8 where it runs natively) -> a network that runs as
-    the target does. Weights in program.shared come from the target and need not be among the weights."""
+    """(program, its weights, quantization: "int8", "int4", "none", None = int8 natively, fp8 on a GPU that has it) -> a network
+    that runs as the target does. Weights in program.shared come from the target and need not be among the weights."""
     load_draft: Callable[[DraftModelConfig | PardConfig], LoadedDraft]
     """A whole causal language model with a config and a tokenizer of its own. "model" may be the target's: layers that both
     have in the same format are kept once."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap
-from .checkpoint import unused_line
 from .config import MedusaConfig, StaticTree
 from .config_entry import SpeculativeConfigError
 from .drafting import Feed
@@ -47,8 +46,7 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
             return LastStateProposer(opening.name, num_heads, _Chain(scores, target.vocab_size))
         return LastStateProposer(opening.name, len(config.tree.paths), _Tree(scores, target.vocab_size, config.tree))
 
-    unused = found.checkpoint.unused()
-    described = (found.describe(num_heads), *([unused_line(unused)] if unused else []))
+    described = (found.describe(num_heads), *found.checkpoint.leftovers())
     return LoadedProposer("medusa", open, found=described, is_learned=True)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.layout import Draws, Executor
 from ..kernels.noise import keys, sample
 from ..kernels.program import Activation, ArgMax, Embed, GatherRows, Linear, Op, Program, RMSNorm, Scale
-from .checkpoint import Checkpoint, unused_line
+from .checkpoint import Checkpoint
 from .config import MlpSpeculatorConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import Feed
@@ -94,14 +94,12 @@ def load(config: MlpSpeculatorConfig, resources: Resources) -> LoadedProposer:
     speculator.ignore_copies()
 
     def open(opening: Opening) -> LastStateProposer:
-        samples = config.draft_sample_method == "probabilistic"
-        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         return LastStateProposer(opening.name, num_tokens, _Positions([Network(executor) for executor in executors], drawing))
 
-    unused = speculator.checkpoint.unused()
     described = (
         f"{num_tokens} of {speculator.num_positions} positions{', tied' if speculator.is_tied else ''}, state of width {speculator.width}",
-        *([unused_line(unused)] if unused else []),
+        *speculator.checkpoint.leftovers(),
     )
     return LoadedProposer("mlp_speculator", open, found=described, is_learned=True)
 

@@ -13,7 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
-from .checkpoint import unused_line
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import OwnCache, Pairing
@@ -39,8 +38,7 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
     num_tokens = config.num_speculative_tokens or module.num_modules
 
     def open(opening: Opening) -> LearnedProposer:
-        samples = config.draft_sample_method == "probabilistic"
-        drawing = Drawing(target.vocab_size, samples, opening.return_probs and samples)
+        drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         guesser = ChainGuesser(Network(executor, opening.caches[0], _unchanged), drawing)
         features = Features((FINAL,), target.hidden_size, opening.num_blocks, opening.block_size)
         max_model_len = min(executor.max_model_len, target.max_model_len)
@@ -115,5 +113,4 @@ def _found(module: MtpModule) -> tuple[str, ...]:
         f"{module.kind}, {modules} ({module.prefix}*), reads {order} with the target's last state",
         "guesses the target's vocabulary; embedding: the target's, head: the target's; fed back: the state behind the norm",
     ]
-    unused = module.checkpoint.unused()
-    return (*lines, unused_line(unused)) if unused else tuple(lines)
+    return (*lines, *module.checkpoint.leftovers())

@@ -116,8 +116,7 @@ def _proposer(
     features: Features | None,
 ) -> LearnedProposer:
     executor = network.executor
-    samples = config.draft_sample_method == "probabilistic"
-    drawing = Drawing(resources.target.vocab_size, samples, opening.return_probs and samples)
+    drawing = Drawing.asked(config.draft_sample_method, resources.target.vocab_size, opening.return_probs)
     limit = min(executor.max_model_len, config.max_model_len or executor.max_model_len)
     cache = OwnCache(limit, config.num_speculative_tokens, executor.vocab_size, pairing, features)
     return LearnedProposer(opening.name, executor.kv_layers, cache, ParallelGuesser(network, drawing, mask_token))

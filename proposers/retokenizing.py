@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..kernels.layout import Executor, KVTensors
 from .base import Draft, DraftContext, DraftRow, Feedback, Needs
-from .drafting import Feed, ragged_batch
+from .drafting import Feed, batch_lists
 from .guessing import Drawing, length_of_chain
 from .vocabularies import space_marker
 
@@ -74,7 +74,7 @@ class RetokenizingProposer:
                     budget -= feed.stop - feed.start
         chains: list[list[int]] = [[] for _ in context.rows]
         if feeds:
-            batch = ragged_batch(feeds, self._kv.block_size)
+            batch = batch_lists(feeds, self._kv.block_size).batch()
             guessing = [feed for feed in feeds if feed.count]
             if not guessing:
                 self._executor.run(batch, self._kv)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import MAX_TREE_TOKENS, RaggedBatch
 from .config import DynamicTree, StaticTree, Tree
-from .drafting import Feed, ragged_batch
+from .drafting import Feed, batch_lists
 from .guessing import FEATURE, Drawing, Guesses, Network, feature_input
 
 
@@ -80,7 +81,7 @@ class TreeGuesser:
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         network = self._network
-        batch = ragged_batch(feeds, block_size)
+        batch = batch_lists(feeds, block_size).batch()
         every = torch.arange(len(batch.logits_indices))
         output = network.executor.run(
             replace(batch, full_logits=every), network.kv, (self._state,), inputs=feature_input(network, states)
@@ -171,25 +172,22 @@ def _tree_batch(trees: Sequence[_Growing], num_new: Sequence[int], block_size: i
     """All nodes run so far of each tree, scores wanted for its last num_new ones."""
     counts = [len(tree.run) for tree in trees]
     known = [len(tree.feed.row.token_ids) for tree in trees]
-    tables = [list(t.feed.row.block_table[: -(-(k + c) // block_size)]) for t, k, c in zip(trees, known, counts, strict=True)]
-    block_tables = np.zeros((len(trees), max(map(len, tables))), np.int32)
-    for index, table in enumerate(tables):
-        block_tables[index, : len(table)] = table
-    places = [(r, known[r] + i) for r, count in enumerate(counts) for i in range(count)]
-    ends = np.cumsum(counts)
-    wanted = [int(end) - new + i for end, new in zip(ends, num_new, strict=True) for i in range(new)]
-    firsts = [tree.feed.first for tree in trees]
-    return RaggedBatch(
-        token_ids=torch.tensor([tree.nodes[node].token for tree in trees for node in tree.run]),
-        positions=torch.tensor([known[r] + trees[r].nodes[trees[r].run[p - known[r]]].depth for r, p in places]),
-        slot_mapping=torch.tensor([int(block_tables[r, p // block_size]) * block_size + p % block_size for r, p in places]),
-        query_start_loc=torch.tensor([0, *ends.tolist()], dtype=torch.int32),
-        seq_lens=torch.tensor([k + c for k, c in zip(known, counts, strict=True)], dtype=torch.int32),
-        block_tables=torch.from_numpy(block_tables),
-        num_causal=torch.zeros(len(trees), dtype=torch.int32),
-        tree_mask=torch.tensor([tree.mask(place) for tree in trees for place in range(len(tree.run))]),
-        logits_indices=torch.tensor(wanted),
-        full_logits=torch.arange(len(wanted)),
-        block_size=block_size,
-        first_places=torch.tensor(firsts, dtype=torch.int32) if any(firsts) else None,
+    ends = [0, *accumulate(counts)]
+    tables = [t.feed.row.block_table[: -(-(k + c) // block_size)] for t, k, c in zip(trees, known, counts, strict=True)]
+    wanted = [place for end, new in zip(ends[1:], num_new, strict=True) for place in range(end - new, end)]
+    lists = BatchLists(
+        block_size,
+        token_ids=[tree.nodes[node].token for tree in trees for node in tree.run],
+        positions=[first + tree.nodes[node].depth for tree, first in zip(trees, known, strict=True) for node in tree.run],
+        tree_mask=[tree.mask(place) for tree in trees for place in range(len(tree.run))],
+        logits_indices=wanted,
+        full_logits=[*range(len(wanted))],
+        query_start_loc=ends,
+        seq_lens=[k + c for k, c in zip(known, counts, strict=True)],
+        num_causal=[0] * len(trees),
+        first_places=[tree.feed.first for tree in trees],
+        tables=tables,
     )
+    for table, first, count in zip(tables, known, counts, strict=True):
+        lists.add_slots(table, first, first + count)
+    return lists.batch()

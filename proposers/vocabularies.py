@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -120,7 +121,7 @@ def _byte_strings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     named: Any = tokenizer  # transformers writes its attributes into a table of any type
     special: set[int] = {*named.all_special_ids, *named.get_added_vocab().values()}
     marker = space_marker(tokenizer)
-    letters = _byte_letters() if marker == "Ġ" else None
+    letters = byte_letters() if marker == "Ġ" else None
     found: dict[bytes, int] = {}
     escaped: dict[bytes, int] = {}
     for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
@@ -149,8 +150,9 @@ def space_marker(tokenizer: PreTrainedTokenizerBase) -> str:
     return joined[0] if joined.endswith("a") and len(joined) > 1 else ""
 
 
-def _byte_letters() -> dict[str, int]:
-    """Letter -> byte of byte-level vocabularies: printable bytes stand for themselves, the others for letters from U+0100 on."""
+@cache
+def byte_letters() -> dict[str, int]:
+    """Letter -> byte of byte-level vocabularies (GPT-2): printable bytes stand for themselves, the others for letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

@@ -143,18 +143,16 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
     def state(ok: bool, otherwise: str) -> JSONResponse:
         return JSONResponse({"status": "ok" if ok else otherwise}, 200 if ok else 503)
 
-    @app.get("/health")
-    @app.get("/health/live")
-    @app.get("/ping")
-    @app.post("/ping")
     async def health() -> JSONResponse:
         """Whether a restart would not help: the engine thread is there and moves."""
         return state(live(), "engine not responding")
 
-    @app.get("/health/ready")
     async def ready() -> JSONResponse:
         """Whether new requests are welcome."""
         return state(live() and not engine.draining, "draining" if engine.draining else "engine not responding")
+
+    for path, probe in {"/health": health, "/health/live": health, "/health/ready": ready, "/ping": health}.items():
+        app.add_api_route(path, probe, methods=["GET", "HEAD", *(["POST"] if path == "/ping" else [])])  # monitors often send HEAD
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,12 +81,12 @@ def _addresses(config: ServerConfig, base_url: str, made_key: bool) -> list[tupl
 def _examples(config: ServerConfig, engine: Engine, base_url: str, made_key: bool) -> list[tuple[str, str]]:
     """To be copied, so never broken."""
     key = config.api_keys[0] if config.api_keys else None
-    auth = f"-H 'Authorization: Bearer {key if made_key else '$FORETOKEN_API_KEY'}' " if key else ""
+    auth = f'-H "Authorization: Bearer {key if made_key else "$FORETOKEN_API_KEY"}" ' if key else ""  # in quotes in which $ counts
     sdk_key = repr(key if made_key else "...") if key else "'none'"
-    body = json.dumps({"model": engine.model.name, "messages": [{"role": "user", "content": "Hello!"}]})
+    body = shlex.quote(json.dumps({"model": engine.model.name, "messages": [{"role": "user", "content": "Hello!"}]}))
     talk = f"foretoken chat --url {base_url}" + (f" --api-key {key}" if made_key else "")
     return [
         ("chat", talk),
         ("SDK", f"OpenAI(base_url='{base_url}/v1', api_key={sdk_key})"),
-        ("curl", f"curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d '{body}'"),
+        ("curl", f"curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d {body}"),
     ]

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .config import Environment
+from .config import variable
 from .contestants import PATHS, Asking, Contestant, Server, Transformers, Turn
 from .load_client import ServerFailed
+from .option_forms import count, key, new_file
 
 EXAMPLES = """\
 examples:
@@ -46,7 +47,7 @@ def take_turns(contestants: Sequence[Contestant], groups: Sequence[Sequence[str]
     The first group goes once more beforehand, uncounted. Raises ServerFailed.
     """
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
-    for number, group in enumerate(tqdm([groups[0], *groups], unit="group", leave=False)):
+    for number, group in enumerate(tqdm([groups[0], *groups], unit="group", leave=False, disable=None)):
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
             result = contestant.run(group)
@@ -118,7 +119,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--peer transformers needs --model: the folder that the server serves")
     if len(args.api_key) > 1 and len(args.api_key) != len(args.base_url):
         parser.error("give --api-key once for all servers, or once for each --base-url, in their order")
-    texts = args.prompts.read_text(encoding="utf-8").splitlines() if args.prompts else PROMPTS
+    try:
+        texts = args.prompts.read_text(encoding="utf-8").splitlines() if args.prompts else PROMPTS
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--prompts {args.prompts} cannot be read: {error}")
     texts = [text for text in texts if text.strip()]
     if not texts:
         parser.error(f"{args.prompts} has no prompts: write one a line")
@@ -141,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _compare(args: argparse.Namespace, groups: Sequence[Sequence[str]]) -> dict[str, list[Turn]]:
     asking = Asking(args.endpoint, args.max_tokens, args.stream, args.ignore_eos)
-    default = Environment().api_key
+    default = variable("FORETOKEN_API_KEY")
     keys = args.api_key * len(args.base_url) if len(args.api_key) == 1 else args.api_key or [default] * len(args.base_url)
     with asyncio.Runner() as runner:
         name = None if args.peer else args.model
@@ -178,20 +182,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--peer", choices=["transformers"], help="a further contestant without a server: transformers' own generate")
     add("--model", metavar="NAME", help="as in requests (default: the first that each server lists); with --peer, the folder to load")
     add("--endpoint", choices=sorted(PATHS), default="chat", help="which of the API's two (default %(default)s)")
-    add("--num-prompts", type=_positive, default=24, metavar="N", help="requests to each server (default %(default)s)")
+    add("--num-prompts", type=count, default=24, metavar="N", help="requests to each server (default %(default)s)")
     add("--prompts", type=Path, metavar="FILE", help=f"text file, one prompt a line (default: {len(PROMPTS)} of our own, repeated)")
-    add("--max-tokens", type=_positive, default=64, metavar="N", help="of each answer (default %(default)s)")
-    add("--concurrency", type=_positive, default=1, metavar="N", help="requests sent together (default %(default)s)")
+    add("--max-tokens", type=count, default=64, metavar="N", help="of each answer (default %(default)s)")
+    add("--concurrency", type=count, default=1, metavar="N", help="requests sent together (default %(default)s)")
     add("--stream", action="store_true", help="stream the answers, and measure the first token and the gaps too")
     add("--ignore-eos", action="store_true", help="send ignore_eos, which most servers other than OpenAI's know: answers of equal length")
-    add("--api-key", action="append", default=[], metavar="KEY", help="once for all servers or once for each (default: FORETOKEN_API_KEY)")
+    text = "once for all servers or once for each (default: FORETOKEN_API_KEY)"
+    add("--api-key", action="append", type=key, default=[], metavar="KEY", help=text)
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the transformers peer (default %(default)s)")
-    add("--threads", type=_positive, metavar="N", help="of the transformers peer (default: all cores)")
-    add("--json", type=Path, metavar="FILE", help="write all figures there")
+    add("--threads", type=count, metavar="N", help="of the transformers peer (default: all cores)")
+    add("--json", type=new_file, metavar="FILE", help="write all figures there")
     return parser
 
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

@@ -26,6 +26,7 @@ from ..kernels.rope import UnsupportedModel
 from ..kernels.transformers_model import max_positions
 from .bench_http import measure_server
 from .load_client import ServerFailed
+from .option_forms import count, some_of
 
 EXAMPLES = """\
 examples:
@@ -147,22 +148,22 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--models", type=_some_of(OWN_MODELS), metavar="NAMES", help=f"of {','.join(OWN_MODELS)} (default: all, or none with --model)"
+        "--models", type=some_of(OWN_MODELS), metavar="NAMES", help=f"of {','.join(OWN_MODELS)} (default: all, or none with --model)"
     )
     parser.add_argument("--model", action="append", default=[], metavar="PATH", help="a model's folder or hub id; may be repeated")
     parser.add_argument(
-        "--precisions", type=_some_of(PRECISIONS), default=PRECISIONS, metavar="NAMES", help=f"of {','.join(PRECISIONS)} (default: all)"
+        "--precisions", type=some_of(PRECISIONS), default=PRECISIONS, metavar="NAMES", help=f"of {','.join(PRECISIONS)} (default: all)"
     )
-    parser.add_argument("--parts", type=_some_of(PARTS), default=PARTS, metavar="NAMES", help=f"of {','.join(PARTS)} (default: all)")
+    parser.add_argument("--parts", type=some_of(PARTS), default=PARTS, metavar="NAMES", help=f"of {','.join(PARTS)} (default: all)")
     parser.add_argument(
         "--threads",
-        type=_positive,
+        type=count,
         default=native_library.usable_cores(),
         metavar="N",
         help="cores to compute with (default: all, %(default)s)",
     )
     parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help=f"rounds of turns (default {Effort().rounds}, {QUICK.rounds} with --quick)"
+        "--rounds", type=count, metavar="N", help=f"rounds of turns (default {Effort().rounds}, {QUICK.rounds} with --quick)"
     )
     parser.add_argument("--quick", action="store_true", help="small cases and few rounds: to see that it works, not for figures")
     parser.add_argument(
@@ -173,19 +174,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
     return parser
-
-
-def _some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def read(text: str) -> tuple[str, ...]:
-        chosen = tuple(dict.fromkeys(filter(None, text.split(","))))
-        if unknown := [name for name in chosen if name not in names]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(names)}")
-        return chosen
-
-    return read
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from . import bench_serve_acceptance as acceptance
 from . import bench_serve_options as options
-from .bench_serve_files import can_plot, plot, write_csv, write_each, write_json
+from .bench_serve_files import plot, write_csv, write_each, write_json
 from .bench_serve_load import Load, Player, RequestTemplate, Run
 from .bench_serve_options import Options
 from .bench_serve_results import failures, table
-from .config import ClientEnvironment, Environment
+from .config import variable
 from .load_client import LoadClient, ServerFailed
 from .prompt_sets import RANDOM, Prompt, PromptSetError, load, random_words
 
@@ -33,9 +33,6 @@ BUSY_CLIENT = 0.7
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0 only if every request of every run was answered."""
     wanted = options.read(argv)
-    args = wanted.args
-    if args.plot and not can_plot():
-        return _fail("--plot needs matplotlib: pip install 'foretoken[bench]', or leave --plot out", USAGE)
     try:
         prompts = _prompts(wanted)
     except PromptSetError as error:
@@ -78,7 +75,7 @@ class _Bench:
     def measure(self) -> None:
         """One load after the other, until one gets no answer at all. Raises ServerFailed if not even a warm-up request does."""
         wanted, args = self._wanted, self._wanted.args
-        key = args.api_key or Environment().api_key or ClientEnvironment().openai_api_key
+        key = args.api_key or variable("FORETOKEN_API_KEY") or variable("OPENAI_API_KEY")
         client = LoadClient(wanted.base_url, key, args.timeout)
         with asyncio.Runner() as runner:
             self._model = runner.run(_model(client, args.served_model_name or args.model))
@@ -88,7 +85,7 @@ class _Bench:
                 run = Run(place)
                 self.runs.append(run)
                 total = sum(map(template.requests, self._prompts))
-                with tqdm(total=total, desc=_name(place), unit="request", leave=False, disable=args.disable_tqdm) as bar:
+                with tqdm(total=total, desc=_name(place), unit="request", leave=False, disable=args.disable_tqdm or None) as bar:
                     runner.run(Player(client, template, bar.update).play(self._prompts, run, args.seed))
                 after = runner.run(acceptance.read(client))
                 if before is not None and after is not None:

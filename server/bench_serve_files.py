@@ -43,14 +43,6 @@ def write_csv(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(runs)
 
 
-def can_plot() -> bool:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def plot(path: Path, runs: Sequence[Run], fields: Sequence[Mapping[str, Any]]) -> None:
     """Distributions of three latencies, a curve for each run, and the throughput of all runs."""
     from matplotlib.figure import Figure

@@ -13,6 +13,7 @@ from typing import Any
 from .bench_serve_load import Load
 from .bench_serve_results import GOALS, METRICS, Report
 from .contestants import PATHS
+from .option_forms import count, key, new_file, new_picture, port, temperature
 from .prompt_sets import OWN, PUBLISHED
 
 EXAMPLES = """\
@@ -74,33 +75,33 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("server").add_argument
     add("--base-url", metavar="URL", help="with or without /v1 (default: http://HOST:PORT)")
     add("--host", default="127.0.0.1", help="without --base-url (default %(default)s)")
-    add("--port", type=_positive, default=8000, help="without --base-url (default %(default)s)")
+    add("--port", type=port, default=8000, help="without --base-url (default %(default)s)")
     add("--backend", choices=sorted(BACKENDS), default="openai-chat", help="vLLM's word for the endpoint (default %(default)s)")
     add("--endpoint", type=_endpoint, metavar="NAME", help="chat or completions, or the path of either (default: what --backend says)")
     add("--model", metavar="NAME", help="as in requests (default: the first that the server lists)")
     add("--served-model-name", metavar="NAME", help="the same, before --model")
-    add("--api-key", metavar="KEY", help="default: FORETOKEN_API_KEY or OPENAI_API_KEY")
+    add("--api-key", type=key, metavar="KEY", help="default: FORETOKEN_API_KEY or OPENAI_API_KEY")
 
     add = parser.add_argument_group("prompts").add_argument
     known = f"{', '.join(OWN)}, all, random; with a file of theirs {', '.join(PUBLISHED)}; or a FILE"
     add("--dataset", "--dataset-name", default="chat", metavar="NAME", help=f"{known} (default %(default)s)")
     add("--dataset-path", type=Path, metavar="FILE", help="the file of the set")
-    add("--num-prompts", type=_positive, metavar="N", help="conversations of a run; repeats a set that is too small (default: all of it)")
-    add("--random-input-len", type=_positive, default=256, metavar="N", help="words of a random prompt (default %(default)s)")
+    add("--num-prompts", type=count, metavar="N", help="conversations of a run; repeats a set that is too small (default: all of it)")
+    add("--random-input-len", type=count, default=256, metavar="N", help="words of a random prompt (default %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of the prompts' order and of the arrivals (default %(default)s)")
 
     add = parser.add_argument_group("load").add_argument
     text = "requests at once, one number or several (default: 1; with --request-rate no limit)"
-    add("--concurrency", "--max-concurrency", type=_list_of(_positive), metavar="N,N", help=text)
+    add("--concurrency", "--max-concurrency", type=_list_of(count), metavar="N,N", help=text)
     text = "conversations that begin in a second, at random times: one number or several, or inf: all at once"
     add("--request-rate", type=_list_of(_rate), metavar="R,R", help=text)
     add("--burstiness", type=_rate, default=1.0, metavar="B", help="of arrivals: below 1 in bursts, above more evenly (default: Poisson)")
-    add("--num-warmups", type=_count, default=2, metavar="N", help="requests before each run that are not counted (default %(default)s)")
+    add("--num-warmups", type=_warm_ups, default=2, metavar="N", help="requests before each run that are not counted (default %(default)s)")
 
     add = parser.add_argument_group("requests").add_argument
     lengths = [f"--{name}-output-len" for name in ("custom", "spec-bench", "sharegpt", "random", "hf")]
-    add("--max-tokens", "--output-len", *lengths, type=_positive, default=128, metavar="N", help="of an answer (default %(default)s)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="default %(default)s")
+    add("--max-tokens", "--output-len", *lengths, type=count, default=128, metavar="N", help="of an answer (default %(default)s)")
+    add("--temperature", type=temperature, default=0.0, metavar="T", help="default %(default)s")
     add("--top-p", type=float, metavar="P", help="default: the server's")
     add("--ignore-eos", action="store_true", help="answers of equal length, from servers that know this extension")
     add("--prediction", action="store_true", help="send the code to be edited as OpenAI's Predicted Outputs (sets edits and humanevalfix)")
@@ -111,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--percentile-metrics", type=_metrics, default=tuple(METRICS), metavar="M,M", help=f"of {','.join(METRICS)} (default: all)")
     add("--metric-percentiles", type=_percentiles, default=(50, 90, 99), metavar="P,P", help="default 50,90,99")
     add("--goodput", nargs="+", default=[], metavar="GOAL", help=f"milliseconds of a good request, as ttft:200 ({', '.join(GOALS)})")
-    add("--json", type=Path, metavar="FILE", help="all runs in one file")
-    add("--csv", type=Path, metavar="FILE", help="a row for each run")
-    add("--plot", type=Path, metavar="FILE.png", help="latencies and throughput (needs matplotlib: pip install foretoken[bench])")
+    add("--json", type=new_file, metavar="FILE", help="all runs in one file")
+    add("--csv", type=new_file, metavar="FILE", help="a row for each run")
+    add("--plot", type=new_picture, metavar="FILE.png", help="latencies and throughput (needs matplotlib: pip install foretoken[bench])")
     add("--save-result", action="store_true", help="vLLM's: a JSON file for each run, in --result-dir under --result-filename")
     add("--result-dir", type=Path, default=Path(), metavar="FOLDER", help="default: the current one")
     add("--result-filename", metavar="NAME", help="default: made of backend, load, model and date")
@@ -127,14 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+def _warm_ups(text: str) -> int:
+    return 0 if text == "0" else count(text)
 
 
 def _rate(text: str) -> float:

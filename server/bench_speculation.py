@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -26,6 +25,7 @@ from ..engine.bench.speculation_plot import plot
 from ..engine.bench.speculation_report import closing, paste, tables
 from ..engine.bench.speculation_turn import Step
 from ..engine.errors import ForetokenError
+from .option_forms import new_file, new_picture
 from .speculation_flags import add_flags, conversations_of, engine_options, methods_of
 
 EXAMPLES = """\
@@ -62,7 +62,7 @@ def _measure(args: argparse.Namespace, methods: Sequence[Method], conversations:
     effort, options = Effort(args.max_tokens, args.rounds, args.temperature, args.ignore_eos), engine_options(args)
     turns = (len(args.k) + 2) * (effort.rounds + 1) * len(args.concurrency)  # of one method; k and adaptive, and no speculation
     found: list[Figures] = []
-    with tqdm(total=turns * len(methods), unit="turn", leave=False, dynamic_ncols=True) as bar:
+    with tqdm(total=turns * len(methods), unit="turn", leave=False, dynamic_ncols=True, disable=None) as bar:
 
         def on_turn() -> None:
             bar.update()
@@ -150,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--per-request", action="store_true", help="a table of the single requests, too")
     add("--show-steps", action="store_true", help="one line for each step of a short answer, and nothing else")
-    add("--json", type=Path, metavar="FILE", help="write all figures there")
-    add("--plot", type=Path, metavar="FILE", help="draw a heat map and curves over k there (PNG)")
+    add("--json", type=new_file, metavar="FILE", help="write all figures there")
+    add("--plot", type=new_picture, metavar="FILE", help="draw a heat map and curves over k there (PNG)")
     return parser
 
 

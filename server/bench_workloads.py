@@ -24,8 +24,9 @@ from ..engine.bench.workloads import ADAPTIVE, OFF, Comparison, Workload, compar
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError, ForetokenError
 from ..engine.llm import LLM
+from .option_forms import count, new_file, new_picture
 from .prompt_sets import OWN, RANDOM, Prompt, PromptSetError, load, read
-from .speculation_flags import conversation, numbers, positive
+from .speculation_flags import conversation, numbers
 
 EXAMPLES = """\
 examples:
@@ -135,7 +136,7 @@ def report(found: Sequence[Comparison], command: str) -> str:
 
 
 def plot(found: Sequence[Comparison], path: Path) -> None:
-    """Speed-ups with their intervals as a PNG, a panel for each number of requests. Raises ImportError without matplotlib."""
+    """Speed-ups with their intervals as a PNG, a panel for each number of requests."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -166,7 +167,7 @@ def _measure(args: argparse.Namespace) -> list[Comparison]:
         raise ConfigError(str(error)) from None
     options: dict[str, Any] = {} if args.threads is None else {"threads": args.threads}
     with ExitStack() as stack:
-        bar = stack.enter_context(tqdm(desc="loading", unit="turn", leave=False, dynamic_ncols=True))
+        bar = stack.enter_context(tqdm(desc="loading", unit="turn", leave=False, dynamic_ncols=True, disable=None))
         configs = {OFF: {"method": "off"}, ADAPTIVE: args.speculative_config}
         engines = {
             name: stack.enter_context(LLM(args.model, config, max_num_seqs=max(args.batch), **options)) for name, config in configs.items()
@@ -194,10 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--speculative-config", "-sc", metavar="CONFIG", help="as for serve (default: the model's default)")
     add("--dataset", type=Path, metavar="FILE", help="prompts with a category of edits, json, chat, retrieval (default: our own sets)")
     add("--batch", "--concurrency", type=numbers, default=(1, 8, 32), metavar="N,N", help="requests at once (default 1,8,32)")
-    add("--pairs", type=positive, default=20, metavar="N", help="turns of each side (default %(default)s)")
+    add("--pairs", type=count, default=20, metavar="N", help="turns of each side (default %(default)s)")
     add("--only", type=lambda text: tuple(filter(None, text.split(","))), default=(), metavar="A,B", help=f"of: {', '.join(KINDS)}")
-    add("--threads", type=positive, metavar="N", help="cores to compute with (default: all)")
-    add("--json", type=Path, metavar="FILE", help="write all figures")
-    add("--markdown", type=Path, metavar="FILE", help="write the table")
-    add("--plot", type=Path, metavar="FILE", help="write a picture (PNG)")
+    add("--threads", type=count, metavar="N", help="cores to compute with (default: all)")
+    add("--json", type=new_file, metavar="FILE", help="write all figures")
+    add("--markdown", type=new_file, metavar="FILE", help="write the table")
+    add("--plot", type=new_picture, metavar="FILE", help="write a picture (PNG)")
     return parser

@@ -21,7 +21,7 @@ def _text(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise PydanticCustomError("content", "content must be a string or a list of text parts")
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
     return [_part_text(part) for part in value]
 
 

@@ -6,6 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import NoReturn
 
 from .. import __version__
@@ -83,6 +84,8 @@ USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what a model says may be more than a terminal's encoding has
     try:
         status = run(words)
         sys.stdout.flush()
@@ -112,7 +115,7 @@ def run(words: list[str]) -> int:
 
             return _reported(lambda: run_batch(flags))
         case ["bench", "overhead", *flags]:
-            from ..engine.overhead import main as overhead
+            from .bench_overhead import main as overhead
 
             overhead(flags)
             return 0
@@ -134,7 +137,7 @@ def run(words: list[str]) -> int:
 
             return training(flags)
         case ["bench", "quality", *flags]:
-            from ..engine.quality import main as quality
+            from .bench_quality import main as quality
 
             quality(flags)
             return 0

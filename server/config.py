@@ -7,13 +7,12 @@ The only place that reads environment variables. Each setting is taken from the 
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
-
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..engine.config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ..engine.errors import ConfigError
@@ -34,40 +33,17 @@ _KEY_PRIORITY = re.compile(r"(.+):priority=(-?[0-9]{1,9})")
 T = TypeVar("T")
 
 
-class Environment(BaseSettings):
-    """The variables that are read: `FORETOKEN_` and a flag's name. They hold what one would write after the flag."""
-
-    model_config = SettingsConfigDict(env_prefix="FORETOKEN_", extra="ignore")
-
-    allowed_origins: str | None = None
-    api_key: str | None = None
-    config: str | None = None
-    drain_timeout: str | None = None
-    dtype: str | None = None
-    host: str | None = None
-    kv_cache_dtype: str | None = None
-    kv_cache_gb: str | None = None
-    log_level: str | None = None
-    max_model_len: str | None = None
-    model: str | None = None
-    port: str | None = None
-    quantization: str | None = None
-    request_timeout: str | None = None
-    response_store: str | None = None
-    served_model_name: str | None = None
-    speculation_corpus_dir: str | None = None
-    speculative_config: str | None = None
-    threads: str | None = None
-
-    def flags(self) -> dict[str, str]:
-        """{"api-key": "..."} for every variable that is set and not empty."""
-        return {name.replace("_", "-"): value for name, value in self.model_dump().items() if value}
+def variable(name: str) -> str | None:
+    """What the environment says; set and empty counts as not set."""
+    return os.environ.get(name) or None
 
 
-class ClientEnvironment(BaseSettings):
-    """What commands that talk to any OpenAI-compatible server read as OpenAI's own clients do."""
-
-    openai_api_key: str | None = None
+def variables(flags: Sequence[str]) -> dict[str, str]:
+    """What the environment says of these flags, by name: `FORETOKEN_MAX_NUM_SEQS=8` -> {"max-num-seqs": "8"}."""
+    found = {flag: text for flag in flags if (text := variable("FORETOKEN_" + flag.upper().replace("-", "_")))}
+    if found.get("port", "").startswith("tcp://"):  # Kubernetes sets FORETOKEN_PORT beside a Service named foretoken: that one's address
+        del found["port"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,7 +87,7 @@ class ServerConfig:
     @classmethod
     def of_command(cls, argv: Sequence[str], parser: ServeParser) -> tuple[ServerConfig, dict[str, Any]]:
         """The same of a command with flags of its own, and what all flags say by their names with underscores."""
-        options = read_options(argv, Environment().flags(), parser)
+        options = read_options(argv, variables(parser.settings), parser)
         config = cls.from_options(options.values)
         speculative = config.engine.speculative
         for warning in (*options.warnings, *_unapplied(options.values), *(speculative.warnings if speculative else ())):

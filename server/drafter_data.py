@@ -70,7 +70,7 @@ def choose_prompts(
     texts: Sequence[AnyDocument], tokenizer: PreTrainedTokenizerFast, prompting: Prompting, seed: int
 ) -> list[PromptTokens]:
     """At most `prompting.prompts` of them, at random. Raises DataError for chats if the target has no chat template."""
-    bar = tqdm(texts, desc="prompts", unit=" records", dynamic_ncols=True, leave=False)
+    bar = tqdm(texts, desc="prompts", unit=" records", dynamic_ncols=True, leave=False, disable=None)
     found: list[tuple[AnyDocument, Any]] = []
     for text in bar:
         if isinstance(text, Record):
@@ -82,7 +82,7 @@ def choose_prompts(
     if tokenizer.chat_template is None and any(prompt is not None for _, prompt in found):
         raise DataError("the target has no chat template, so it cannot be asked `messages`: give data with `text`")
     chosen: list[PromptTokens] = []
-    for document, prompt in tqdm(found, desc="prompts", unit=" prompts", dynamic_ncols=True, leave=False):
+    for document, prompt in tqdm(found, desc="prompts", unit=" prompts", dynamic_ncols=True, leave=False, disable=None):
         if prompt is None:
             assert isinstance(document, Record)
             ids = list(tokenizer(document.text)["input_ids"])        # with a beginning-of-text token, where the target wants one

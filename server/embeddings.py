@@ -34,12 +34,12 @@ def _texts(value: object) -> object:
         case [int(), *_] if all(type(item) is int for item in value):
             return [value]
         case [_, *_] if len(value) > MAX_TEXTS:
-            raise PydanticCustomError("input", "input may hold at most {limit} texts", {"limit": MAX_TEXTS})
+            raise PydanticCustomError("input", "may hold at most {limit} texts", {"limit": MAX_TEXTS})
         case [_, *_] if all(isinstance(item, str) for item in value):
             return value
         case [_, *_] if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
             return value
-    raise PydanticCustomError("input", "input must be a string, a list of strings, a list of token ids or a list of such lists")
+    raise PydanticCustomError("input", "must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
 class EmbeddingRequest(OpenAIObject):

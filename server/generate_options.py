@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .option_forms import count, seconds, share
+from .option_forms import count, share, temperature
 from .serve_parser import NETWORK, SECURITY, ServeParser
 from .terminal_colors import WHEN
 
@@ -39,7 +39,7 @@ class GenerateParser(ServeParser):
         add("--raw", action="store_false", dest="chat", help="the prompt is continued as it is")
         add("--system", metavar="TEXT", help="system message of a chat [none]")
         add("--max-tokens", type=count, metavar="N", help="of the answer [what the context has room for]")
-        add("--temperature", type=seconds, metavar="T", help="0 is greedy, 1 the model's own distribution [0]")
+        add("--temperature", type=temperature, metavar="T", help="0 is greedy, 1 the model's own distribution [0]")
         add("--top-p", type=share, metavar="P", help="only the likeliest tokens up to this probability [1]")
         add("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated [none]")
         add("--speculation", metavar="NAME", help="off, auto, or one of the configured proposers [auto]")

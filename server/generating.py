@@ -73,7 +73,7 @@ def generate(model: str, prompts: Sequence[Sequence[int]], path: Path, settings:
         path.parent.mkdir(parents=True, exist_ok=True)
         options = {"max_num_seqs": settings.max_num_seqs, "max_num_batched_tokens": max(2048, settings.max_num_seqs)}
         engine = boot(engine_config(target, {"method": "off"}, options))
-        bar = tqdm(desc="generating", total=len(prompts), initial=len(answers), unit="prompt", dynamic_ncols=True)
+        bar = tqdm(desc="generating", total=len(prompts), initial=len(answers), unit="prompt", dynamic_ncols=True, disable=None)
         try:
             with bar, path.open("a", encoding="utf-8") as file:
                 for number, token_ids in _answered(engine, prompts, missing, settings, bar):

@@ -62,10 +62,14 @@ class LoadClient:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         """Raises ServerFailed for what is no http(s) URL."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self.url)
-        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # brackets without an address in them, a port above 65535
+            host, port = None, None
+        if host is None or parts.scheme not in DEFAULT_PORTS:
             raise ServerFailed(f"{base_url!r} is no address of a server: write it as http://HOST:PORT")
-        self._host, self._port = parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
+        self._host, self._port = host, port or DEFAULT_PORTS[parts.scheme]
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path
         self._headers = f"Host: {parts.netloc}\r\nConnection: close\r\n" + (f"Authorization: Bearer {api_key}\r\n" if api_key else "")

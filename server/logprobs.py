@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..engine.detokenizer import TokenBytes
 from ..engine.prompt_logprobs import PromptLogprobs
 from ..engine.request import TokenDelta
+from ..engine.token_bytes import TokenBytes
 
 
 class TokenText:

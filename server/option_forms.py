@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 
 def count(text: str) -> int:
@@ -56,11 +59,38 @@ def seconds(text: str) -> float:
     return number
 
 
+def temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature: 0 is greedy, 1 the model's own distribution")
+    return value
+
+
 def share(text: str) -> float:
     number = positive(text)
     if number > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
     return number
+
+
+def new_file(text: str) -> Path:
+    """One to be written at the end of something long: that it cannot be is said before."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder: name a file")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    return path
+
+
+def new_picture(text: str) -> Path:
+    """The same for one that matplotlib, which not everybody has installed, will draw."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("needs matplotlib: pip install 'foretoken[bench]', or leave it out")
+    return new_file(text)
 
 
 def origins(text: str) -> tuple[str, ...]:
@@ -74,3 +104,15 @@ def origins(text: str) -> tuple[str, ...]:
     if not all(isinstance(origin, str) for origin in listed):
         raise argparse.ArgumentTypeError("every origin must be a string")
     return tuple(listed)
+
+
+def some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A form for `a,c`: several of these names, each once, in the order given."""
+
+    def read(text: str) -> tuple[str, ...]:
+        chosen = tuple(dict.fromkeys(filter(None, text.split(","))))
+        if unknown := [name for name in chosen if name not in names]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(names)}")
+        return chosen
+
+    return read

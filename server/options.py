@@ -24,6 +24,7 @@ SPECULATION_OPTIONS = frozenset(
         "speculative_draft_tensor_parallel_size", "speculative_model_quantization",
     }
 )  # fmt: skip
+SWITCHED = {"1": True, "true": True, "0": False, "false": False}  # what a variable may say of a flag without a value
 _REPEATED = {"--api-key"}  # a list in a file becomes one flag an item
 _TAKING_VALUES = {"--served-model-name"}  # ... or one flag with several values
 
@@ -42,7 +43,8 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str], parser: Se
     Exits with status 2 and one line on a mistake, 0 after --help.
     """
     line = _parse(parser, argv, "")
-    surrounding = _parse(parser, [f"--{name}={text}" for name, text in environment.items()], "environment: ")
+    around = {name: SWITCHED.get(text.lower(), text) if name in parser.switches else text for name, text in environment.items()}
+    surrounding = _parse(parser, _words_of(around, parser), "environment: ")
     sources = [line, surrounding]
     if path := line.values.get("config", surrounding.values.get("config")):
         parser.where = ""
@@ -75,13 +77,17 @@ def _parse(parser: ServeParser, words: Sequence[str], where: str) -> Options:
 
 
 def _words_of_file(parser: ServeParser, path: Path) -> list[str]:
-    """`port: 9000` -> `--port=9000`. True gives the bare flag, False its `--no-` form where there is one."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         parser.error(f"--config {path} cannot be read: {' '.join(str(error).split())}")
     if not isinstance(settings, dict):
         parser.error(f"--config {path} must map the flags' names to values")
+    return _words_of(settings, parser)
+
+
+def _words_of(settings: Mapping[Any, Any], parser: ServeParser) -> list[str]:
+    """`port: 9000` -> `--port=9000`. True gives the bare flag, False its `--no-` form where there is one."""
     words: list[str] = []
     for key, value in settings.items():
         flag = "--" + str(key).replace("_", "-").removeprefix("--")

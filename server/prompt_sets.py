@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parent / "prompts"
 OWN = ("edits", "json", "chat", "retrieval", "short", "maths")
 ALL, RANDOM = "all", "random"
 PUBLISHED = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """All lines but empty ones; no two without a fault have the same custom_id. Raises BatchError."""
     first: dict[str, int] = {}
+    if path.exists() and not path.is_file():
+        raise BatchError(f"--input {path} is no ordinary file; it is read more than once, so write the requests to one")
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
@@ -76,6 +79,8 @@ class Answers:
         except OSError as error:
             raise BatchError(f"--output {path} cannot be written: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):  # what a run goes on with is read from it
+                raise BatchError(f"--output {path} is no ordinary file; name one")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read_earlier()
         except BlockingIOError:

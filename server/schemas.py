@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ..engine.request import SamplingParams
+from ..engine.request import MAX_LOGPROBS, SamplingParams
 from .chat_messages import Messages, TextContent
 from .errors import ApiError, unsupported
 from .request_base import OpenAIObject, OurObject
@@ -31,7 +31,7 @@ def _stop(value: object) -> object:
         return [] if value is None else [value]
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
-    raise PydanticCustomError("stop", "stop must be a string or a list of strings")
+    raise PydanticCustomError("stop", "must be a string or a list of strings")
 
 
 def _prompts(value: object) -> object:
@@ -42,12 +42,12 @@ def _prompts(value: object) -> object:
         if all(type(item) is int for item in value):
             return [value]
         if len(value) > MAX_PROMPTS:
-            raise PydanticCustomError("prompt", "prompt may hold at most {limit} prompts", {"limit": MAX_PROMPTS})
+            raise PydanticCustomError("prompt", "may hold at most {limit} prompts", {"limit": MAX_PROMPTS})
         if all(isinstance(item, str) for item in value):
             return value
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
             return value
-    raise PydanticCustomError("prompt", "prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+    raise PydanticCustomError("prompt", "must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
 TemplateKwargs = dict[str, str | int | float | bool | None]
@@ -207,9 +207,11 @@ class ChatRequest(GenerationRequest):
     def to_sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise ApiError(400, f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {self.top_logprobs}", param="top_logprobs")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if max_tokens == 0:
-            raise ApiError(400, "max_tokens must be at least 1; only completions with echo or prompt_logprobs take 0", param="max_tokens")
+            raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 

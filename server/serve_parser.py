@@ -38,15 +38,20 @@ examples:
   foretoken serve --config server.yaml        (keys are the flags' names)
 
 A setting is taken from the first of: command line, --config file, environment
-(FORETOKEN_PORT, FORETOKEN_API_KEY, ...), default. vLLM's other flags are
-accepted with a warning that they have no effect; unknown flags are errors.
+(FORETOKEN_ and a flag's name: FORETOKEN_PORT, FORETOKEN_MAX_NUM_SEQS, ...),
+default. vLLM's other flags are accepted with a warning that they have no
+effect; unknown flags are errors.
 """
 NETWORK, SECURITY = "network", "security"
 ENGINE_SEED = "seed of the engine; requests without one get random ones [0]"
 
 
 class ServeParser(argparse.ArgumentParser):
-    """All flags of `foretoken serve`. `flags` holds every spelling, `where` names the source being read."""
+    """All flags of `foretoken serve`.
+
+    `flags` holds every spelling, `switches` the names of those without a value, `settings` the names of serve's own, which may
+    come from a file or the environment too (names have no dashes before them); `where` names the source being read.
+    """
 
     operands: Sequence[str] = ("model",)
     """What the words without a flag are, in their order."""
@@ -71,9 +76,11 @@ class ServeParser(argparse.ArgumentParser):
             add_help=False,
         )
         self.flags: set[str] = set()
+        self.switches: set[str] = set()
         self.where = ""
         self._hidden = hidden
         self.add_own_flags()
+        only_here = set(self.flags)
         self._add_model_flags()
         self._add_computing_flags()
         self._add_speculation_flags()
@@ -82,6 +89,7 @@ class ServeParser(argparse.ArgumentParser):
         self._add_network_flags()
         self._add_security_flags()
         self._add_logging_flags()
+        self.settings = sorted(flag[2:] for flag in self.flags - only_here - {"--help"} if flag.startswith("--"))
 
     def add_own_flags(self) -> None:
         """Of another command, shown before serve's."""
@@ -106,7 +114,7 @@ class ServeParser(argparse.ArgumentParser):
             "--dtype", choices=["auto", "float32", "float", "bfloat16", "half", "float16"], metavar="NAME",
             help="float32, bfloat16 or auto: what the machine computes best [auto]",
         )  # fmt: skip
-        add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 or int4 (CPU), fp8 (GPU), made at loading [none]")
+        add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU) or int4 (both), made at loading [none]")
         add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="int8 (native executor), or auto: as --dtype [auto]")
         add("--executor", metavar="NAME", help="native, torch, transformers, or auto: the first of them that can [auto]")
         add("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or auto: a GPU if there is one [auto]")
@@ -213,6 +221,8 @@ class Section:
 
     def add(self, *spellings: str, **settings: Any) -> None:
         self.parser.flags.update(spellings)
+        if settings.get("action") in ("store_true", "store_false"):
+            self.parser.switches.update(spelling.removeprefix("--") for spelling in spellings)
         if self.hidden:
             settings["help"] = argparse.SUPPRESS
         self.group.add_argument(*spellings, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -147,7 +148,7 @@ def _priority(asked: int | None, best: int | None) -> int:
 def _parsed(raw: bytes, model: type[Body]) -> tuple[Body, int]:
     """The body, and how many of its fields nobody knows. Raises ApiError."""
     try:
-        body = model.model_validate_json(raw)
+        body = model.model_validate_json(raw.removeprefix(BOM_UTF8))  # as files have it that some editors wrote
     except ValidationError as error:
         raise invalid_body(error) from None
     return body, settle_extras(body)
@@ -158,6 +159,8 @@ def invalid_body(error: ValidationError) -> ApiError:
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     if not first["loc"]:
         problem = first["msg"] if first["type"] == "json_invalid" else "the body must be a JSON object"
+        if "hex escape" in problem:  # an emoji is two of them, and programs that count in UTF-16 cut texts between the two
+            problem += r": \ud800 to \udfff stand in pairs only; was a text cut in the middle of a character?"
         return ApiError(400, problem, code="invalid_json")
     path = ".".join(str(part) for part in first["loc"])[:200]
     return ApiError(400, f"{path}: {first['msg']}", param=path)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ..engine.bench.speculation import Conversation, Method
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError
+from .option_forms import count, positive, temperature
 from .prompt_sets import ALL, OWN, PUBLISHED, RANDOM, Prompt, PromptSetError, load, random_words
 from .speculation_methods import find_methods
 
@@ -38,17 +39,17 @@ def add_flags(parser: argparse.ArgumentParser, concurrency: tuple[int, ...], max
         "--concurrency", "--batch", type=numbers, default=concurrency, metavar="N,N",
         help=f"requests at a time (default {','.join(map(str, concurrency))})",
     )  # fmt: skip
-    add("--max-tokens", type=positive, default=max_tokens, metavar="N", help="of an answer (default %(default)s)")
-    add("--num-prompts", type=positive, default=num_prompts, metavar="N", help="taken from the data set, evenly (default %(default)s)")
-    add("--rounds", type=positive, default=rounds, metavar="N", help="times that everybody has a turn, for figures (default %(default)s)")
+    add("--max-tokens", type=count, default=max_tokens, metavar="N", help="of an answer (default %(default)s)")
+    add("--num-prompts", type=count, default=num_prompts, metavar="N", help="taken from the data set, evenly (default %(default)s)")
+    add("--rounds", type=count, default=rounds, metavar="N", help="times that everybody has a turn, for figures (default %(default)s)")
     add("--temperature", type=temperature, default=0.0, metavar="T", help="0 is greedy (default %(default)s)")
     add("--ignore-eos", action="store_true", help="go on to --max-tokens in any case")
     engine = parser.add_argument_group("engine").add_argument
     engine("--dtype", choices=["auto", "float32", "bfloat16"], help="as for serve")
     engine("--quantization", choices=["int8", "int4"], help="as for serve")
-    engine("--threads", type=positive, metavar="N", help="cores to compute with (default: all)")
-    engine("--max-model-len", type=positive, metavar="N", help="as for serve")
-    engine("--kv-cache-gb", type=float, metavar="GB", help="as for serve")
+    engine("--threads", type=count, metavar="N", help="cores to compute with (default: all)")
+    engine("--max-model-len", type=count, metavar="N", help="as for serve")
+    engine("--kv-cache-gb", type=positive, metavar="GB", help="as for serve")
 
 
 def methods_of(args: argparse.Namespace) -> tuple[Method, ...]:
@@ -83,25 +84,9 @@ def conversation(prompt: Prompt) -> Conversation:
     return [*system, {"role": "user", "content": prompt.turns[0]}]
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def numbers(text: str) -> tuple[int, ...]:
     """ "8,1,1" -> (1, 8)."""
-    return tuple(sorted({positive(part) for part in text.split(",")}))
-
-
-def temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature from 0 on")
-    return value
+    return tuple(sorted({count(part) for part in text.split(",")}))
 
 
 def _names(text: str) -> Sequence[str]:

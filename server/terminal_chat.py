@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .config import Environment
+from .config import variable
 from .help_format import HelpFormatter
-from .option_forms import count
+from .option_forms import count, key, temperature
 from .terminal_client import ChatClient, ChatError, NoServer
 from .terminal_colors import WHEN, Painter
 from .terminal_commands import Commands, Next
-from .terminal_conversation import Conversation, shown, temperature
+from .terminal_conversation import Conversation, shown
 from .terminal_input import Prompt
 from .terminal_stats import AnswerStats
 from .terminal_tokens import Piece, TokenPlacer
@@ -39,7 +39,10 @@ UNREACHABLE, FAILED = 69, 1  # exit statuses
 def chat(argv: Sequence[str]) -> int:
     """Ask, stream the answer, repeat. Returns the exit status."""
     args = parser().parse_args(argv)
-    client = ChatClient(args.url, args.api_key or Environment().api_key)
+    try:
+        client = ChatClient(args.url, args.api_key or variable("FORETOKEN_API_KEY"))
+    except ChatError as error:
+        return _fail(error)
     try:
         model = client.choose_model(args.model)
         settings = {"temperature": args.temperature, "max_tokens": args.max_tokens}
@@ -48,10 +51,14 @@ def chat(argv: Sequence[str]) -> int:
             conversation.settings["speculation"] = {"method": args.speculation}
         return Chat(client, conversation, Painter(sys.stdout, args.color)).run()
     except ChatError as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return UNREACHABLE if isinstance(error, NoServer) else FAILED
+        return _fail(error)
     finally:
         client.close()
+
+
+def _fail(error: ChatError) -> int:
+    print(f"foretoken: error: {error}", file=sys.stderr)
+    return UNREACHABLE if isinstance(error, NoServer) else FAILED
 
 
 class Chat:
@@ -143,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("--url", "--base-url", default="http://127.0.0.1:8000", help="where the server listens [%(default)s]")
-    add("--api-key", metavar="KEY", help="[FORETOKEN_API_KEY of the environment]")
+    add("--api-key", type=key, metavar="KEY", help="[FORETOKEN_API_KEY of the environment]")
     add("--model", metavar="NAME", help="[the first model of the server]")
     add("--system", metavar="TEXT", help="system message [none]")
     add("--temperature", type=temperature, metavar="T", help="0 is greedy [the server's default]")

@@ -39,9 +39,15 @@ class ChatClient:
     """One server. base_url: with or without /v1."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
+        """Raises ChatError for what can be no address or no key."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(base_url=self.url + "/v1/", headers=headers, timeout=TIMEOUT)
+        try:
+            self._client = httpx.Client(base_url=self.url + "/v1/", headers=headers, timeout=TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise NoServer(f"{base_url!r} is no address of a server ({error}): write it as http://HOST:PORT") from None
+        except UnicodeEncodeError:
+            raise ChatError("the API key has characters that no key has") from None
         self._tells_proposers = False
 
     def close(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from .option_forms import temperature
 from .terminal_colors import Painter
-from .terminal_conversation import Conversation, temperature
+from .terminal_conversation import Conversation
 from .terminal_stats import AnswerStats
 
 
@@ -70,7 +72,7 @@ class Commands:
             return self._say("temperature: the server's default")
         try:
             settings["temperature"] = temperature(text)
-        except ValueError as error:
+        except ArgumentTypeError as error:
             return self._refuse(str(error))
         return self._say(f"temperature: {settings['temperature']:g}")
 
@@ -110,7 +112,8 @@ class Commands:
     def _stats(self, _: str) -> Next:
         if not self._total.answers:
             return self._say("no answer yet")
-        return self._say(f"{self._total.answers} answers: {self._total.describe(self._painter)}")
+        answers = "1 answer" if self._total.answers == 1 else f"{self._total.answers} answers"
+        return self._say(f"{answers}: {self._total.describe(self._painter)}")
 
     def _help(self, _: str) -> Next:
         width = max(len(f"{name} {command.argument}") for name, command in self.by_name.items())

@@ -51,17 +51,6 @@ class Conversation:
                 file.write(json.dumps({"messages": self.all_messages, "model": self.model}, ensure_ascii=False) + "\n")
 
 
-def temperature(text: str) -> float:
-    """Raises ValueError with a sentence."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 100:
-        raise ValueError(f"{text!r} is not a temperature: 0 is greedy, 1 the model's own distribution")
-    return value
-
-
 def shown(settings: Mapping[str, Any]) -> str:
     """{"temperature": 0.5, "speculation": {"method": "off"}} -> "temperature 0.5, speculation off"."""
     parts = {name: value["method"] if isinstance(value, dict) else f"{value:g}" for name, value in settings.items()}

@@ -53,7 +53,9 @@ class Prompt:
         return "\n".join(lines).strip("\n")
 
     def _line(self, prompt: str) -> str:
-        return input(prompt if self._is_terminal else "")
+        typed = input(prompt if self._is_terminal else "")
+        # Bytes that are no text in the terminal's encoding come marked, and could not be sent. Often they are UTF-8 all the same.
+        return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _open_readline(self, commands: Sequence[str]) -> None:
         try:

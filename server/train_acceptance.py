@@ -8,7 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..engine.bench.acceptance import Acceptance, CountedAnswer, answer
+from ..engine.bench.acceptance import Acceptance, answer
+from ..engine.bench.speculation_turn import Answer
 from .train_answers import Asked, Booted, Effort, digest
 from .train_cells import Cells
 from .train_members import FamilyFolder
@@ -17,7 +18,7 @@ SUMS = ("answers", "same_answers", "passes", "accepted", "drafts", "drafted")
 
 
 def acceptance_of(
-    method: str, family: FamilyFolder, asked: Mapping[str, Sequence[Asked]], answers: Mapping[str, Sequence[CountedAnswer]],
+    method: str, family: FamilyFolder, asked: Mapping[str, Sequence[Asked]], answers: Mapping[str, Sequence[Answer]],
     effort: Effort, cells: Cells
 ) -> list[dict[str, Any]]:
     """One row a domain and k, and one over all domains for each k. The engine is loaded only if a row is not known yet."""

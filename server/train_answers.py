@@ -12,7 +12,8 @@ from zlib import crc32
 
 from transformers import PreTrainedTokenizerFast
 
-from ..engine.bench.acceptance import CountedAnswer, answer
+from ..engine.bench.acceptance import answer
+from ..engine.bench.speculation_turn import Answer
 from ..engine.boot import Engine, boot
 from ..engine.llm_options import engine_config
 from ..proposers.training.answers import check_answer
@@ -75,15 +76,15 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, per_domain: int
     return asked
 
 
-def plain_answers(plain: Booted, domain: str, asked: Sequence[Asked], effort: Effort, cells: Cells) -> list[CountedAnswer]:
+def plain_answers(plain: Booted, domain: str, asked: Sequence[Asked], effort: Effort, cells: Cells) -> list[Answer]:
     """The target's own, greedy, without speculation."""
     key = ("answers", domain, plain.mark, effort.max_tokens, digest(asked))
     kept = cells.get(*key) or cells.put(
         *key, result={"answers": [asdict(one) for one in answer(plain.engine, [one.token_ids for one in asked], effort.max_tokens)]})
-    return [CountedAnswer(**one) for one in kept["answers"]]
+    return [Answer(**one) for one in kept["answers"]]
 
 
-def form_of(asked: Sequence[Asked], answers: Sequence[CountedAnswer]) -> dict[str, Any]:
+def form_of(asked: Sequence[Asked], answers: Sequence[Answer]) -> dict[str, Any]:
     """Well-formed answers by kind as [good, all], and the first transcripts as they came."""
     findings = [check_answer(one.prompt, found.text) for one, found in zip(asked, answers, strict=True)]
     counts: dict[str, list[int]] = {}

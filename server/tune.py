@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         _require_ours(args.out)
         methods, conversations = {method.name: method for method in methods_of(args)}, conversations_of(args)
-        with tqdm(unit="answer", leave=False, dynamic_ncols=True) as bar:
+        with tqdm(unit="answer", leave=False, dynamic_ncols=True, disable=None) as bar:
             found = _Tuning(args, methods, conversations, bar).run()
         page = settings_file(args.model, found, methods, engine_options(args), _about(args, command, len(conversations), found))
         args.out.write_text(page, encoding="utf-8")

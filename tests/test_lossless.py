@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.boot import DEMO_DRAFT
+from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.logit_edits import Node
 from foretoken.engine.request import Request
 from foretoken.engine.sampler import Sampler
@@ -102,11 +102,11 @@ def gap(llm: LLM, prompt: list[int], known: list[int], settings: SamplingParams)
     asked = Request("gap", prompt, replace(settings, logprobs=0), 0.0, NUM_TOKENS, settings.seed or 0, token_ids=[*prompt, *known])
     asked.eos_token_ids = engine.model.eos_token_ids
     from foretoken.engine.plan import PlanRow, StepPlan
-    from foretoken.engine.runner import ragged_batch
+    from foretoken.engine.runner import batch_lists
 
     kv = engine.model.executor.allocate(64, 16)
     row = PlanRow(asked, 0, len(asked.token_ids), [], [], [], range(64), samples=True)
-    logits = engine.core.runner.executor.run(ragged_batch(StepPlan([row], 16), lambda r: True), kv).logits
+    logits = engine.core.runner.executor.run(batch_lists(StepPlan([row], 16), lambda r: True).batch(), kv).logits
     assert logits is not None
     node = Node(asked, [])
     if settings.greedy:
@@ -217,12 +217,12 @@ def test_crossing_the_threshold_in_mid_stream_changes_no_text() -> None:
                 crowd = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
                 for i in range(7):
                     core.add_request(engine.intake.requests(f"crowd{i}", [5, 6, 7 + i], crowd, 1.0)[0])
-            before = core.controller.num_draft_tokens
+            before = core.controller.counts.num_draft_tokens
             for delta in core.step(float(step)):
                 said.setdefault(delta.request_id.removeprefix(method), []).extend(delta.token_ids)
             core.check()
             reasons.append(core.stats().speculation_off)
-            drafted.append(core.controller.num_draft_tokens - before)
+            drafted.append(core.controller.counts.num_draft_tokens - before)
             step += 1
         return {k: v for k, v in said.items() if not k.startswith("crowd")}, reasons, drafted
 

@@ -16,7 +16,8 @@ from json_schemas import json_schema
 from jsonschema import Draft202012Validator
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.boot import DEMO_DRAFT, Engine
+from foretoken.engine.boot import Engine
+from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.grammar_spec import GrammarSpec
 from foretoken.kernels import native

@@ -44,8 +44,8 @@ class Generator:
         self._llm = llm
         self.prompts = Prompts(len(llm.get_tokenizer()))
 
-    def seconds(self, prompts: list[list[int]], new_tokens: int, speculation: str = "off") -> float:
-        return timed(lambda: self.generate(prompts, new_tokens, speculation))
+    def seconds(self, prompts: list[list[int]], new_tokens: int) -> float:
+        return timed(lambda: self.generate(prompts, new_tokens))
 
     def generate(self, prompts: list[list[int]], new_tokens: int, speculation: str = "off") -> list[list[int]]:
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, speculation={"method": speculation})

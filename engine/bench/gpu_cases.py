@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -84,12 +84,12 @@ class Bench:
             self._ceilings = Ceilings.measure(self.device, **({"copy_bytes": 1 << 22, "product": 256} if small else {}))
         return self._ceilings
 
-    def executor(self, **options: bool) -> GraphExecutor:
+    def executor(self, **options: Any) -> GraphExecutor:
         return network(self.effort.size, self.device, self.effort.dtype, **options)
 
     @contextmanager
     def engine(
-        self, speculative: SpeculativeConfig, rows: int, tokens_per_row: int, step_tokens: int = 2048, **options: bool
+        self, speculative: SpeculativeConfig, rows: int, tokens_per_row: int, step_tokens: int = 2048, **options: Any
     ) -> Iterator[MadeEngine]:
         """An engine of its own, whose memory is free again behind it."""
         folder = self.folder / "target"
@@ -428,17 +428,30 @@ def _scores(executor: GraphExecutor, made: RaggedBatch, kv: KVTensors) -> torch.
 
 
 def fp8(bench: Bench) -> Iterable[Figure]:
-    """One token with 8-bit weights."""
+    """Few tokens with 8-bit weights."""
+    return _narrow(bench, "fp8")
+
+
+def int4(bench: Bench) -> Iterable[Figure]:
+    """Few tokens with 4-bit weights, and as many as a prompt has."""
+    return _narrow(bench, "int4")
+
+
+def _narrow(bench: Bench, quantization: Literal["fp8", "int4"]) -> Iterable[Figure]:
     if kernels_for(bench.device) is None:
-        yield Figure("fp8", "left out", 0.0, "", note="there is no Triton here")
+        yield Figure(quantization, "left out", 0.0, "", note="there is no Triton here")
         return
     effort = bench.effort
-    executor = bench.executor(fp8=True)
-    kv = filled(executor, effort.context // BLOCK + 4)
-    for tokens in (1, 8):
+    executor = bench.executor(quantization=quantization)
+    counts = (1, 8, 32, 64, 256, 512) if bench.device.type == "cuda" else (1, 8)
+    kv = filled(executor, (effort.context + max(counts)) // BLOCK + 2)
+    for tokens in counts:
         made = batch(executor, 1, tokens, effort.context)
         seconds = device_seconds(lambda made=made: executor.start(made, kv), bench.device, effort.runs)
-        yield Figure("fp8", f"{tokens} tokens, context {effort.context}", seconds * 1e3, "ms")
+        yield Figure(quantization, f"{tokens} tokens, context {effort.context}", seconds * 1e3, "ms")
+        if tokens == 1:
+            floor = (executor.weight_bytes + effort.context * executor.kv_block_bytes(1)) / bench.ceilings.copied
+            yield Figure(quantization, "share of the bandwidth", floor / seconds, "", note=f"floor {floor * 1e3:.2f} ms")
 
 
 def memory(bench: Bench) -> Iterable[Figure]:
@@ -466,6 +479,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
     "throughput": throughput,
     "transformers": transformers_throughput,
     "fp8": fp8,
+    "int4": int4,
     "invariant": invariant,
     "memory": memory,
 }

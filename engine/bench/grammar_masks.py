@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..boot import DEMO_DRAFT
+from ..default_speculation import DEMO_DRAFT
 from ..grammar import CompiledGrammar
 from ..grammar_compiler import GrammarCompiler
 from ..grammar_spec import GrammarSpec
@@ -93,14 +93,14 @@ def cases() -> list[Case]:
     ]
 
 
-def large_tokenizer(size: int = LARGE) -> PreTrainedTokenizerBase:
+def large_tokenizer() -> PreTrainedTokenizerBase:
     """Byte-level BPE over words that nobody says; some 20 s."""
     dice = Random(1)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=LARGE, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     marks = ['", "', '": "', '": ', '"}, {"', "\n", '{"', "], ", ".\n\n", "(", ");\n"]
     lines = (_words(dice, 12) + dice.choice(marks) + str(dice.randrange(1000)) for _ in tqdm(range(60_000), "making text", leave=False))

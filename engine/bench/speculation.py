@@ -15,13 +15,13 @@ from typing import Any
 from ...proposers.config import SpeculativeConfig
 from ...proposers.proposer_set import ProposerSet
 from ..boot import Engine, assemble, boot
-from ..controller import PREDICTION
 from ..core import EngineCore
 from ..errors import ConfigError
 from ..llm_options import engine_config
 from ..request import Request, SamplingParams
 from ..runner import Runner
 from ..sampler import full_logits_wanted
+from ..speculation_policy import PREDICTION
 from .interleaved import keep_turns
 from .speculation_figures import OFF, Figures, Setting, compare
 from .speculation_turn import Step, Turn, take

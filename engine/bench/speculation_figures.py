@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .interleaved import Series, Spread
-from .speculation_turn import Answered, Step, Turn
+from .speculation_turn import Answer, Step, Turn
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ def _per_step(turns: Sequence[Turn], seconds: Callable[[Step], float]) -> Series
     return Series(tuple(statistics.fmean(map(seconds, turn.decoding)) for turn in turns))
 
 
-def _reached(answers: Sequence[Answered]) -> list[int]:
+def _reached(answers: Sequence[Answer]) -> list[int]:
     """Drafts of which at least 1, 2, ... guesses were accepted."""
     longest = max((len(answer.histogram) for answer in answers), default=0)
     return [sum(sum(answer.histogram[depth:]) for answer in answers) for depth in range(1, longest)]
 
 
-def _request(plain: Answered, speculative: Answered) -> RequestFigures:
+def _request(plain: Answer, speculative: Answer) -> RequestFigures:
     rate = speculative.accepted / speculative.drafted if speculative.drafted else None
     length = len(speculative.token_ids) / max(speculative.passes, 1)
     return RequestFigures(

@@ -40,14 +40,17 @@ class Step:
 
 
 @dataclass
-class Answered:
+class Answer:
     """One request of a turn."""
 
     token_ids: list[int] = field(default_factory=list)
-    passes: int = 0  # of the target that gave it tokens
+    text: str = ""
+    finish_reason: str = ""
+    passes: int = 0  # of the target that gave it tokens; the one that ends the prompt may have a draft, too
     drafts: int = 0  # passes with a draft
-    drafted: int = 0
+    drafted: int = 0  # guesses
     accepted: int = 0
+    kept: int = 0  # accepted guesses that became tokens of the answer: those behind its end did not
     histogram: list[int] = field(default_factory=list)  # [j]: drafts of which j guesses were accepted
     first_s: float = 0.0  # from being asked to the first token
     seconds: float = 0.0  # and to the last
@@ -63,7 +66,7 @@ class Turn:
 
     seconds: float
     steps: tuple[Step, ...]
-    answers: tuple[Answered, ...]  # in the order of the requests
+    answers: tuple[Answer, ...]  # in the order of the requests
 
     @property
     def tokens(self) -> int:
@@ -91,7 +94,7 @@ def take(
 
     Raises RequestFailed if one of them cannot be answered.
     """
-    waiting, found, begun = deque(requests), {request.request_id: Answered() for request in requests}, dict[str, float]()
+    waiting, found, begun = deque(requests), {request.request_id: Answer() for request in requests}, dict[str, float]()
     unread: set[str] = set()  # running, without a token yet
     steps: list[Step] = []
     running = 0
@@ -122,19 +125,22 @@ def take(
 
 
 def _counters(core: EngineCore) -> tuple[float, ...]:
-    controller = core.controller
+    counts = core.controller.counts
     drafting = sum(core.proposers.draft_seconds)
-    return core.step_seconds, core.target_seconds, drafting, controller.num_draft_tokens, controller.num_accepted_tokens
+    return core.step_seconds, core.target_seconds, drafting, counts.num_draft_tokens, counts.num_accepted_tokens
 
 
-def _add(answer: Answered, delta: TokenDelta, seconds: float) -> None:
+def _add(answer: Answer, delta: TokenDelta, seconds: float) -> None:
     if delta.error is not None:
         raise RequestFailed(f"prompt {delta.request_id}: {delta.error}", delta.error_code or "engine_error")
     if delta.token_ids:
         answer.first_s = answer.first_s or seconds
         answer.seconds = seconds
         answer.passes += 1
+        answer.kept += sum(source >= 0 for source in delta.sources)
         answer.token_ids.extend(delta.token_ids)
+    answer.text += delta.text
+    answer.finish_reason = delta.finish_reason or ""
     if delta.stats is not None:
         stats = delta.stats
         answer.drafts, answer.drafted, answer.accepted = stats.num_steps, stats.num_draft_tokens, stats.num_accepted_tokens

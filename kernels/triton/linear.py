@@ -17,16 +17,19 @@ MAX_ROWS = 32
 _COLUMNS = 32
 """Outputs of a program: few, so that there are many programs with loads in flight."""
 
+MOST_COLUMNS = 64
+"""No kernel that uses a `Workspace` has more outputs in a program."""
+
 _DEPTH = 128
-_PROGRAMS = 3 * MULTIPROCESSORS
+PROGRAMS = 3 * MULTIPROCESSORS
 
 
 class Workspace:
     """Scratch of `skinny_linear`, one for each stream: launches that may run at the same time must not share it."""
 
     def __init__(self, device: torch.device | str) -> None:
-        self.partial = torch.empty(_PROGRAMS * MAX_ROWS * _COLUMNS, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)  # all 0 between launches
+        self.partial = torch.empty(PROGRAMS * MAX_ROWS * MOST_COLUMNS, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)  # all 0 between launches
 
 
 def skinny_linear(
@@ -45,7 +48,7 @@ def skinny_linear(
     rows, depth = x.shape
     assert rows <= MAX_ROWS, "more rows than a skinny product has"
     blocks = ceil_div(len(weight), _COLUMNS)
-    splits = max(1, min(_PROGRAMS // blocks, depth // (4 * _DEPTH)))
+    splits = max(1, min(PROGRAMS // blocks, depth // (4 * _DEPTH)))
     out = torch.empty(rows, len(weight), dtype=x.dtype, device=x.device)
     if rows:
         tile_rows = 16 if rows <= 16 else 32
@@ -150,6 +153,38 @@ def _linear(
         x = tl.load(x_at + start, mask=x_mask, other=0.0)
         weight = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(x, weight.to(x.dtype), acc, input_precision="ieee")
+    finish_product(
+        acc, row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr, partial_ptr,
+        arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, ROWS, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_product(
+    acc,
+    row,
+    column,
+    block,
+    split,
+    rows,
+    columns,
+    residual_stride,
+    out_ptr,
+    bias_ptr,
+    residual_ptr,
+    scales_ptr,
+    partial_ptr,
+    arrived_ptr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Add up the splits of a block of columns, whose sums [ROWS, COLUMNS] this one's are; scale, add and store what comes out."""
+    is_row = row < rows
+    is_column = column < columns
     if SPLITS > 1:
         # Who comes last adds up all shares, in their order: no second launch, and nothing depends on who it was.
         tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]

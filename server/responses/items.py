@@ -139,7 +139,7 @@ def _items(value: object) -> object:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("input", "input must be a string or a list of items")
+        raise PydanticCustomError("input", "must be a string or a list of items, at least one")
     for item in value:
         kind = _kind(item)
         if kind is None:

@@ -38,7 +38,7 @@ def _tools(value: object) -> object:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise PydanticCustomError("tools", "tools must be a list")
+        raise PydanticCustomError("tools", "must be a list")
     for tool in value:
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise PydanticCustomError("tools", "a tool must be an object with a type")

@@ -23,7 +23,7 @@ def _schema(value: object) -> object:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise PydanticCustomError("parameters", "parameters must be a JSON schema: an object")
+        raise PydanticCustomError("parameters", "must be a JSON schema: an object")
     if not isinstance(value.get("properties", {}), dict):
         raise PydanticCustomError("parameters", "parameters.properties must be an object")
     required = value.get("required", [])
@@ -77,7 +77,7 @@ def _choice(value: object) -> object:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*entries]}}:
             return ToolChoice(cast(Mode, mode), frozenset(map(_name, entries)))
         case _:
-            raise PydanticCustomError("tool_choice", "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools")
+            raise PydanticCustomError("tool_choice", "must be 'none', 'auto', 'required', a function or allowed_tools")
 
 
 def _name(entry: object) -> str:
@@ -85,7 +85,7 @@ def _name(entry: object) -> str:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
         case _:
-            raise PydanticCustomError("tool_choice", 'tool_choice names a function as {"type": "function", "function": {"name": ...}}')
+            raise PydanticCustomError("tool_choice", 'a function is named as {"type": "function", "function": {"name": ...}}')
 
 
 Choice = Annotated[Any, BeforeValidator(_choice)]  # ToolChoice or None

@@ -22,7 +22,7 @@ from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.boot import boot
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.errors import ContextTooLong, EngineDead, QueueFull, RequestFailed, ShuttingDown
@@ -32,6 +32,7 @@ from foretoken.engine.request import SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.token_stream import TokenStream
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig
@@ -128,9 +129,6 @@ def test_every_choice_ends_once_with_the_cores_own_tokens(tokenizer: PreTrainedT
         deltas = await collect(stream)
         assert {f"r-{choice}": tokens_of(deltas, choice) for choice in range(3)} == expected
         assert sorted(d.choice for d in deltas if d.finish_reason == "length") == [0, 1, 2]
-        timing = stream.timing
-        assert timing.num_tokens == 36 and timing.first_token is not None and timing.last_token is not None
-        assert timing.arrival <= timing.first_token <= timing.last_token
         assert driver.num_in_flight == 0
 
     run(engine, scenario)
@@ -152,7 +150,7 @@ def test_many_at_once_each_get_their_own(tokenizer: PreTrainedTokenizerFast) -> 
     assert threads and threading.get_ident() not in threads
 
 
-@pytest.mark.parametrize("leave", ["aclose", "cancel", "drop", "raise"])
+@pytest.mark.parametrize("leave", ["close", "cancel", "drop", "raise"])
 @pytest.mark.parametrize("after", [0, 2])
 def test_leaving_early_aborts_all_choices(tokenizer: PreTrainedTokenizerFast, leave: str, after: int) -> None:
     engine = make_engine(tokenizer)
@@ -171,9 +169,9 @@ def test_leaving_early_aborts_all_choices(tokenizer: PreTrainedTokenizerFast, le
         for _ in range(after):
             await anext(stream)
         match leave:
-            case "aclose":
-                await stream.aclose()
-                await stream.aclose()
+            case "close":
+                stream.close()
+                stream.close()
                 with pytest.raises(StopAsyncIteration):
                     await anext(stream)
             case "cancel":
@@ -221,7 +219,7 @@ def test_the_queue_is_bounded_and_choices_count(tokenizer: PreTrainedTokenizerFa
         streams.append(driver.generate([1], GREEDY, request_id="one"))
         with pytest.raises(QueueFull):
             driver.generate([1], GREEDY, request_id="no place")
-        await streams[0].aclose()
+        streams[0].close()
         streams[0] = driver.generate([1], GREEDY, request_id="a place again")
         assert all(len(tokens_of(deltas)) == 20 for deltas in await asyncio.gather(*map(collect, streams)))
 
@@ -372,7 +370,7 @@ def test_readers_of_every_kind(tokenizer: PreTrainedTokenizerFast, seed: int) ->
         if leave_after is None:
             assert [len(tokens_of(deltas, choice)) for choice in range(params.n)] == [params.max_tokens] * params.n
         elif dice.random() < 0.5:
-            await stream.aclose()
+            stream.close()
 
     async def scenario(driver: AsyncEngine) -> None:
         await asyncio.gather(*(reader(driver, f"r{i}") for i in range(30)))

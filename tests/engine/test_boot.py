@@ -170,7 +170,7 @@ def test_trees_beside_a_draft_model(tiny_target: Path, executor: str) -> None:
     others_own = {"method": "draft_model"}  # every other request is the draft model's
     shared = [(p, replace(s, speculation=others_own) if i % 2 else s, rank) for i, (p, s, rank) in enumerate(jobs)]
     assert run(replace(engine, core=core), shared, arrivals) == plain
-    by_name = {t.name: t for t in core.controller.totals}
+    by_name = {t.name: t for t in core.controller.counts.totals}
     assert by_name["trees"].num_accepted_tokens > 10 and by_name["draft_model"].num_accepted_tokens > 10
     assert all(p.num_failures == 0 for p in proposers.stats())
 

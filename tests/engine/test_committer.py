@@ -13,7 +13,7 @@ from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, TokenDelta
 from foretoken.engine.scheduler import Scheduler
 from foretoken.kernels.layout import ForwardOutput
-from foretoken.proposers.proposer_set import FORCED
+from foretoken.proposers.base import FORCED
 
 
 @dataclass

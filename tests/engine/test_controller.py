@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rows import a_request
 
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
+from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.stats import EngineStats
 from foretoken.proposers.config import SpeculativeConfig
 

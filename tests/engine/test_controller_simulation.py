@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.speculation_policy import StepTimes, Wish
+from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
 from foretoken.proposers.config import SpeculativeConfig
 
 K = 8

@@ -220,7 +220,7 @@ def test_boot_measures_once_and_leaves_no_trace(
     stats = engine.core.stats()
     assert stats.num_steps == stats.generation_tokens == stats.kv_blocks_used == stats.prefix_cache_queries == 0
     assert all(p.draft_seconds == p.num_failures == 0 for p in engine.core.proposers.stats())
-    assert not engine.core.scheduler.kv.pool.prefixes and not any(acceptance.num_seen for acceptance in policy.acceptance)
+    assert not engine.core.scheduler.kv.pool.prefixes and not any(acceptance.num_seen for acceptance in policy.expectations.acceptance)
     engine.core.check()
 
     def answer(engine: Engine) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from foretoken.engine.detokenizer import Detokenizer, StopMatcher
+from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.request import SamplingParams
 
 CORPUS = [
@@ -179,13 +178,3 @@ def test_sentencepiece_continues_the_prompt(names: list[str]) -> None:
     prompt = [SP["<s>"], SP["a"]]
     whole = decode(SENTENCEPIECE, prompt + token_ids)
     assert "".join(stream(SENTENCEPIECE, token_ids, prompt=prompt)) == whole.removeprefix("a")
-
-
-@pytest.mark.parametrize("text", ["aabaabaaab", "abcabcabd", "ababab"])
-def test_matcher_holds_exactly_the_longest_possible_beginning(text: str) -> None:
-    stops = ["aab!", "abcabd!", "ba?"]
-    matcher = StopMatcher(stops)
-    for end, char in enumerate(text, 1):
-        assert matcher.feed(char) is None
-        beginnings = [stop[:n] for stop in stops for n in range(len(stop))]
-        assert matcher.num_held == max(len(b) for b in beginnings if text[:end].endswith(b))

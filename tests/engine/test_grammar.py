@@ -8,8 +8,9 @@ import pytest
 from grammars import compiled, encode, end_id, fresh_mask, ids, opened, tokenizer, vocab_size
 
 from foretoken.engine.errors import InvalidRequest
-from foretoken.engine.grammar import GrammarState, Mask
+from foretoken.engine.grammar import GrammarState
 from foretoken.engine.grammar_spec import GrammarSpec
+from foretoken.engine.token_mask import Mask
 
 SCHEMA = GrammarSpec.json_schema(
     {

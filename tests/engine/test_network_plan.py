@@ -124,6 +124,13 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"device": "cuda", "dtype": "float32"}, "Triton and CUDA graphs, float32, NVIDIA H200"),
         ({"executor": "torch", "batch_invariant": True}, "Triton and CUDA graphs, bfloat16, batch invariant, NVIDIA H200"),
         ({"quantization": "fp8"}, "Triton and CUDA graphs, fp8 weights, bfloat16, NVIDIA H200"),
+        ({"quantization": "int4"}, "Triton and CUDA graphs, int4 weights, bfloat16, NVIDIA H200"),
+        (
+            {"device": "cuda", "quantization": "int4", "batch_invariant": True},
+            "Triton and CUDA graphs, int4 weights, bfloat16, batch invariant, NVIDIA H200",
+        ),
+        ({"device": "cpu", "quantization": "int4"}, "native amx, int4 weights, bfloat16, 2 threads"),
+        ({"executor": "native", "quantization": "int4"}, "native amx, int4 weights, bfloat16, 2 threads"),
         ({"device": "cpu"}, "native amx, bfloat16, 2 threads"),
         ({"quantization": "int8"}, "native amx, int8 weights, bfloat16, 2 threads"),  # only a CPU has it
         ({"executor": "native"}, "native amx, bfloat16, 2 threads"),
@@ -144,7 +151,7 @@ def test_models_without_a_program_stay_on_the_cpu(isa: Any, one_gpu: None) -> No
     [
         ({"device": "cuda:1"}, "device cuda:1 cannot be used: GPUs here are cuda:0 to cuda:0"),
         ({"device": "cuda", "executor": "native"}, "executor native was chosen, which runs on CPUs only"),
-        ({"device": "cuda", "quantization": "int4"}, "quantization int4 needs the native executor, .* the network runs on a GPU"),
+        ({"device": "cuda", "quantization": "int8"}, "quantization int8 needs the native executor, .* the network runs on a GPU"),
         ({"device": "cuda", "kv_cache_dtype": "int8"}, "kv_cache_dtype int8 needs the native executor"),
         ({"quantization": "fp8", "batch_invariant": True}, "cannot be combined"),
     ],

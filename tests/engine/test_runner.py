@@ -5,7 +5,7 @@ from __future__ import annotations
 from rows import a_request
 
 from foretoken.engine.plan import PlanRow, StepPlan
-from foretoken.engine.runner import ancestors, ragged_batch
+from foretoken.engine.runner import ancestors, batch_lists
 
 
 def test_prefill_decode_chain_and_tree_in_one_batch() -> None:
@@ -20,7 +20,7 @@ def test_prefill_decode_chain_and_tree_in_one_batch() -> None:
         ],
         block_size=4,
     )
-    batch = ragged_batch(plan, lambda request: request is tree)
+    batch = batch_lists(plan, lambda request: request is tree).batch()
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 40, 20, 21, 41, 30, 31, 32]
     assert batch.query_start_loc.tolist() == [0, 4, 7, 11]
     assert batch.num_causal.tolist() == [4, 3, 1]
@@ -37,5 +37,5 @@ def test_the_last_of_64_tree_tokens_keeps_its_bit() -> None:
     assert depths[-1] == 1 and masks[-1] == 1 << 63 | 1 << 62
     request = a_request("t", 1)
     plan = StepPlan([PlanRow(request, 0, 1, list(range(64)), [-1] * 63 + [62], [0] * 64, range(17), samples=True)], 4)
-    batch = ragged_batch(plan, lambda request: False)
+    batch = batch_lists(plan, lambda request: False).batch()
     assert int(batch.tree_mask[-1]) & (2**64 - 1) == 1 << 63 | 1 << 62

@@ -2,8 +2,9 @@
 
 import pytest
 
-from foretoken.engine.boot import DEMO_DRAFT, Engine, boot
+from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
+from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.self_test import SelfTest, self_test
 from foretoken.proposers.config_reading import parse_speculative_config

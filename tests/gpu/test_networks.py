@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from decoding import ragged
 from small_networks import random_weights, small_network, small_program
 from tiny_models import FAMILIES
 
+from foretoken.kernels.execution import Quantization
+from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.program import Linear
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 
 BLOCK_SIZE = 4
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # of the norm of all scores
 
 
-def networks(family: str, dtype: torch.dtype, device: str, **options: bool) -> tuple[TorchExecutor, TorchExecutor]:
+def networks(family: str, dtype: torch.dtype, device: str, **options: Any) -> tuple[TorchExecutor, TorchExecutor]:
     """(reference on the CPU, Triton on the device)"""
     from foretoken.kernels.triton_steps import TritonKernels
 
@@ -75,13 +80,41 @@ def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, device: 
     assert torch.equal(whole, torch.cat([part for part in parts if part is not None]))
 
 
-def test_narrow_weights_are_near_the_whole_ones(device: str) -> None:
-    reference, triton = networks("llama", torch.bfloat16, device, fp8=True, fp8_head=True)
+def test_8_bit_weights_are_near_the_whole_ones(device: str) -> None:
+    reference, triton = networks("llama", torch.bfloat16, device, quantization="fp8", narrow_head=True)
     caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
     (batch, _) = batches(320)
     expected, found = reference.run(batch, caches[0]).logits, triton.run(batch, caches[1]).logits
     assert expected is not None and found is not None
     assert error(found, expected) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_batch_invariant", "tiled_rows"),
+    [(torch.float32, False, 8), (torch.bfloat16, False, 16), (torch.bfloat16, False, 8), (torch.bfloat16, True, 8)],
+)
+def test_4_bit_weights_are_multiplied_as_they_are(
+    dtype: torch.dtype, is_batch_invariant: bool, tiled_rows: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference has the same weights made whole. A prompt of more rows than the skinny product is let have, then few tokens."""
+    from foretoken.kernels.triton import linear_int4
+    from foretoken.kernels.triton_steps import TritonKernels
+
+    monkeypatch.setattr(linear_int4, "SKINNY_ROWS", 8)
+    monkeypatch.setattr(linear_int4, "TILED_ROWS", tiled_rows)
+    program = small_program("qwen3", **SIZES)
+    weights = random_weights(program)
+    products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    whole = {name: Int4Matrix.of(weight.to(dtype)).weight() if name in products else weight for name, weight in weights.items()}
+    reference = TorchExecutor(program, whole, torch.float32)
+    kernels = TritonKernels(is_batch_invariant, "int4")
+    narrow = TorchExecutor(program, weights, dtype, device=device, kernels=kernels)
+    caches = reference.allocate(12, BLOCK_SIZE), narrow.allocate(12, BLOCK_SIZE)
+    for batch in batches(reference.vocab_size):
+        expected, found = reference.run(batch, caches[0]).logits, narrow.run(batch, caches[1]).logits
+        assert expected is not None and found is not None
+        assert error(found, expected) < TOLERANCE[dtype]
+    assert narrow.weight_bytes < 0.6 * reference.weight_bytes / 2, "as much is read as with bfloat16"
 
 
 def test_a_batch_moves_as_a_whole(gpu: str) -> None:
@@ -92,6 +125,7 @@ def test_a_batch_moves_as_a_whole(gpu: str) -> None:
 def test_without_kernels_the_reference_runs_there_too(device: str) -> None:
     class Nothing:
         is_batch_invariant = False
+        quantization: Quantization | None = None
 
         def step(self, op: object, bind: object) -> None:
             return None

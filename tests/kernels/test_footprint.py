@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
-from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
+from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
+from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import network_program
@@ -42,6 +43,24 @@ def test_torch_keeps_a_tied_embedding_twice(tied: bool) -> None:
     executor = TorchExecutor(program, random_weights(program), torch.bfloat16)
     assert executor.weight_bytes == 2 * (99 * 64 + 2 * (layer - 2 * 64))  # no norms, no lookup of rows
     assert executor.kv_block_bytes(16) == cache_bytes(program, Execution(torch.bfloat16), 16) == 16 * 2 * 2 * 32 * 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_4_bit_weights_are_as_large_as_foretold(tied: bool) -> None:
+    """Rows of a tied embedding are looked up in bfloat16 beside the narrow head."""
+    program = network_program(network(tied))
+    products = {name: shape for name, shape in program.weights.items() if len(shape) == 2 and (tied or "embed" not in name)}
+    made = [Int4Matrix.of(torch.zeros(shape)) for shape in products.values()]
+    in_products = sum(tensor.nbytes for matrix in made for tensor in (matrix.words, matrix.group_scales, matrix.scales))
+    assert product_bytes(program, torch.bfloat16, "int4") == in_products
+    assert torch_weight_bytes(program, torch.bfloat16, "int4") == in_products + 2 * (99 * 64 + 5 * 64)
+
+
+def test_8_bit_weights_leave_the_head() -> None:
+    program = network_program(network())
+    wide, narrow = (torch_weight_bytes(program, torch.bfloat16, quantization) for quantization in (None, "fp8"))
+    layers = [shape for name, shape in program.weights.items() if "proj" in name]
+    assert wide - narrow == sum(outputs * inputs - 4 * outputs for outputs, inputs in layers)
 
 
 native_only = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)

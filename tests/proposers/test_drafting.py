@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import torch
 
 from foretoken.proposers.base import DraftContext, DraftRow, Draw, Feedback
-from foretoken.proposers.drafting import Feed, OwnCache, ragged_batch
+from foretoken.proposers.drafting import Feed, OwnCache, batch_lists
 
 TABLE = [3, 1, 7, 5, 2, 8]
 
@@ -97,13 +97,13 @@ def test_the_drafters_own_length_is_respected() -> None:
     cache.check()
 
 
-def test_ragged_batch() -> None:
+def test_the_batch_of_feeds() -> None:
     feeds = [
         Feed(0, row("a", 6), 3, 6, 4),  # its chain is fed at places 6, 7, 8
         Feed(1, row("b", 9), 0, 2, 0),
         Feed(2, row("c", 5), 4, 5, 1),
     ]
-    batch = ragged_batch(feeds, block_size=4)
+    batch = batch_lists(feeds, block_size=4).batch()
     assert batch.token_ids.tolist() == [103, 104, 105, 100, 101, 104]
     assert batch.positions.tolist() == [3, 4, 5, 0, 1, 4]
     assert batch.slot_mapping.tolist() == [3 * 4 + 3, 1 * 4 + 0, 1 * 4 + 1, 3 * 4 + 0, 3 * 4 + 1, 1 * 4 + 0]

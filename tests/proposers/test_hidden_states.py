@@ -16,7 +16,7 @@ from safetensors import safe_open
 from foretoken import LLM, SamplingParams
 from foretoken.engine.plan import PlanRow, StepPlan
 from foretoken.engine.request import Request
-from foretoken.engine.runner import ragged_batch
+from foretoken.engine.runner import batch_lists
 from foretoken.proposers import hidden_states
 from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.config import HiddenStatesConfig
@@ -182,6 +182,6 @@ def test_an_engine_writes_what_its_requests_computed(tmp_path: Path) -> None:
         text = next(text for text in texts if text[:-1] == tokens)
         request = Request("whole", tuple(text), SamplingParams(), 0.0, 1, 0)
         row = PlanRow(request, 0, len(text), [], [], [], range(64), samples=True)
-        output = executor.run(ragged_batch(StepPlan([row], 16), lambda r: False), executor.allocate(64, 16), (1, -1))
+        output = executor.run(batch_lists(StepPlan([row], 16), lambda r: False).batch(), executor.allocate(64, 16), (1, -1))
         for boundary in (1, -1):
             torch.testing.assert_close(part[f"hidden.{boundary}"], output.hidden[boundary][:-1].float(), rtol=1e-4, atol=1e-4)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from foretoken.kernels.layout import FINAL, KVLayerSpec
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Needs
+from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Needs
 from foretoken.proposers.corpus import Corpora
 from foretoken.proposers.corpus_files import CorpusFolder
-from foretoken.proposers.proposer_set import FORCED, ProposerSet
+from foretoken.proposers.proposer_set import ProposerSet
 
 KV = (KVLayerSpec(1, 8, 8),)
 FEEDBACK = Feedback([], [], [], [], [], [])

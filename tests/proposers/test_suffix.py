@@ -8,13 +8,14 @@ from hash_model import HashModel
 
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import SchedulerConfig
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers import suffix
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer

@@ -85,7 +85,9 @@ def test_engine_errors_become_http(
 
 def test_health_follows_the_engine(fake: FakeEngine, client: TestClient) -> None:
     def statuses() -> list[int]:
-        return [client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")]
+        found = [client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")]
+        assert [client.head(path).status_code for path in ("/health", "/health/live", "/health/ready")] == found  # as monitors ask
+        return found
 
     assert statuses() == [200, 200, 200]
     fake.draining = True
@@ -128,10 +130,10 @@ def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestC
     assert allowed(configured, "http://localhost:3000") is None
 
 
-def test_ping_is_health_by_either_method(fake: FakeEngine, client: TestClient) -> None:
+def test_ping_is_health_by_any_method(fake: FakeEngine, client: TestClient) -> None:
     for healthy, status in ((True, 200), (False, 503)):
         fake.healthy = healthy
-        assert [client.request(method, "/ping").status_code for method in ("GET", "POST")] == [status, status]
+        assert [client.request(method, "/ping").status_code for method in ("GET", "HEAD", "POST")] == [status] * 3
 
 
 def test_load_counts_what_runs(fake: FakeEngine, client: TestClient) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +55,15 @@ def test_lines_fit_the_terminal_but_those_to_be_copied(engine: Engine) -> None:
     whole = told(banner(ServerConfig(engine=engine.config, api_keys=("ft-made",)), engine, URL, made_key=True))
     assert {name: text for name, text in told(lines).items() if name != "memory"} == {n: t for n, t in whole.items() if n != "memory"}
     assert "ft-made  (made now" in whole["api key"] and "Bearer ft-made" in whole["curl"] and "--api-key ft-made" in whole["chat"]
+
+
+def test_the_curl_command_is_one_for_a_shell(engine: Engine) -> None:
+    """A key that we did not make is not shown: the shell puts it in."""
+    found = told(banner(ServerConfig(engine=engine.config, api_keys=("mine",)), engine, URL, made_key=False))
+    show = f"{sys.executable} -c 'import sys, json; print(json.dumps(sys.argv))' " + found["curl"].removeprefix("curl ")
+    variables = {"PATH": os.environ["PATH"], "FORETOKEN_API_KEY": "mine"}
+    words = json.loads(subprocess.run(["sh", "-c", show], capture_output=True, env=variables, check=True).stdout)
+    assert "Authorization: Bearer mine" in words and json.loads(words[-1])["model"] == "tiny"
 
 
 def test_loading_writes_whole_lines_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:

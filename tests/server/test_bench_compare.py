@@ -57,7 +57,8 @@ def test_a_real_server_against_itself_and_transformers(
         assert summary["tokens"] == 48 and summary["same_texts"] == 1.0, "greedy answers of one model"
         assert summary["first_ms"] > 0 and summary["gap_ms"] >= 0 and summary["ratio_low"] <= summary["ratio"] <= summary["ratio_high"]
         assert [len(turn["texts"]) for turn in result["groups"][summary["name"]]] == [2, 1]
-    assert capsys.readouterr().out.count("100%") == 3
+    said = capsys.readouterr()
+    assert said.out.count("100%") == 3 and "group/s" not in said.err, "no bar where there is no terminal"
 
 
 def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +72,11 @@ def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:
         (["--base-url", "http://a"], "two are needed to compare"),
         (["--peer", "transformers"], "two are needed to compare"),
         (["--base-url", "http://a", "--peer", "transformers"], "needs --model"),
-        (["--base-url", "http://a", "--base-url", "http://b", "--num-prompts", "0"], "'0' is not a whole number above 0"),
+        (["--base-url", "http://a", "--base-url", "http://b", "--num-prompts", "0"], "'0' is not a positive integer"),
+        (["--base-url", "http://a", "--base-url", "http://b", "--prompts", "no-such-file"], "--prompts no-such-file cannot be read"),
+        (["--base-url", "http://a", "--base-url", "http://b", "--json", "no-such-folder/a"], "there is no folder 'no-such-folder'"),
+        (["--base-url", "http://a", "--base-url", "http://b", "--json", "."], "is a folder: name a file"),
+        (["--base-url", "http://a", "--base-url", "http://b", "--api-key", "ké"], "must be printable ASCII"),
         (
             ["--base-url", "http://a", "--base-url", "http://b", "--base-url", "http://c", "--api-key", "x", "--api-key", "y"],
             "--api-key once",

@@ -85,7 +85,7 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     [
         (["--models", "M7"], "'M7' is not one of M1, M2, M3, demo"),
         (["--precisions", "fp8"], "not one of float32"),
-        (["--threads", "0"], "above 0"),
+        (["--threads", "0"], "positive integer"),
     ],
 )
 def test_mistakes_in_the_command_line(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

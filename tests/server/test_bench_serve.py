@@ -303,7 +303,7 @@ def test_a_set_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--concurrency", "1,0"], "'0' is not a whole number above 0"),
+        (["--concurrency", "1,0"], "'0' is not a positive integer"),
         (["--request-rate", "-1"], "'-1' is not a number above 0"),
         (["--goodput", "itl:5"], "'itl:5' should be METRIC:MILLISECONDS with one of ttft, tpot, e2el"),
         (["--goodput", "ttft:soon"], "'soon' is not a number"),

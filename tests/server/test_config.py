@@ -9,9 +9,10 @@ import pytest
 from foretoken.engine.config import DEMO_MODEL, EngineConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
-from foretoken.server.config import Environment, ServerConfig
+from foretoken.server.config import ServerConfig
 from foretoken.server.flags import REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
-from foretoken.server.options import ServeParser
+from foretoken.server.run_batch_options import BatchParser
+from foretoken.server.serve_parser import ServeParser
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +128,28 @@ def test_mistakes_in_a_file_or_the_environment_name_their_place(
     assert "environment: argument --port: 'http' is not a port" in refusal(capsys)
 
 
-def test_each_environment_variable_is_a_flag() -> None:
-    flags = ServeParser().flags
-    assert {"--" + name.replace("_", "-") for name in Environment.model_fields} <= flags
+def test_every_flag_of_serve_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORETOKEN_MAX_NUM_SEQS", "8")
+    monkeypatch.setenv("FORETOKEN_REQUEST_TIMEOUT", "9")
+    monkeypatch.setenv("FORETOKEN_INSECURE_NO_AUTH", "1")  # a switch
+    monkeypatch.setenv("FORETOKEN_ENABLE_PREFIX_CACHING", "False")
+    monkeypatch.setenv("FORETOKEN_BATCH_INVARIANT", "0")
+    monkeypatch.setenv("FORETOKEN_HELP", "1")  # no setting
+    config = read()
+    assert config.engine.scheduler.max_num_seqs == 8 and config.request_timeout_s == 9 and config.insecure_no_auth
+    assert not config.engine.cache.enable_prefix_caching
+    monkeypatch.setenv("FORETOKEN_INSECURE_NO_AUTH", "perhaps")
+    assert "environment: argument --insecure-no-auth" in refusal(capsys)
+
+
+def test_what_kubernetes_says_of_a_service_of_our_name_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PORT": "tcp://10.0.0.1:80", "SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}.items():
+        monkeypatch.setenv("FORETOKEN_" + name, value)
+    assert read().port == 8000
+
+
+def test_flags_of_other_commands_are_no_variables() -> None:
+    assert {"input", "concurrency"}.isdisjoint(BatchParser().settings) and BatchParser().settings == ServeParser().settings
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import EngineConfig, SchedulerConfig
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.intake import Intake
@@ -26,6 +26,7 @@ from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import SpeculativeConfig, SuffixConfig
 from foretoken.proposers.corpus import Corpora

@@ -136,7 +136,7 @@ def test_nobody_there() -> None:
         asyncio.run(LoadClient(f"http://127.0.0.1:{port}").model())
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "", "http://[a", "http://a:99999", "http://a:b"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ServerFailed, match="write it as http://HOST:PORT"):
         LoadClient(url)

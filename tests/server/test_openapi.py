@@ -215,7 +215,7 @@ def test_a_server_with_keys_says_so(fake: FakeEngine) -> None:
     assert "401" in described["paths"]["/v1/models"]["get"]["responses"]
 
 
-@pytest.mark.parametrize("path, methods", [("/ping", "GET, POST"), ("/v1/responses/x", "DELETE, GET"), ("/v1/completions", "POST")])
+@pytest.mark.parametrize("path, methods", [("/ping", "GET, HEAD, POST"), ("/v1/responses/x", "DELETE, GET"), ("/v1/completions", "POST")])
 def test_a_refused_method_is_told_which_there_are(client: TestClient, path: str, methods: str) -> None:
     refused = client.put(path)
     assert refused.status_code == 405 and refused.headers["allow"] == methods

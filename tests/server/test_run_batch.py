@@ -179,6 +179,15 @@ def test_files_that_do_not_fit_are_refused_and_left_alone(
         assert files[1].read_text() == output
 
 
+def test_only_ordinary_files_will_do(tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is read again must be there again: a pipe is not, and a device may have no end."""
+    write(files[0], [question("a")])
+    assert run_batch(["--input", str(files[0]), "--output", "/dev/null", str(tiny_target)]) == DATA
+    assert "--output /dev/null is no ordinary file" in capsys.readouterr().err
+    assert run_batch(["--input", "/dev/null", "--output", str(files[1]), str(tiny_target)]) == DATA
+    assert "--input /dev/null is no ordinary file" in capsys.readouterr().err and not files[1].exists()
+
+
 def test_two_runs_cannot_write_one_file(tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     write(files[0], [question("a")])
     with files[1].open("ab") as other:

@@ -127,6 +127,17 @@ def test_bad_values_are_a_400_that_names_the_field(client: TestClient, fake: Fak
     assert not fake.calls
 
 
+@pytest.mark.parametrize(("name", "value"), [("prompt", []), ("prompt", ["a"] * 65), ("stop", 5)])
+def test_a_message_names_the_field_once(client: TestClient, name: str, value: Any) -> None:
+    assert refusal(client, "/v1/completions", {"prompt": "a"} | {name: value})["message"].startswith(f"{name}: m")
+
+
+@pytest.mark.parametrize("value", [-1, 21])
+def test_top_logprobs_out_of_range_are_told_under_their_own_name(client: TestClient, value: int) -> None:
+    error = refusal(client, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": value})
+    assert error["param"] == "top_logprobs" and f"from 0 to 20, not {value}" in error["message"]
+
+
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(client: TestClient, literal: str) -> None:
     response = client.post("/v1/completions", content=f'{{"prompt":"a","temperature":{literal}}}', headers=JSON)
@@ -153,6 +164,16 @@ def test_numbers_that_are_none_are_refused(client: TestClient, literal: str) -> 
 def test_what_is_no_json_object_is_invalid_json(client: TestClient, body: bytes) -> None:
     response = client.post("/v1/completions", content=body, headers=JSON)
     assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_json", response.text
+
+
+@pytest.mark.parametrize("text", [r"\ud83d", r"\ud83d!", r"\ude00", r"\ud83d\ud83d"])
+def test_half_of_a_character_is_told_as_such(client: TestClient, text: str) -> None:
+    response = client.post("/v1/completions", content=f'{{"prompt":"{text}"}}', headers=JSON)
+    assert "cut in the middle of a character" in response.json()["error"]["message"]
+
+
+def test_a_byte_order_mark_is_no_mistake(client: TestClient) -> None:
+    assert client.post("/v1/completions", content='\ufeff{"prompt":"a"}'.encode(), headers=JSON).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, JSON | {"Content-Encoding": "gzip"}])

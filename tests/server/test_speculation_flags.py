@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.engine.errors import ConfigError
-from foretoken.server.speculation_flags import add_flags, conversations_of, engine_options, evenly, numbers, temperature
+from foretoken.server.speculation_flags import add_flags, conversations_of, engine_options, evenly, numbers
 
 
 def parsed(*argv: str) -> argparse.Namespace:
@@ -51,10 +51,7 @@ def test_few_of_many_come_from_all_parts() -> None:
 
 
 def test_numbers() -> None:
-    assert numbers("8,1,1") == (1, 8) and temperature("0.7") == 0.7
+    assert numbers("8,1,1") == (1, 8)
     for text in ("1,x", "0", ""):
-        with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+        with pytest.raises(argparse.ArgumentTypeError, match="positive integer"):
             numbers(text)
-    for text in ("-1", "warm", "nan"):
-        with pytest.raises(argparse.ArgumentTypeError, match="temperature"):
-            temperature(text)

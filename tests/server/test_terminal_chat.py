@@ -105,6 +105,19 @@ def test_over_pipes_there_are_no_colours_and_no_prompts(server: RunningServer) -
     assert BLUE in coloured.stdout
 
 
+def test_bytes_that_are_no_text_of_the_terminal_are_no_end_of_the_chat(server: RunningServer) -> None:
+    typed = b"broken \xff byte\n" + "a 😀 in a terminal of ASCII\n".encode()
+    settings = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    ended = subprocess.run(argv(server.url, "--max-tokens", "2"), input=typed, capture_output=True, env=settings, timeout=60)
+    assert ended.returncode == 0 and ended.stdout.count(b" tokens/s") == 2, ended.stderr
+
+
+@pytest.mark.parametrize(("url", "key", "says"), [("http://a\tb", "", "no address"), ("http://a", "ké", "characters that no key has")])
+def test_an_address_or_key_that_is_none(url: str, key: str, says: str) -> None:
+    ended = piped(url, "hello\n", FORETOKEN_API_KEY=key)
+    assert ended.returncode in (1, 69) and says in ended.stderr and ended.stderr.count("\n") == 1
+
+
 def test_no_color_is_respected(server: RunningServer, tmp_path: Path) -> None:
     settings = environment(NO_COLOR="1", XDG_STATE_HOME=str(tmp_path))
     with Terminal(argv(server.url, "--max-tokens", "20"), settings) as terminal:

@@ -60,7 +60,8 @@ def test_a_whole_run(tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFi
     flags = [str(tiny_target), "--dtype", "float32", "--threads", "1", "--kv-cache-gb", "0.01", "--max-tokens", "8", "--ignore-eos"]
     flags += ["--dataset", str(prompts), "--methods", "ngram,suffix", "--k", "1,3", "--concurrency", "1,2", "--rounds", "2"]
     assert main([*flags, "--out", str(out)]) == 0
-    printed, page = capsys.readouterr().out, out.read_text()
+    (printed, told), page = capsys.readouterr(), out.read_text()
+    assert "answer/s" not in told, "no bar where there is no terminal"
     table = [line for line in printed.splitlines() if line.startswith(("ngram", "suffix"))]
     assert len(table) == 2 * FINALISTS, "six settings were tried, three were left at the end"
     assert "Speculation does not pay" in printed or "Chosen: " in printed

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from foretoken.engine.boot import DEMO_DRAFT
-from foretoken.engine.grammar import CompiledGrammar, GrammarState, Mask
+from foretoken.engine.default_speculation import DEMO_DRAFT
+from foretoken.engine.grammar import CompiledGrammar, GrammarState
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
+from foretoken.engine.token_mask import Mask
 
 PADDING = 70
 """By how much the logits are wider than the vocabulary."""

@@ -15,13 +15,14 @@ from hash_model import HashModel, next_token
 
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import SchedulerConfig
-from foretoken.engine.controller import Controller, ProposerInfo
+from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DynamicTree, NgramConfig, SpeculativeConfig, StaticTree
@@ -248,10 +249,10 @@ def simulate(seed: int, kv_class: Callable[..., KVCache] = KVCache) -> int:
     for health in core.proposers.stats():
         assert health.num_failures == 0 or health.name == "wild", f"{health.name} failed: its cache went wrong"
     if world.draft_model == "perfect" and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
-        (perfect,) = (t for t in core.controller.totals if t.name == "draft_model")
+        (perfect,) = (t for t in core.controller.counts.totals if t.name == "draft_model")
         assert perfect.num_accepted_tokens == perfect.num_draft_tokens, "a draft that knows the target was refused: its cache went wrong"
     if world.head and world.head_tree is None and all(r.params.greedy and r.params.presence_penalty == 0 for r in world.requests):
-        (head,) = (t for t in core.controller.totals if t.name == "head")
+        (head,) = (t for t in core.controller.counts.totals if t.name == "head")
         assert head.num_accepted_tokens == head.num_draft_tokens, "a head that knows the target was refused: its states went wrong"
     for request in world.requests:
         expected = run_alone(world, request)

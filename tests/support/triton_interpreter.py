@@ -1,4 +1,4 @@
-"""Lets Triton kernels run on a CPU in the tests: in Triton's interpreter, with three of its gaps closed.
+"""Lets Triton kernels run on a CPU in the tests: in Triton's interpreter, with its gaps closed.
 
 To be imported before Triton is, which libraries do where it is installed. Processes that tests start are left as they are.
 """
@@ -28,6 +28,7 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 
 def _close_gaps() -> None:
     patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+    binary_op = interpreter.InterpreterBuilder.binary_op
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
         """Scalars are arrays of one element, which numpy 2.4 no longer takes for an int."""
@@ -39,10 +40,24 @@ def _close_gaps() -> None:
         a, b = (self.create_fp_to_fp(x, tl.float32, None) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
         return dot(self, a, b, d, input_precision, max_num_imprecise_acc)
 
+    def compute(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        """The same of sums and products."""
+        if lhs.dtype.scalar != tl.bfloat16:
+            return binary_op(self, lhs, rhs, op)
+        lhs, rhs = (self.create_fp_to_fp(x, tl.float32, None) for x in (lhs, rhs))
+        found = binary_op(self, lhs, rhs, op)
+        return self.create_fp_to_fp(found, tl.bfloat16, None)
+
+    def get_bf16(self: Any, value: float) -> Any:
+        """What a constant is made of; the only type that is missing."""
+        return self.create_fp_to_fp(self.get_fp32(value), tl.bfloat16, None)
+
     # Integers wrap around on a GPU; checking that none does would take a third of the time, and noise is made of those that do.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter._patch_lang_tensor = patch_lang_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.InterpreterBuilder.binary_op = compute
+    interpreter.InterpreterBuilder.get_bf16 = get_bf16  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if not HAS_GPU:

@@ -30,7 +30,8 @@ inline void multiply_panel(const Pass& pass) {
   for (; end - weights > 64; weights += 128, rows += 8) {
     prefetch_stream<kRows>(weights);
     prefetch_stream<kRows>(weights + 64);
-    const Int first = _mm512_load_si512(weights), second = _mm512_load_si512(weights + 64);
+    Int first = _mm512_load_si512(weights), second = _mm512_load_si512(weights + 64);
+    asm("" : "+v"(first), "+v"(second));  // stay in registers: gcc 12 would load them anew for every row
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       even[r] = Dot::add(even[r], Dot::operand(rows + r * row_stride), first);

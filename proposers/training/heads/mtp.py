@@ -51,7 +51,7 @@ class Mtp(Head):
         config.intermediate_size = self.settings.intermediate_size or config.intermediate_size
         config._attn_implementation = NAME
         if config.intermediate_size > target.config.intermediate_size:
-            raise ValueError(f"intermediate_size can be {target.config.intermediate_size} at most, the target's: the layer begins as its last")
+            raise ValueError(f"intermediate_size can be {target.config.intermediate_size} at most: the layer begins as the target's last")
         last, norm, width = target.model.model.layers[-1], target.model.model.norm, config.hidden_size
         self.token_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)
         self.hidden_layernorm: nn.Module = type(norm)(width, config.rms_norm_eps)

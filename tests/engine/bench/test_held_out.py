@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from foretoken.engine.bench.held_out import HELD_OUT, read_conversation, read_sample
-from foretoken.engine.boot import DEMO_DRAFT
+from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.errors import ConfigError
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from triton_compilation import builds
 
+from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.triton import activations, argmax, attention, cache_write, edits, linear, noise, norms, sampling
+from foretoken.kernels.triton import activations, argmax, attention, cache_write, edits, linear, linear_int4, noise, norms, sampling
 
 HALF, WIDE, INT, LONG, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn
 
@@ -65,6 +66,19 @@ def products() -> None:
     linear.fixed_linear(empty(9, 4096), empty(4096, 4096))
 
 
+def narrow_products() -> None:
+    workspace = linear.Workspace("cpu")
+    for rows, out, depth in [(1, 28672, 4096), (1, 4096, 14336), (1, 1024, 1088), (32, 4096, 14336), (64, 4096, 14336)]:
+        linear_int4.skinny_int4_linear(empty(rows, depth), four_bits(out, depth), workspace, empty(out), empty(rows, out))
+    linear_int4.fixed_int4_linear(empty(9, 4096), four_bits(4096, 4096))
+    linear_int4.dequantised(four_bits(28672, 4096), 0, 8192, HALF)
+
+
+def four_bits(out: int, depth: int) -> Int4Matrix:
+    tiles = -(-depth // TILE)
+    return Int4Matrix(empty(tiles, out, GROUP // 2, dtype=INT), empty(tiles, out, dtype=INT), empty(out, dtype=WIDE), depth)
+
+
 def small_ones() -> None:
     tokens = 9
     for width in (576, 4096, 16384):
@@ -100,7 +114,8 @@ def choices() -> None:
 
 
 GROUPS: dict[str, Callable[[], None]] = {
-    group.__name__: group for group in (attention_of_llama, attention_of_others, products, small_ones, choices)
+    group.__name__: group
+    for group in (attention_of_llama, attention_of_others, products, narrow_products, small_ones, choices)
 }
 
 if __name__ == "__main__":

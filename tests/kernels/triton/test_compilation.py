@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,15 @@ def test_attention(group: str, tmp_path: Path):
 def test_products(tmp_path: Path):
     for one in build("products", tmp_path):
         assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
+        assert _loads_ahead(one["code"]) >= 4, "too few weights are on their way"
+
+
+def test_narrow_products(tmp_path: Path):
+    for one in build("narrow_products", tmp_path):
+        if one["name"] == "_dequantise":
+            continue
+        from_registers = re.search(r"wgmma\.mma_async\S+m64\S+\s+\{[^}]*\},\s*\{", one["code"])
+        assert from_registers, "weights that were made whole go through memory"
         assert _loads_ahead(one["code"]) >= 4, "too few weights are on their way"
 
 

@@ -1,4 +1,4 @@
-"""A drafter's embedding and head: its own, or the target's where it has none or the very same numbers.
+"""Embedding and head of a drafter: its own, or the target's where it has none or the very same numbers.
 
 Owns the choice between the two. Knows no layers.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.weights import read_tensors
 from .checkpoint import check_token_map
 from .config_entry import SpeculativeConfigError
-from .eagle_names import EagleTensors
+from .draft_tensors import DraftTensors
 from .loading import TargetView
 
 
@@ -29,23 +29,23 @@ class Table:
     softcap: float | None = None
 
 
-def embedding_of(tensors: EagleTensors, width: int, target: TargetView, keep_own: bool) -> Table:
+def embedding_of(tensors: DraftTensors, width: int, target: TargetView, keep_own: bool) -> Table:
     """For a drafter of this width. What the file lacks is scaled as the target scales it; what it has is meant as it is.
 
     keep_own: even if the target has the same numbers, because it may hold them in a narrower format.
     """
     name = "embed_tokens.weight"
     if not tensors.has(name):
-        require_width_of_target(name, width, tensors.checkpoint.folder, target)
+        _require_width_of_target(name, width, tensors.checkpoint.folder, target)
         return Table(target.embedding, target.vocab_size, True, target.embed_scale)
     own = tensors.take(name, -1, width)
-    if not keep_own and is_in_target(own, target.embedding, target):
+    if not keep_own and _is_in_target(own, target.embedding, target):
         return Table(target.embedding, target.vocab_size, True)
     return Table(name, len(own), False)
 
 
 def head_of(
-    tensors: EagleTensors, width: int, target: TargetView, embedding: Table, draft_vocab_size: int | None, is_tied: bool
+    tensors: DraftTensors, width: int, target: TargetView, embedding: Table, draft_vocab_size: int | None, is_tied: bool
 ) -> tuple[Table, Tensor | None]:
     """The head, and [rows] int64 the token ids of its rows where they are a vocabulary of the drafter's own."""
     name, folder = "lm_head.weight", tensors.checkpoint.folder
@@ -53,17 +53,17 @@ def head_of(
         if draft_vocab_size not in (None, target.vocab_size):
             raise SpeculativeConfigError(f"{folder} has {draft_vocab_size} tokens of its own, but no d2t that says which they are")
         if tensors.has(name):
-            same = is_in_target(tensors.take(name, target.vocab_size, width), target.head, target)
+            same = _is_in_target(tensors.take(name, target.vocab_size, width), target.head, target)
             return Table(target.head if same else name, target.vocab_size, same), None
         if is_tied and tensors.has("embed_tokens.weight"):
             return Table(embedding.weight, embedding.rows, embedding.is_shared), None
-        require_width_of_target(name, width, tensors.checkpoint.folder, target)
+        _require_width_of_target(name, width, tensors.checkpoint.folder, target)
         return Table(target.head, target.vocab_size, True, target.logits_scale, target.logits_softcap), None
     rows = len(tensors.take(name, -1, width))
     return Table(name, rows, False), check_token_map("d2t", tensors.take("d2t", rows), target.vocab_size)
 
 
-def require_width_of_target(name: str, width: int, folder: Path, target: TargetView) -> None:
+def _require_width_of_target(name: str, width: int, folder: Path, target: TargetView) -> None:
     """The folder has no such tensor. Raises SpeculativeConfigError unless the target's can stand in for it."""
     if width != target.hidden_size:
         raise SpeculativeConfigError(
@@ -71,7 +71,7 @@ def require_width_of_target(name: str, width: int, folder: Path, target: TargetV
         )
 
 
-def is_in_target(own: Tensor, name: str, target: TargetView) -> bool:
+def _is_in_target(own: Tensor, name: str, target: TargetView) -> bool:
     """Whether the target's file holds the same numbers: published drafters often bring a copy, which need not be kept twice."""
     tensors = read_tensors(sorted(target.folder.glob("*.safetensors")))
     if name not in tensors:

@@ -1,29 +1,21 @@
-"""What number formats cost the embedded model, within bounds, and that the bench measures what it says."""
+"""What number formats cost the embedded model, within bounds; and that scores are those of transformers."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from foretoken.engine.bench.held_out import HELD_OUT, Sample, read_sample
-from foretoken.engine.boot import DEMO_DRAFT
+from foretoken.engine.bench.quality import load
+from foretoken.engine.bench.scoring import Scores, greedy_answers, greedy_matches, score
 from foretoken.engine.config import DEMO_MODEL
+from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.model import LoadedModel
-from foretoken.engine.quality import (
-    Scores,
-    greedy_answers,
-    greedy_matches,
-    load,
-    main,
-    score,
-)
 from foretoken.kernels import native
 from foretoken.proposers.training.evaluate import greedy_matches as matches_in_transformers
 from foretoken.proposers.training.evaluate import mean_accepted_length
@@ -89,28 +81,3 @@ def test_a_model_accepts_its_own_greedy_answers_and_the_drafts_as_transformers_d
     target, draft = (LlamaForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (TARGET, DEMO_DRAFT))
     assert found == [matches_in_transformers(target, draft, prompt, 12) for prompt in prompts]
     assert 1 < mean_accepted_length(found, 3) < 4
-
-
-def test_the_command_says_what_cannot_be_had(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "supports", lambda program, execution: "no such processor")
-    text, out = tmp_path / "text.md", tmp_path / "out.json"
-    text.write_text("user: Hello\nassistant: Hi!\n---\nuser: What is a list?\nassistant: Things in order.")
-    main(["--formats", "int8,float32", "--text", str(text), "--answer-tokens", "4", "--json", str(out)])
-    report = json.loads(out.read_text())
-    assert [found["name"] for found in report["formats"]] == ["bfloat16", "float32"]
-    assert [line.split(":")[0] for line in report["skipped"]] == ["int8 draft", "int4 draft", "int8"]
-    assert all("no such processor" in line for line in report["skipped"])
-    assert report["formats"][0]["change"] == 0.0 and report["formats"][0]["agreement"] == 1.0
-    assert report["formats"][1]["perplexity"] == pytest.approx(report["formats"][0]["perplexity"], rel=0.05)
-    assert 1 <= report["formats"][0]["accepted_length"]["bfloat16"]["3"] <= 4
-    printed = capsys.readouterr().out
-    assert "| float32 " in printed and "Not measured: int8: " in printed
-
-
-@pytest.mark.parametrize("flags", [["--formats", "int2"], ["--context", "0"], ["--model", "/no/such/folder"], ["--text", "/no/text"]])
-def test_mistakes_are_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(flags)
-    assert stopped.value.code == 2 or str(stopped.value.code).startswith("foretoken: error: ")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from foretoken.engine.overhead import ADAPTIVE_ROWS, CASES, main, measure, weighed
+from foretoken.engine.bench.overhead import CASES, measure, weighed
 from foretoken.engine.request import SamplingParams
 
 
@@ -27,9 +24,3 @@ def test_deciding_and_learning_are_a_small_part_of_a_step(rows: int) -> None:
     assert results[0].tokens_per_step > 3, "every guess is right and pays"
     # The promise is 0.05 ms at one row and 0.5 ms at 128; a busy machine may be much slower, but not by this much.
     assert 0 < min(result.controller_ms for result in results) < (1.0 if rows == 1 else 6.0)
-
-
-def test_the_command_prints_every_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    main(["--steps", "3", "--json", str(tmp_path / "out.json")])
-    printed = capsys.readouterr().out
-    assert len(json.loads((tmp_path / "out.json").read_text())) == len(CASES) + len(ADAPTIVE_ROWS) == len(printed.splitlines()) - 1

@@ -1,35 +1,34 @@
-"""`foretoken bench overhead`: what a step costs besides the forward pass, measured with a network that answers at once."""
+"""What a step of the engine costs besides the forward pass, measured with a network that answers at once."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels.chain import run_chain_by_steps
-from ..kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
-from ..kernels.torch_kv import TorchKV
-from ..kernels.weight_bank import WeightBank
-from ..proposers.config import NgramConfig, SpeculativeConfig
-from ..proposers.ngram import NgramProposer
-from ..proposers.proposer_set import ProposerSet
-from .committer import Committer
-from .config import SchedulerConfig
-from .controller import Controller, ProposerInfo
-from .core import EngineCore
-from .costs import CostFigures, CostTable
-from .kv_cache import KVCache
-from .request import Request, SamplingParams
-from .runner import Runner
-from .sampler import full_logits_wanted
-from .scheduler import Scheduler
-from .verifier import Verifier
+from ...kernels.chain import run_chain_by_steps
+from ...kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from ...kernels.torch_kv import TorchKV
+from ...kernels.weight_bank import WeightBank
+from ...proposers.config import NgramConfig, SpeculativeConfig
+from ...proposers.ngram import NgramProposer
+from ...proposers.proposer_set import ProposerSet
+from ..committer import Committer
+from ..config import SchedulerConfig
+from ..controller import Controller
+from ..core import EngineCore
+from ..costs import CostFigures, CostTable
+from ..kv_cache import KVCache
+from ..request import Request, SamplingParams
+from ..runner import Runner
+from ..sampler import full_logits_wanted
+from ..scheduler import Scheduler
+from ..speculation_policy import ProposerInfo
+from ..verifier import Verifier
 
 PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right
 
@@ -172,34 +171,3 @@ CASES: tuple[tuple[str, int, int, SamplingParams], ...] = (
     ("sampled, no draft", 128, 0, SamplingParams(temperature=1, max_tokens=None, ignore_eos=True)),
 )
 ADAPTIVE_ROWS = (1, 32, 128)
-
-
-def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="foretoken bench overhead",
-        description="Measure what the engine costs around the forward pass, with a network that answers at once.",
-        epilog="example: foretoken bench overhead --steps 500 --json overhead.json",
-    )
-    parser.add_argument("--steps", type=int, default=300, help="steps to time in each case (default 300)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    results: list[Overhead] = []
-    print(f"{'case':38} {'rows':>5} {'tokens/row':>11} {'median ms':>10} {'p95 ms':>8} {'controller ms':>14}")
-
-    def show(result: Overhead) -> None:
-        results.append(result)
-        print(
-            f"{result.case:38} {result.rows:5} {result.tokens_per_step:11} {result.median_ms:10.3f} {result.p95_ms:8.3f} "
-            f"{result.controller_ms:14.3f}",
-            flush=True,
-        )
-
-    for case, rows, k, params in CASES:
-        show(measure(case, rows, k, params, args.steps))
-    greedy = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-    for rows in ADAPTIVE_ROWS:
-        show(measure("greedy, adaptive n-gram k<=5", rows, 5, greedy, args.steps, costs=weighed(rows)))
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump([asdict(r) for r in results], file, indent=1)

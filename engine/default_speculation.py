@@ -1,0 +1,48 @@
+"""How an engine speculates where nobody says so, and how it is told to people what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from .adaptive_policy import AdaptivePolicy
+from .config import DEMO_MODEL, EngineConfig
+from .controller import Controller
+from .fixed_policy import DEFAULT_THRESHOLD
+from .speculation_policy import PREDICTION
+
+DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
+
+
+def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
+    """The configured proposers, or the default, and why: the embedded model has drafters of its own, others get prompt lookup."""
+    if config.speculative is not None:
+        return config.speculative, "as configured"
+    lookup = NgramConfig(8, prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
+    if config.model.model == DEMO_MODEL:
+        # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
+        drafter = DraftModelConfig(str(DEMO_DRAFT), draft_sample_method="probabilistic")
+        why = "the embedded model's own draft model, and prompt lookup where that pays more; --speculative-config changes it"
+        return SpeculativeConfig((drafter, lookup)), why
+    return (
+        SpeculativeConfig((lookup,)),
+        "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",
+    )
+
+
+def describe_speculation(config: SpeculativeConfig, controller: Controller, max_rows: int) -> str:
+    """For the banner: the proposers, and up to how many of max_rows running requests they guess."""
+    if config.off:
+        return "off"
+    parts = [f"{p.name}, k={p.max_tokens}" for p in controller.proposers if p.name != PREDICTION and p.max_tokens]
+    lossy = f"; LOSSY: {config.lossy} acceptance" if config.lossy else ""
+    policy, configured = controller.policy, config.disable_by_batch_size
+    if not isinstance(policy, AdaptivePolicy):
+        when = f"off above {DEFAULT_THRESHOLD if configured is None else configured} running requests"
+    elif (found := policy.found_threshold(max_rows)) < (max_rows if configured is None else configured):
+        when = f"adaptive, off above {found} running requests by the first estimate"
+    elif configured is not None:
+        when = f"adaptive, off above {configured} running requests"
+    else:
+        when = f"adaptive, on up to all {max_rows} running requests"
+    return f"{'; '.join(parts) or 'predictions only'}; {when}{lossy}"

@@ -1,0 +1,153 @@
+"""The engine's own thread, the only one that touches the core (and so torch). It never waits for a caller.
+
+Commands reach it through a queue that is emptied before each step; what a step gives goes to the event loop in one call. Knows no streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from .request import Request, TokenDelta
+from .stats import EngineStats
+
+if TYPE_CHECKING:
+    from .core import EngineCore
+
+logger = logging.getLogger("foretoken.engine")
+
+STATS_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Command: the client wants no more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Command: work between two steps, and who waits for what it returns."""
+
+    work: Callable[[EngineCore], Any]
+    result: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Command: end after the step in progress."""
+
+
+Command = Request | Abort | Call | Stop
+
+
+class EngineThread:
+    """Steps a core as long as it has work, and sleeps otherwise. All methods belong to the event loop."""
+
+    def __init__(
+        self, core: EngineCore, deliver: Callable[[list[TokenDelta], float], None], die: Callable[[BaseException], None]
+    ) -> None:
+        """Both are called on the loop: deliver with what a step gave and when it ended, die with why the thread ended by itself."""
+        self._core = core
+        self._deliver = deliver
+        self._die = die
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._main, name="foretoken-engine", daemon=True)
+        # Written by the thread; single references, so that reading needs no lock.
+        self.stats = EngineStats()  # at most STATS_INTERVAL_S and one step old
+        self.turn_started: float | None = None  # of the step in progress or between steps; None = idle
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def put(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    # From here on: the thread's own.
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, every caller must hear of it
+            logger.exception("the engine thread ends")
+            self._tell_loop(self._die, error)
+        finally:
+            self._core.close()
+
+    def _run(self) -> None:
+        core, stats_time = self._core, -math.inf
+        while True:
+            deltas: list[TokenDelta] = []
+            for command in self._commands(wait=not core.has_work):
+                match command:
+                    case Request():
+                        core.add_request(command)
+                    case Abort(request_id):
+                        if (delta := core.abort(request_id)) is not None:
+                            deltas.append(delta)
+                    case Call(work, result):
+                        self._do(work, result)
+                    case Stop():
+                        return
+            self.turn_started = time.monotonic()
+            if core.has_work:
+                deltas.extend(core.step(self.turn_started))
+            now = time.monotonic()
+            if not core.has_work or now - stats_time >= STATS_INTERVAL_S:
+                self.stats, stats_time = core.stats(), now
+            if deltas and not self._tell_loop(self._deliver, deltas, now):
+                return
+
+    def _do(self, work: Callable[[EngineCore], Any], result: asyncio.Future[Any]) -> None:
+        try:
+            value = work(self._core)
+        except Exception as error:  # noqa: BLE001 - the caller's work is the caller's fault
+            self._tell_loop(_settle, result, None, error)
+        else:
+            self._tell_loop(_settle, result, value, None)
+
+    def _commands(self, wait: bool) -> Iterator[Command]:
+        """Everything in the queue; if wait, at least one command."""
+        if wait:
+            self.turn_started = None
+            yield self._inbox.get()
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except Empty:
+                return
+
+    def _tell_loop(self, callback: Callable[..., None], *args: object) -> bool:
+        """False if the loop has been closed: then nobody is left to serve."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            return False
+        return True
+
+
+def _settle(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if result.done():  # its caller has gone
+        return
+    if error is None:
+        result.set_result(value)
+    else:
+        result.set_exception(error)

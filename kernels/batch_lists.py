@@ -1,0 +1,119 @@
+"""A ragged batch in the making: plain lists, then arrays of one piece of memory, which the next batch of that shape may take over.
+
+After a pass that has read all weights every call into numpy or torch finds the processor's caches empty, and costs several times what
+it does in a loop. So all numbers are written by two calls, and where a batch is done with before the next is made, the tensors on
+that memory stay as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+
+import torch
+
+from .layout import RaggedBatch
+
+KEPT_SHAPES = 256
+KEPT_TOKENS = 512                    # of a batch whose memory is kept
+TABLE_STEP = 8                       # kept tables are wider by up to so many blocks: a row's grows every few steps
+
+Shape = tuple[int, int, int, int, int, bool]
+
+
+@dataclass(slots=True)
+class BatchLists:
+    """What a RaggedBatch holds, row after row. At least one row."""
+
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    tree_mask: list[int] = field(default_factory=list)
+    logits_indices: list[int] = field(default_factory=list)
+    full_logits: list[int] = field(default_factory=list)
+    query_start_loc: list[int] = field(default_factory=lambda: [0])
+    seq_lens: list[int] = field(default_factory=list)
+    num_causal: list[int] = field(default_factory=list)
+    first_places: list[int] = field(default_factory=list)    # one a row, or none at all: then all are 0
+    tables: list[Sequence[int]] = field(default_factory=list)
+
+    def add_slots(self, table: Sequence[int], start: int, stop: int) -> None:
+        """Of places start to stop - 1 of the row that is being added."""
+        size = self.block_size
+        self.slots += [table[place // size] * size + place % size for place in range(start, stop)]
+
+    def batch(self) -> RaggedBatch:
+        """In memory of its own."""
+        return _Arrays(self.shape(1), self.block_size).filled(self)
+
+    def shape(self, table_step: int) -> Shape:
+        width = max(1, *map(len, self.tables))
+        return (
+            len(self.token_ids), len(self.seq_lens), len(self.logits_indices), len(self.full_logits),
+            -(-width // table_step) * table_step, any(self.first_places),
+        )  # fmt: skip
+
+
+class BatchMemory:
+    """Batches of one owner, who is done with each before the next is made: then small ones lie where the last of their shape lay.
+
+    All of them have blocks of the same size.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Shape, _Arrays] = {}
+
+    def batch(self, lists: BatchLists) -> RaggedBatch:
+        """Good until the next call."""
+        shape = lists.shape(TABLE_STEP)
+        arrays = self._kept.get(shape)
+        if arrays is None:
+            arrays = _Arrays(shape, lists.block_size)
+            if len(lists.token_ids) <= KEPT_TOKENS:
+                if len(self._kept) >= KEPT_SHAPES:
+                    self._kept.clear()
+                self._kept[shape] = arrays
+        return arrays.filled(lists)
+
+
+class _Arrays:
+    """The batch of one shape, and the memory that it lies in."""
+
+    def __init__(self, shape: Shape, block_size: int) -> None:
+        num_tokens, num_rows, num_logits, num_full, self._width, has_firsts = shape
+        wide_sizes = [num_tokens] * 4 + [num_logits, num_full]
+        narrow_sizes = [num_rows + 1, num_rows, num_rows, num_rows * has_firsts, num_rows * self._width]
+        self._has_firsts = has_firsts
+        self._wide, self._narrow = Struct(f"={sum(wide_sizes)}q"), Struct(f"={sum(narrow_sizes)}i")
+        self._wide_memory, self._narrow_memory = bytearray(max(8, self._wide.size)), bytearray(self._narrow.size)
+        wide = torch.frombuffer(self._wide_memory, dtype=torch.int64)[: sum(wide_sizes)].split_with_sizes(wide_sizes)
+        narrow = torch.frombuffer(self._narrow_memory, dtype=torch.int32).split_with_sizes(narrow_sizes)
+        self._batch = RaggedBatch(
+            token_ids=wide[0],
+            positions=wide[1],
+            slot_mapping=wide[2],
+            query_start_loc=narrow[0],
+            seq_lens=narrow[1],
+            block_tables=narrow[4].view(num_rows, self._width),
+            num_causal=narrow[2],
+            tree_mask=wide[3],
+            logits_indices=wide[4],
+            full_logits=wide[5],
+            block_size=block_size,
+            first_places=narrow[3] if has_firsts else None,
+        )
+
+    def filled(self, lists: BatchLists) -> RaggedBatch:
+        """The batch, with these numbers. lists: of this shape."""
+        numbers = [*lists.token_ids, *lists.positions, *lists.slots, *lists.tree_mask, *lists.logits_indices, *lists.full_logits]
+        self._wide.pack_into(self._wide_memory, 0, *numbers)
+        numbers = [*lists.query_start_loc, *lists.seq_lens, *lists.num_causal]
+        if self._has_firsts:
+            numbers += lists.first_places
+        for table in lists.tables:
+            numbers += table
+            numbers += [0] * (self._width - len(table))
+        self._narrow.pack_into(self._narrow_memory, 0, *numbers)
+        return self._batch

@@ -1,0 +1,46 @@
+"""The layers of a drafter as a config of transformers, made of what its checkpoint says; and how long a text they can read.
+
+Knows no tensors. What a checkpoint leaves out is as transformers has it for the model type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from .config_entry import SpeculativeConfigError
+
+LAYER_SETTINGS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
+    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
+)
+"""Keys of config.json that are the layers' own, not the target's."""
+_STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
+
+
+def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query_rows: int, folder: Path) -> PreTrainedConfig:
+    """A config of model type `kind`. num_query_rows: of the first layer's query projection, which tell a head's width where the
+    settings do not. folder: for the message. Raises SpeculativeConfigError.
+    """
+    heads = given.get("num_attention_heads")
+    has_width = "head_dim" in given or type(heads) is not int or heads < 1
+    width = {} if has_width else {"head_dim": num_query_rows // cast(int, heads)}
+    try:
+        return cast(Any, CONFIG_MAPPING[kind])(**given, **width, num_hidden_layers=num_layers)
+    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+        raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
+
+
+def readable_length(hf_config: PreTrainedConfig, max_model_len: int) -> int:
+    """max_model_len, the target's, because drafters are trained on short texts (2,048 positions are usual) and used on long ones.
+
+    Fewer only where positions mean something else in a longer text.
+    """
+    rope = hf_config.rope_parameters or {}
+    if rope.get("rope_type", "default") in _STRETCHED:
+        return max_model_len
+    return min(max_model_len, int(cast(Any, hf_config).max_position_embeddings))

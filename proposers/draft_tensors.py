@@ -1,0 +1,48 @@
+"""Tensors of a drafter by one set of names: those that programs use, whatever its publisher calls them.
+
+Knows how a name is looked for, not what files call it: each kind of checkpoint has its own spellings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+
+_IGNORED = re.compile(r"(^|\.)(t2d$|verifier_|rotary_emb\.inv_freq$)")  # left over from training
+
+
+class DraftTensors:
+    """A checkpoint's tensors by the names that programs use.
+
+    spellings: what files call the tensor of a name, the commonest first.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spellings: Callable[[str], Sequence[str]]) -> None:
+        self.checkpoint = checkpoint
+        self._spellings = spellings
+        checkpoint.ignore(*(name for name in checkpoint.names if _IGNORED.search(name)))
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises SpeculativeConfigError if there is no such tensor, as `take` does."""
+        found = self._find(name)
+        return tuple(self.take(name).shape) if found is None else self.checkpoint.shape(found)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(self._find(name) or self._spellings(name)[0], *shape)
+
+    def num_layers(self) -> int:
+        """Counted, because published configs say 40 where the file has one."""
+        count = 0
+        while self.has(f"model.layers.{count}.self_attn.q_proj.weight"):
+            count += 1
+        return max(count, 1)
+
+    def _find(self, name: str) -> str | None:
+        return self.checkpoint.find(*self._spellings(name))

@@ -1,0 +1,100 @@
+"""`quantization="int4"` from the options to the tokens, on a GPU or where Triton's interpreter stands in for one.
+
+There the plan believes in a GPU that is the CPU by another name; what is planned, loaded, quantised and run is all real.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_drafters import write
+from safetensors.torch import load_file, save_file
+from tiny_models import save_llama
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine import drafters, gpu_memory, model, network_plan
+from foretoken.engine.config import ModelConfig
+from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.int4 import Int4Matrix
+from foretoken.proposers import proposer_set
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
+NUM_TOKENS = 6
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16,
+    "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cuda":
+        return
+
+    def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> gpu_memory.GpuMemory:
+        run_largest_step()
+        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 0, 0, 0)
+
+    monkeypatch.setattr(network_plan, "resolve_device", lambda config, has_program: "cpu:0")
+    monkeypatch.setattr(network_plan, "gpu_name", lambda device: "no GPU")
+    monkeypatch.setattr(drafters, "multiplies_fp8", lambda device: False)
+    monkeypatch.setattr(drafters, "ModelConfig", lambda name, device, **rest: ModelConfig(name, **rest))  # "cpu:0" is no setting
+    monkeypatch.setattr(model, "free_bytes", lambda device: 2**34)
+    monkeypatch.setattr(gpu_memory, "measure", measure)
+    monkeypatch.setattr(proposer_set, "SLOW_CALL_S", 600.0)  # the interpreter is
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What a network says whose weights were made narrow and whole again, in torch on the CPU."""
+    folder = tmp_path_factory.mktemp("whole")
+    for file in target.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(target / "model.safetensors")
+    is_product = re.compile(r"proj\.weight|lm_head")
+    whole = {name: Int4Matrix.of(tensor).weight() if is_product.search(name) else tensor for name, tensor in tensors.items()}
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+    with LLM(folder, {"method": "off"}, device="cpu", executor="torch", **OPTIONS) as llm:
+        return say(llm)
+
+
+def say(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_a_server_of_4_bit_weights_says_what_they_mean(a_gpu: None, target: Path, expected: list[list[int]]) -> None:
+    with LLM(target, {"method": "off"}, device="cuda", quantization="int4", **OPTIONS) as llm:
+        engine = llm._running()
+        assert isinstance(engine.model.executor, GraphExecutor)
+        assert "Triton and CUDA graphs, int4 weights, float32" in engine.model.plan.describe()
+        found = say(llm)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("method", "quantization"), [("draft_model", "int4"), ("eagle3", "int4"), ("eagle3", None)])
+def test_drafters_take_them_too(
+    a_gpu: None, target: Path, expected: list[list[int]], method: str, quantization: str | None, tmp_path: Path
+) -> None:
+    """With a head that the target has narrow already, whatever the drafter's own weights are."""
+    config: dict[str, Any] = {"method": method, "model": str(write(method, target, tmp_path)), "adaptive": False}
+    config["num_speculative_tokens"] = 3
+    config |= {"layers": [0, 1, 2]} if method == "eagle3" else {}
+    config |= {} if quantization is None else {"quantization": quantization}
+    with LLM(target, config, device="cuda", quantization="int4", batch_invariant=quantization is None, **OPTIONS) as llm:
+        found = say(llm)
+        assert llm.stats().num_draft_tokens > 0
+        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+    assert found == expected

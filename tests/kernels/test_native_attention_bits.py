@@ -1,0 +1,158 @@
+"""The native executor's attention gives a token the same bits, however it is computed and whoever is computed with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from native_attention import Layer, Row, Shape, ancestors, context_slots, deal, each_isa, each_type, needs_library, ragged
+from torch import Tensor
+
+from foretoken.kernels.native_abi import CacheType
+
+pytestmark = needs_library
+SEGMENT = 256
+
+
+class Tokens:
+    """A sequence with fixed q | k | v of each token, computed in any arrangement, in any blocks."""
+
+    def __init__(self, shape: Shape, length: int, seed: int) -> None:
+        self.x = torch.randn(length, shape.width, generator=torch.Generator().manual_seed(seed))
+
+    def run(self, layer: Layer, chunks: Sequence[int], blocks: list[int], **options: Any) -> Tensor:
+        outs: list[Tensor] = []
+        start = 0
+        for chunk in chunks:
+            outs.append(layer.run(ragged([Row(start, chunk)], [blocks]), self.x[start : start + chunk], **options))
+            start += chunk
+        return torch.cat(outs)
+
+
+INVARIANT_SHAPES: dict[str, Shape] = {
+    "plain": Shape(kv_heads=1),
+    "window": Shape(kv_heads=1, window=90, group=2),
+    "odd": Shape(kv_heads=2, group=7, k_dim=20, v_dim=24, rope_half=10, softcap=5.0),
+    "one head": Shape(kv_heads=1, group=1, k_dim=32, v_dim=128, rope_half=16),
+}
+
+
+@pytest.mark.parametrize("name", INVARIANT_SHAPES)
+@each_type
+@each_isa
+def test_chunks_blocks_threads_and_order_change_no_bit(name: str, type: CacheType, isa: int):
+    rng = random.Random(name)
+    shape = replace(INVARIANT_SHAPES[name], type=type)
+    length = 2 * SEGMENT + 40
+    tokens = Tokens(shape, length, 3)
+    row = Row(0, length)
+    expected = tokens.run(Layer(shape), [length], deal([row], rng)[0], isa=isa)
+    assert torch.isfinite(expected).all()
+    for size in (1, 5, 16, 64, 257):
+        chunks = [size] * (length // size) + [length % size] * (length % size > 0)
+        out = tokens.run(Layer(shape), chunks, deal([row], rng)[0], isa=isa, threads=rng.choice([1, 2, 3, 16]), seed=rng.randrange(100))
+        assert torch.equal(out, expected), f"chunks of {size}"
+
+
+@pytest.mark.parametrize("name", INVARIANT_SHAPES)
+@each_type
+def test_other_rows_change_no_bit(name: str, type: CacheType):
+    rng = random.Random(7)
+    shape = replace(INVARIANT_SHAPES[name], type=type)
+    rows = [Row(rng.randrange(300), rng.choice([1, 1, 4, 9])) for _ in range(12)]
+    blocks = deal(rows, rng)
+    layer, generator = Layer(shape), torch.Generator().manual_seed(8)
+    layer.fill(context_slots(rows, blocks), generator)
+    batch = ragged(rows, blocks, padded_to=80)
+    x = torch.randn(80, shape.width, generator=generator)
+    together = layer.run(batch, x, threads=2, seed=1)
+    for i, row in enumerate(rows):
+        start, end = batch.query_start_loc[i : i + 2].tolist()
+        assert torch.equal(layer.run(ragged([row], [blocks[i]]), x[start:end]), together[start:end])
+    assert (together[int(batch.query_start_loc[-1]) :] == 0).all()
+
+
+@pytest.mark.parametrize("context", [0, 3, 30, 245, 255, 256, 300])
+@pytest.mark.parametrize("name", INVARIANT_SHAPES)
+@each_type
+def test_a_tree_token_is_the_token_of_a_chain(context: int, name: str, type: CacheType):
+    """Each path of a tree gives the bits of a chain of those tokens, and so does what follows once the path has been moved."""
+    rng = random.Random(context)
+    shape = replace(INVARIANT_SHAPES[name], type=type)
+    size = rng.choice([9, 40, 64])
+    parents = [rng.randrange(max(-1, node - 4), node) for node in range(size)]
+    tree = Row(context, 1, parents)
+    generator = torch.Generator().manual_seed(context)
+    past = torch.randn(context, shape.width, generator=generator)
+    x = torch.randn(1 + size, shape.width, generator=generator)
+    after = torch.randn(1, shape.width, generator=generator)
+
+    layer, blocks = Layer(shape), deal([Row(context, size + 2)], rng)[0]
+    if context:
+        layer.run(ragged([Row(0, context)], [blocks]), past, only_write=True)
+    batch = ragged([tree], [blocks])
+    out = layer.run(batch, x, threads=rng.choice([1, 4]), seed=5)
+
+    masks, _ = ancestors(parents)
+    leaves = rng.sample(range(size), 4)
+    for leaf in leaves:
+        path = [node for node in range(size) if masks[leaf] >> node & 1]
+        chain, chain_blocks = Layer(shape), deal([Row(context, size + 2)], rng)[0]
+        chain.run(ragged([Row(0, context)], [chain_blocks]), past, only_write=True)
+        index = torch.tensor([0, *(1 + node for node in path)])
+        chain_out = chain.run(ragged([Row(context, len(index))], [chain_blocks]), x[index])
+        assert torch.equal(out[index], chain_out)
+        if leaf != leaves[-1]:
+            continue
+        layer.kv.move(batch.slot_mapping[index], batch.slot_mapping[: len(index)])
+        step = Row(context + len(index), 1)
+        assert torch.equal(layer.run(ragged([step], [blocks]), after), chain.run(ragged([step], [chain_blocks]), after))
+
+
+@each_type
+def test_what_a_token_does_not_see_has_no_effect_even_as_nan(type: CacheType):
+    shape = Shape(type=type, kv_heads=1, window=20)
+    generator = torch.Generator().manual_seed(2)
+    row = Row(45, 4, [-1, -1, 0])
+    blocks = deal([row], random.Random(1))
+    x = torch.randn(7, shape.width, generator=generator)
+    batch = ragged([row], blocks)
+
+    def outputs(poisoned: torch.Tensor) -> Tensor:
+        layer = Layer(shape)  # its other slots are NaN
+        layer.fill(context_slots([row], blocks), torch.Generator().manual_seed(9))
+        q, k, v = x.split([3 * 64, 64, 64], 1)
+        keep = torch.where(poisoned, torch.nan, 0.0)[:, None]
+        return layer.run(batch, torch.cat([q, k + keep, v + keep], 1))
+
+    clean = outputs(torch.zeros(7, dtype=torch.bool))
+    assert torch.isfinite(clean).all()
+    seen_by = {3: [3, 4, 5, 6], 2: [2, 3, 4, 5, 6], 5: [5], 4: [4, 6]}
+    for token, readers in seen_by.items():
+        out = outputs(torch.arange(7) == token)
+        for other in range(7):
+            if other in readers:
+                assert not torch.isfinite(out[other]).any()
+            else:
+                assert torch.equal(out[other], clean[other])
+
+
+def test_padding_inside_rows_gives_zeros_and_changes_nothing_else():
+    shape = Shape(kv_heads=1)
+    rows = [Row(10, 1), Row(12, 1), Row(9, 3), Row(3, 1, [-1, -1])]
+    blocks = deal(rows, random.Random(1))
+    batch = ragged(rows, blocks)
+    layer, generator = Layer(shape), torch.Generator().manual_seed(7)
+    layer.fill(context_slots(rows, blocks), generator)
+    x = torch.randn(8, shape.width, generator=generator)
+    padded = replace(batch, slot_mapping=batch.slot_mapping.clone())
+    padding = torch.tensor([0, 4, 7])
+    padded.slot_mapping[padding] = -1
+    out = layer.run(padded, x)
+    assert (out[padding] == 0).all()
+    expected = layer.run(batch, x)
+    assert torch.equal(out[[1, 2, 3, 5, 6]], expected[[1, 2, 3, 5, 6]])

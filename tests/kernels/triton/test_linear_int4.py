@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_interpreter import DEVICE
+
+from foretoken.kernels.int4 import Int4Matrix
+from foretoken.kernels.triton.linear import Workspace
+from foretoken.kernels.triton.linear_int4 import dequantised, fixed_int4_linear, skinny_int4_linear, wide_int4_linear
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+def made(columns: int, depth: int, generator: torch.Generator) -> Int4Matrix:
+    return Int4Matrix.of((torch.randn(columns, depth, generator=generator) / depth**0.5).to(DEVICE))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1100, 40), (3, 200, 70), (17, 1100, 64), (40, 256, 100), (64, 31, 33)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_equals_the_reference(rows: int, depth: int, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretoken.kernels.triton.linear_int4._SLICE", 7 * depth)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, depth + 8, generator=generator).to(dtype)[:, :depth].to(DEVICE)  # rows need not lie side by side
+    weight = made(columns, depth, generator)
+    bias, residual = (torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for shape in [(columns,), (rows, columns)])
+    workspace = Workspace(DEVICE)
+    expected = x.double() @ weight.weight().double().T
+    for with_bias, with_residual in [(None, None), (bias, residual)]:
+        wanted = expected if with_bias is None else expected + with_bias.double()
+        wanted = wanted if with_residual is None else wanted + with_residual.double()
+        for out in (
+            skinny_int4_linear(x, weight, workspace, with_bias, with_residual),
+            fixed_int4_linear(x, weight, with_bias, with_residual),
+            wide_int4_linear(x, weight, with_bias, with_residual),
+        ):
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert not workspace.arrived.any(), "the next launch would count wrongly"
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(70, 300), (128, 128), (5, 33)])
+def test_whole_weights_are_those_of_the_reference(columns: int, depth: int) -> None:
+    weight = made(columns, depth, torch.Generator().manual_seed(0))
+    expected = weight.weight()
+    for start, stop in [(0, columns), (3, columns), (1, 4)]:
+        assert torch.equal(dequantised(weight, start, stop, torch.float32), expected[start:stop])
+        narrow = dequantised(weight, start, stop, torch.bfloat16)
+        torch.testing.assert_close(narrow.float(), expected[start:stop], rtol=2**-7, atol=0)  # the interpreter cuts digits off
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_a_fixed_product_is_the_same_in_any_batch(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(70, 300, generator=generator).to(DEVICE, dtype), made(40, 300, generator)
+    whole = fixed_int4_linear(x, weight)
+    for start, end in [(0, 1), (3, 4), (1, 9), (60, 70)]:
+        assert torch.equal(fixed_int4_linear(x[start:end], weight), whole[start:end])
