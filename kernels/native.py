@@ -102,6 +102,7 @@ class NativeExecutor:
         self.is_batch_invariant = True
         self.recurrent = program.recurrent
         self.token_ids: Tensor | None = weights[program.token_map].long().contiguous() if program.token_map else None
+        self._most_choosable = 0 if self.token_ids is None else int(self.token_ids.max()) + 1
         held = NetworkWeights(weights, program.shared, bank)
         self.bank = held.bank
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
@@ -110,6 +111,7 @@ class NativeExecutor:
         self.weight_bytes = binder.bytes_per_token
         self._held = binder.held  # packed weights, norms and tables, which the network points into
         self._buffers = lowered.buffers
+        self._bound: dict[tuple[str, ...], ctypes.Array[ctypes.c_int32]] = {}  # numbers of the buffers that passes have bound
         ops = binder.ops
         spec = NetworkSpec(
             ops,
@@ -180,9 +182,9 @@ class NativeExecutor:
             name, boundary = self.recurrent
             request.input, request.state = self._buffers[name], self._buffers[self._boundary(boundary)]
         if self.token_ids is not None:
-            request.token_map, most = self.token_ids.data_ptr(), int(self.token_ids.max()) + 1
-            request.choosable = most if draws is None else draws.vocab_size
-            request.limits_columns = most > request.choosable
+            request.token_map = self.token_ids.data_ptr()
+            request.choosable = self._most_choosable if draws is None else draws.vocab_size
+            request.limits_columns = self._most_choosable > request.choosable
         request.token_ids, request.confidence = token_ids.data_ptr(), confidence.data_ptr()
         if draws is not None:
             request.choosable = draws.vocab_size
@@ -199,8 +201,10 @@ class NativeExecutor:
         assert batch.block_size == kv.block_size
         request = RunRequest(BatchView(*batch.in_c), kv.bases)
         if bound:
-            request.num_bound = len(bound)
-            request.bound = (ctypes.c_int32 * len(bound))(*(self._buffers[name] for name in bound))
+            names = tuple(bound)
+            if names not in self._bound:
+                self._bound[names] = (ctypes.c_int32 * len(names))(*(self._buffers[name] for name in names))
+            request.num_bound, request.bound = len(names), self._bound[names]
             request.bound_memory = (ctypes.c_void_p * len(bound))(*(address(tensor, torch.float32) for tensor in bound.values()))
         return request
 

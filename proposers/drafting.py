@@ -101,7 +101,7 @@ class OwnCache:
         assert self.features is not None
         shift = self.pairing.shift
         parts = [self.features.rows(feed.row.request_id, feed.start - shift, feed.stop - shift) for feed in feeds]
-        return torch.cat(parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def fed(self, feeds: Sequence[Feed], in_place: Sequence[Sequence[int]]) -> None:
         """The pass is done. in_place[i]: leading guesses behind feeds[i] whose entries hold if they are accepted."""

@@ -6,11 +6,10 @@ Tells what a checkpoint is made of, binds its programs and chooses how guesses c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchMemory
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
 from .checkpoint import Checkpoint
@@ -85,10 +84,10 @@ class _Encoder:
     def __init__(self, executor: Executor, inputs: tuple[str, ...]) -> None:
         self._executor, self._inputs = executor, inputs
         self._kv = executor.allocate(1, 16)  # it has no layers that would write there
+        self._batches = BatchMemory()
 
     def __call__(self, states: Tensor) -> Tensor:
-        nothing = torch.zeros(0, dtype=torch.int64)
-        batch = replace(single_tokens([0] * len(states)), logits_indices=nothing, full_logits=nothing)
+        batch = self._batches.batch(single_tokens([0] * states.shape[0], has_logits=False))
         parts = states.chunk(len(self._inputs), -1)
         inputs = {name: part.contiguous() for name, part in zip(self._inputs, parts, strict=True)}
         return self._executor.run(batch, self._kv, (FINAL,), inputs).hidden[FINAL]

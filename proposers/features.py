@@ -24,7 +24,7 @@ class _Held:
 
     @property
     def stop(self) -> int:
-        return self.start + len(self.states)
+        return self.start + self.states.shape[0]  # len() is a Python function of torch's
 
 
 class Features:
@@ -42,7 +42,7 @@ class Features:
         self._max_buffered = max_buffered
         self._held: dict[str, _Held] = {}
         self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
-        self._device = torch.device("cpu")  # where the target leaves its states
+        self._nothing = torch.empty(0, width)  # held where all has been read; on the device where the target leaves its states
 
     @staticmethod
     def bytes_per_block(width: int) -> int:
@@ -53,7 +53,8 @@ class Features:
         if not feedback.hidden:
             return
         columns = [feedback.hidden[boundary] for boundary in self.boundaries]
-        self._device = columns[0].device
+        if columns[0].device != self._nothing.device:
+            self._nothing = self._nothing.to(columns[0].device)
         for i, request_id in enumerate(feedback.request_ids):
             if feedback.finished[i]:
                 continue
@@ -63,7 +64,7 @@ class Features:
             else:
                 rows = torch.tensor([*range(begin, begin + known), *(begin + known + node for node in path)])
                 states = torch.cat([column[rows] for column in columns], -1)
-            self._append(request_id, feedback.num_committed[i] - len(states), states.float())
+            self._append(request_id, feedback.num_committed[i] - states.shape[0], states.float())
 
     def span(self, request_id: str) -> tuple[int, int] | None:
         """Positions start:stop whose states are here; None for none."""
@@ -73,9 +74,9 @@ class Features:
     def rows(self, request_id: str, start: int, stop: int) -> Tensor:
         """[stop - start, width] states of positions start:stop; zeros for the position before the text, -1."""
         if start < 0:
-            return torch.cat([torch.zeros(-start, self.width, device=self._device), self.rows(request_id, 0, stop)])
+            return torch.cat([torch.zeros(-start, self.width, device=self._nothing.device), self.rows(request_id, 0, stop)])
         if start == stop:
-            return torch.zeros(0, self.width, device=self._device)
+            return self._nothing
         held = self._held[request_id]
         assert held.start <= start and stop <= held.stop, "states are asked for that are not here"
         return held.states[start - held.start : stop - held.start]
@@ -84,8 +85,10 @@ class Features:
         """States of earlier positions have been read."""
         held = self._held.get(request_id)
         if held is not None and position > held.start:
-            cut = min(position, held.stop)
-            held.states = held.states[cut - held.start :].clone()  # a view would keep the rest in memory
+            stop = held.stop
+            cut = min(position, stop)
+            # a view would keep the rest in memory
+            held.states = self._nothing if cut == stop else held.states[cut - held.start :].clone()
             held.start = cut
 
     def keep_edges(self, request_id: str, block_table: Sequence[int]) -> None:
@@ -110,8 +113,8 @@ class Features:
 
     def _append(self, request_id: str, start: int, states: Tensor) -> None:
         held = self._held.get(request_id)
-        if held is None or held.stop != start:
-            self._held[request_id] = _Held(start, states.clone())
+        if held is None or held.states is self._nothing or held.stop != start:
+            self._held[request_id] = _Held(start, states)
             return
         # What came before this step is bounded: a step's own states are read in the next one, if anybody reads.
         surplus = len(held.states) - max(0, self._max_buffered - len(states))

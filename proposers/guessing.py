@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.batch_lists import BatchMemory
-from ..kernels.layout import Draws, Executor, KVTensors, RaggedBatch
+from ..kernels.batch_lists import BatchLists, BatchMemory
+from ..kernels.layout import Draws, Executor, KVTensors
 from ..kernels.noise import Purpose, keys, sample, step_stream, stream
 from .base import Draft, DraftRow
 from .config import SampleMethod
@@ -245,21 +245,9 @@ def feature_input(network: Network, states: Tensor | None) -> dict[str, Tensor] 
     return {FEATURE: network.encode(states).float().contiguous()}
 
 
-def single_tokens(token_ids: Sequence[int]) -> RaggedBatch:
-    """R rows of one token each for networks without a cache, scores wanted for all."""
+def single_tokens(token_ids: Sequence[int], has_logits: bool = True) -> BatchLists:
+    """R rows of one token each for networks without a cache; scores wanted for all, or for none."""
     count = len(token_ids)
-    every = torch.arange(count)
-    ones, zeros = torch.ones(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int64)
-    return RaggedBatch(
-        token_ids=torch.tensor(list(token_ids), dtype=torch.int64),
-        positions=zeros,
-        slot_mapping=zeros - 1,
-        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
-        seq_lens=ones,
-        block_tables=torch.zeros(count, 1, dtype=torch.int32),
-        num_causal=ones,
-        tree_mask=zeros,
-        logits_indices=every,
-        full_logits=every,
-        block_size=16,
-    )
+    every, ones, zeros = [*range(count)], [1] * count, [0] * count
+    wanted = every if has_logits else []
+    return BatchLists(16, [*token_ids], zeros, [-1] * count, zeros, wanted, wanted, [*every, count], ones, ones, [], [(0,)] * count)

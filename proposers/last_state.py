@@ -5,13 +5,13 @@ Owns that state of each request. Knows no heads: how they guess from states and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..kernels.batch_lists import BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput
 from .base import Draft, DraftContext, Feedback, Needs
 from .drafting import Feed
@@ -25,13 +25,11 @@ class Network:
         self.executor = executor
         self._kv = executor.allocate(1, 16)  # it has no layers that would write there
         self._has_logits = executor.vocab_size > 0
+        self._batches = BatchMemory()
 
     def run(self, states: Tensor, token_ids: Sequence[int] | None = None, boundaries: tuple[int, ...] = ()) -> ForwardOutput:
         """states [R, width] and token ids [R] -> logits [R, V], if it has any, and the states that are asked for."""
-        batch = single_tokens([0] * len(states) if token_ids is None else token_ids)
-        if not self._has_logits:
-            nothing = torch.zeros(0, dtype=torch.int64)
-            batch = dataclasses.replace(batch, logits_indices=nothing, full_logits=nothing)
+        batch = self._batches.batch(single_tokens([0] * states.shape[0] if token_ids is None else token_ids, self._has_logits))
         return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()}).on_host()
 
     def logits(self, states: Tensor) -> Tensor:

@@ -62,13 +62,14 @@ class LoadClient:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         """Raises ServerFailed for what is no http(s) URL."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
+        advice = f"{base_url!r} is no address of a server: write it as http://HOST:PORT"
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port
-        except ValueError:  # brackets without an address in them, a port above 65535
-            host, port = None, None
+        except ValueError as error:  # brackets without an address in them, a port above 65535
+            raise ServerFailed(advice) from error
         if host is None or parts.scheme not in DEFAULT_PORTS:
-            raise ServerFailed(f"{base_url!r} is no address of a server: write it as http://HOST:PORT")
+            raise ServerFailed(advice)
         self._host, self._port = host, port or DEFAULT_PORTS[parts.scheme]
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path

@@ -242,6 +242,6 @@ def test_entries_made_of_guessed_states_do_not_stay() -> None:
 
 
 def test_single_tokens_are_rows_of_their_own() -> None:
-    batch = single_tokens([7, 8, 9])
+    batch = single_tokens([7, 8, 9]).batch()
     assert batch.query_start_loc.tolist() == [0, 1, 2, 3] and batch.logits_indices.tolist() == [0, 1, 2]
     assert batch.slot_mapping.tolist() == [-1, -1, -1] and batch.num_causal.tolist() == [1, 1, 1]
