@@ -74,6 +74,9 @@ def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBan
     return bank.completes((*linears, *rows), PACKED, program.shared, weights)
 
 
+_NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0)
+
+
 class NativeExecutor:
     """A program bound to its packed weights. Implements `Executor`; hidden states and logits come as float32.
 
@@ -150,8 +153,7 @@ class NativeExecutor:
             if name not in bound:  # a boundary may be an input
                 bound[name] = torch.empty(num_tokens, self.program.buffers[name])
         states = {boundary: bound[self._boundary(boundary)] for boundary in hidden}
-        argmax = torch.empty(num_logits, dtype=torch.int64)
-        top = torch.empty(num_logits)
+        argmax, top = (torch.empty(num_logits, dtype=torch.int64), torch.empty(num_logits)) if num_logits else _NO_SCORES
         logits = torch.empty(num_full, self.vocab_size) if num_full else None
         request = self._request(batch, kv, bound)
         request.num_full = num_full

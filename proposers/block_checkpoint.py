@@ -90,7 +90,7 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         token_ids=token_ids,
         markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target),
         has_confidence=tensors.has("confidence_head.proj.weight"),
-        num_speculative_tokens=settings.num_speculative_tokens(),
+        num_speculative_tokens=checkpoint.num_speculative_tokens,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
+from .config_entry import SpeculativeConfigError
 
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 
@@ -55,14 +55,6 @@ class BlockSettings:
         if type(value) is not int:
             raise SpeculativeConfigError(f"{self.folder}/config.json: 'block_size' must be an integer, not {value!r}")
         return value
-
-    def num_speculative_tokens(self) -> int | None:
-        """Of the first proposal method that `speculators` wrote down."""
-        match _object(self._top, "speculators_config"):
-            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
-                return min(count, MAX_NUM_SPECULATIVE_TOKENS)
-            case _:
-                return None
 
     def other_kinds(self) -> list[str]:
         """Drafters of the same family that are no DFlash and no DSpark."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..kernels.weights import WeightError, check_finite, read_tensors
-from .config_entry import SpeculativeConfigError
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import read_config
 
 MOST_NAMED = 6  # of the tensors that nobody took
@@ -38,6 +38,15 @@ class Checkpoint:
     @property
     def names(self) -> set[str]:
         return set(self._tensors)
+
+    @property
+    def num_speculative_tokens(self) -> int | None:
+        """What it was made for: of the first proposal method that `speculators` wrote down; None if there is none."""
+        match self.config.get("speculators_config"):
+            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
+                return min(count, MAX_NUM_SPECULATIVE_TOKENS)
+            case _:
+                return None
 
     def has(self, name: str) -> bool:
         return name in self._tensors

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from ..kernels.layout import FINAL
 from .checkpoint import Checkpoint
 from .config import EagleConfig
-from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
+from .config_entry import SpeculativeConfigError
 from .draft_layers import LAYER_SETTINGS, layer_config
 from .draft_tables import Table, embedding_of, head_of
 from .draft_tensors import DraftTensors
@@ -82,7 +82,7 @@ def read_draft(tensors: DraftTensors, target: TargetView, config: EagleConfig) -
         token_ids=token_ids,
         mask_token=_mask_token(checkpoint, embedding) if is_parallel else None,
         mask_state=_mask_state(tensors, len(taps) * target.hidden_size) if is_parallel else None,
-        num_speculative_tokens=settings.num_speculative_tokens(),
+        num_speculative_tokens=checkpoint.num_speculative_tokens,
     )
 
 
@@ -103,14 +103,6 @@ class _Settings:
     def number(self, key: str) -> int | None:
         value = self.top.get(key, self._eagle.get(key))
         return value if type(value) is int else None
-
-    def num_speculative_tokens(self) -> int | None:
-        """Of the first proposal method that `speculators` wrote down."""
-        match _object(self.top, "speculators_config"):
-            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
-                return min(count, MAX_NUM_SPECULATIVE_TOKENS)
-            case _:
-                return None
 
 
 def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -5,8 +5,9 @@ Owns the buffers. Knows no network and not what the states are for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,14 +18,51 @@ MAX_BUFFERED = 256
 """States of one request that wait for a drafter that is not asked; older ones are dropped, and it starts anew behind them."""
 
 
+WHOLE_STEP = 4
+"""A step of at most so many tokens a row is held as it is, by all of its rows: cutting each row's out costs more than the drafter saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows begin:end of tensors [T, ...] that stand side by side."""
+
+    columns: Sequence[Tensor]
+    begin: int
+    end: int
+
+    def cut(self) -> Tensor:
+        """[end - begin, width] float32 in memory of its own."""
+        return torch.cat([column[self.begin : self.end] for column in self.columns], -1).float()
+
+
 @dataclass(slots=True)
 class _Held:
-    start: int  # position of the first row
-    states: Tensor  # [n, width]
+    """States of positions start:stop, in pieces that begin at position `first`, which may lie before `start`."""
 
-    @property
-    def stop(self) -> int:
-        return self.start + self.states.shape[0]  # len() is a Python function of torch's
+    start: int
+    stop: int
+    first: int
+    pieces: deque[_Piece] = field(default_factory=deque)
+
+    def add(self, piece: _Piece) -> None:
+        self.pieces.append(piece)
+        self.stop += piece.end - piece.begin
+
+    def drop_before(self, position: int) -> None:
+        self.start = position
+        while self.pieces and self.first + self.pieces[0].end - self.pieces[0].begin <= position:
+            piece = self.pieces.popleft()
+            self.first += piece.end - piece.begin
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """[stop - start, width] of these positions."""
+        if len(self.pieces) > 1 or len(self.pieces[0].columns) > 1:
+            parts = [piece.cut() for piece in self.pieces]
+            states = torch.cat(parts) if len(parts) > 1 else parts[0]
+            self.pieces = deque([_Piece([states], 0, states.shape[0])])
+        (piece,) = self.pieces
+        begin = piece.begin - self.first
+        return piece.columns[0][begin + start : begin + stop].float()
 
 
 class Features:
@@ -42,7 +80,7 @@ class Features:
         self._max_buffered = max_buffered
         self._held: dict[str, _Held] = {}
         self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
-        self._nothing = torch.empty(0, width)  # held where all has been read; on the device where the target leaves its states
+        self._device = torch.device("cpu")  # where the target leaves its states
 
     @staticmethod
     def bytes_per_block(width: int) -> int:
@@ -53,18 +91,20 @@ class Features:
         if not feedback.hidden:
             return
         columns = [feedback.hidden[boundary] for boundary in self.boundaries]
-        if columns[0].device != self._nothing.device:
-            self._nothing = self._nothing.to(columns[0].device)
+        self._device = columns[0].device
+        # What is left on a GPU may lie where the next step's states will.
+        is_whole = self._device.type == "cpu" and feedback.query_start_loc[-1] <= WHOLE_STEP * len(feedback.request_ids)
         for i, request_id in enumerate(feedback.request_ids):
             if feedback.finished[i]:
                 continue
             begin, known, path = feedback.query_start_loc[i], feedback.num_scheduled[i], feedback.accepted[i]
-            if list(path) == list(range(len(path))):
-                states = torch.cat([column[begin : begin + known + len(path)] for column in columns], -1)
-            else:
+            piece = _Piece(columns, begin, begin + known + len(path))
+            if list(path) != list(range(len(path))):
                 rows = torch.tensor([*range(begin, begin + known), *(begin + known + node for node in path)])
-                states = torch.cat([column[rows] for column in columns], -1)
-            self._append(request_id, feedback.num_committed[i] - states.shape[0], states.float())
+                piece = _Piece([column[rows] for column in columns], 0, len(rows))
+            elif not is_whole:
+                piece = _Piece([piece.cut()], 0, known + len(path))
+            self._append(request_id, feedback.num_committed[i] - known - len(path), piece)
 
     def span(self, request_id: str) -> tuple[int, int] | None:
         """Positions start:stop whose states are here; None for none."""
@@ -74,51 +114,50 @@ class Features:
     def rows(self, request_id: str, start: int, stop: int) -> Tensor:
         """[stop - start, width] states of positions start:stop; zeros for the position before the text, -1."""
         if start < 0:
-            return torch.cat([torch.zeros(-start, self.width, device=self._nothing.device), self.rows(request_id, 0, stop)])
+            return torch.cat([torch.zeros(-start, self.width, device=self._device), self.rows(request_id, 0, stop)])
         if start == stop:
-            return self._nothing
+            return torch.zeros(0, self.width, device=self._device)
         held = self._held[request_id]
         assert held.start <= start and stop <= held.stop, "states are asked for that are not here"
-        return held.states[start - held.start : stop - held.start]
+        return held.rows(start, stop)
 
     def drop_before(self, request_id: str, position: int) -> None:
         """States of earlier positions have been read."""
         held = self._held.get(request_id)
         if held is not None and position > held.start:
-            stop = held.stop
-            cut = min(position, stop)
-            # a view would keep the rest in memory
-            held.states = self._nothing if cut == stop else held.states[cut - held.start :].clone()
-            held.start = cut
+            held.drop_before(min(position, held.stop))
 
     def keep_edges(self, request_id: str, block_table: Sequence[int]) -> None:
         """Remember, for each block that ends among the states held, its last one."""
         held, size = self._held.get(request_id), self.block_size
         if held is not None:
             for position in range(held.start + -(held.start + 1) % size, held.stop, size):
-                self._edges[block_table[position // size]] = held.states[position - held.start]
+                self._edges[block_table[position // size]] = held.rows(position, position + 1)[0]
 
     def prepend_edge(self, request_id: str, block: int) -> None:
         """Put the last state of a filled block in front of those held, which begin right behind the block."""
         held = self._held[request_id]
-        held.states = torch.cat([self._edges[block][None].to(held.states), held.states])
-        held.start -= 1
+        rest = self.rows(request_id, held.start, held.stop)
+        states = torch.cat([self._edges[block][None].to(rest), rest])
+        held.start = held.first = held.start - 1
+        held.pieces = deque([_Piece([states], 0, len(states))])
 
     def forget(self, request_id: str) -> None:
         self._held.pop(request_id, None)
 
     def check(self) -> None:
         for held in self._held.values():
-            assert held.start >= 0 and held.states.shape[1] == self.width, "states at no position, or of another width"
+            widths = {sum(column.shape[1] for column in piece.columns) for piece in held.pieces}
+            assert widths <= {self.width}, "states of another width"
+            assert 0 <= held.first <= held.start <= held.stop, "states at no position"
+            assert held.stop == held.first + sum(piece.end - piece.begin for piece in held.pieces), "states are lost"
 
-    def _append(self, request_id: str, start: int, states: Tensor) -> None:
+    def _append(self, request_id: str, start: int, piece: _Piece) -> None:
         held = self._held.get(request_id)
-        if held is None or held.states is self._nothing or held.stop != start:
-            self._held[request_id] = _Held(start, states)
-            return
+        if held is None or held.stop != start:
+            held = self._held[request_id] = _Held(start, start, start)
         # What came before this step is bounded: a step's own states are read in the next one, if anybody reads.
-        surplus = len(held.states) - max(0, self._max_buffered - len(states))
-        if surplus > 0:
-            held.states = held.states[surplus:]
-            held.start += surplus
-        held.states = torch.cat([held.states, states])
+        kept = max(0, self._max_buffered - (piece.end - piece.begin))
+        if held.stop - held.start > kept:
+            held.drop_before(held.stop - kept)
+        held.add(piece)

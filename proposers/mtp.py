@@ -35,7 +35,7 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
         executor = _dense(module, config, resources)
     else:
         executor = _as_in_transformers(module, config, resources)
-    num_tokens = config.num_speculative_tokens or module.num_modules
+    num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
 
     def open(opening: Opening) -> LearnedProposer:
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)

@@ -66,8 +66,7 @@ def measure(shape: Shape, rounds: int, steps: int, work: Path) -> str:
     documents = made_up(8 * STEP_TOKENS)
     write(work / "text", documents, VOCAB_SIZE)
     turns = {"foretoken train": ours(shape, work, steps), "transformers + AdamW": plain(shape, documents, steps)}
-    bar = tqdm(total=len(turns) * (rounds + 1), desc="training", unit=" turns", leave=False)
-    with bar:
+    with tqdm(total=len(turns) * (rounds + 1), desc="training", unit=" turns", leave=False, disable=None) as bar:
         found = take_turns(turns, rounds, bar.update)
     ratio = found["foretoken train"].over(found["transformers + AdamW"])
     size = sum(weights.numel() for weights in shape.build(VOCAB_SIZE).parameters())

@@ -26,7 +26,7 @@ def acceptance_of(
     rows: list[dict[str, Any]] = []
     booted: Booted | None = None
     try:
-        for domain, k in tqdm([(domain, k) for domain in asked for k in effort.ks], desc=method, dynamic_ncols=True):
+        for domain, k in tqdm([(domain, k) for domain in asked for k in effort.ks], desc=method, dynamic_ncols=True, disable=None):
             key = ("acceptance", method, domain, k, mark, effort.max_tokens, digest(asked[domain]))
             found = cells.get(*key)
             if found is None:

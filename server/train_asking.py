@@ -72,7 +72,7 @@ def answer_for_refinement(family: Family, refinement: Refinement, prepared: Prep
 
 def good_ones(asked: Sequence[Asked], answers: Sequence[Answer], tokenizer: PreTrainedTokenizerFast, most: int) -> Iterator[int]:
     """Numbers of the answers that a refinement keeps, `most` different ones for each prompt."""
-    bar = tqdm(zip(asked, answers, strict=True), desc="checking", total=len(answers), unit=" answers", leave=False)
+    bar = tqdm(zip(asked, answers, strict=True), desc="checking", total=len(answers), unit=" answers", leave=False, disable=None)
     return chosen((_candidate(prompt, found, tokenizer) for (prompt, _), found in bar), most)
 
 
@@ -98,5 +98,6 @@ def choose(prompts: Sequence[tuple[str, Prompt]], count: int, seed: int) -> list
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerFast, most: int) -> list[Asked]:
     """Those of at most `most` tokens, and their tokens."""
-    asked = [(prompt, encode_prompt(prompt, tokenizer)) for prompt in tqdm(prompts, desc="prompts", unit=" prompts", leave=False)]
+    bar = tqdm(prompts, desc="prompts", unit=" prompts", leave=False, disable=None)
+    asked = [(prompt, encode_prompt(prompt, tokenizer)) for prompt in bar]
     return [(prompt, ids) for prompt, ids in asked if len(ids) <= most]

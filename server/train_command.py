@@ -121,7 +121,7 @@ def fetch_data(argv: Sequence[str]) -> int:
     from ..proposers.training.fetch_data import CORPORA, State, check
 
     counts = dict.fromkeys(State, 0)
-    for finding in tqdm(check(data), total=len(CORPORA), desc="checking", unit="file", leave=False):
+    for finding in tqdm(check(data), total=len(CORPORA), desc="checking", unit="file", leave=False, disable=None):
         corpus = finding.corpus
         counts[finding.state] += 1
         tqdm.write(f"{finding.state:8} {corpus.name:26} {corpus.licence:36} {corpus.url}")

@@ -61,7 +61,7 @@ def _evaluate(args: argparse.Namespace, family: FamilyFolder, methods: Sequence[
     with closing(Booted(family, OFF, effort)) as plain:
         room = plain.engine.model.max_model_len - max(effort.max_tokens, args.speed_tokens)
         asked = read_prompts(args.prompts, PreTrainedTokenizerFast.from_pretrained(family.target), args.per_domain, room)
-        bar = tqdm(asked, desc="answers", dynamic_ncols=True)
+        bar = tqdm(asked, desc="answers", dynamic_ncols=True, disable=None)
         answers = {domain: plain_answers(plain, domain, asked[domain], effort, cells) for domain in bar}
     report: dict[str, Any] = {
         "command": command, "machine": this_machine().describe(), "prompts_per_domain": args.per_domain, "max_tokens": effort.max_tokens,

@@ -63,7 +63,7 @@ class WorkFolder:
     def pack(self, name: str, documents: Iterable[tuple[bool, Document]], vocab_size: int) -> None:
         """Write NAME and NAME_held_out from (is held out, document). Raises DataError if there is nothing to train on."""
         parts: dict[bool, list[Document]] = {False: [], True: []}
-        for held_out, document in tqdm(documents, desc="packing", unit=" documents", dynamic_ncols=True, leave=False):
+        for held_out, document in tqdm(documents, desc="packing", unit=" documents", dynamic_ncols=True, leave=False, disable=None):
             parts[held_out].append(document)
         if not any(len(document) > 1 for document in parts[False]):
             raise DataError("there is nothing to train on: too little data")
@@ -74,7 +74,8 @@ class WorkFolder:
 
 def read_shuffled(training: Training) -> list[AnyDocument]:
     """All of the data, in an order that only the seed and the data decide."""
-    documents: list[AnyDocument] = list(tqdm(read_data(training.data), desc="reading", unit=" records", dynamic_ncols=True, leave=False))
+    bar = tqdm(read_data(training.data), desc="reading", unit=" records", dynamic_ncols=True, leave=False, disable=None)
+    documents: list[AnyDocument] = list(bar)
     random.Random(training.seed).shuffle(documents)
     return documents
 

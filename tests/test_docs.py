@@ -57,11 +57,24 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{target}: no such heading; there are {sorted(anchors(file))}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_targets_of_make_that_are_named_exist(page: Path) -> None:
+    text, makefile = text_of(page), (ROOT / "Makefile").read_text()
+    for name in re.findall(r"`((?:server|engine|proposers|kernels|docs|docker|tests)/[\w/.-]+)`", text):
+        assert (ROOT / name).exists(), name
+    for target in re.findall(r"^make ([a-z-]+)", "\n".join(code(page)), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
 def commands(page: Path) -> list[list[str]]:
-    """Those of the blocks and within sentences."""
+    return commands_in(code(page))
+
+
+def code(page: Path) -> list[str]:
+    """The lines of the blocks, and what stands as code within sentences."""
     text = text_of(page).replace("\\\n", " ")
     lines = [line.removeprefix("$ ") for _, _, block in FENCE.findall(text) for line in block.splitlines()]
-    return commands_in([*lines, *re.findall(r"`([^`]+)`", FENCE.sub("", text))])
+    return [*lines, *re.findall(r"`([^`]+)`", FENCE.sub("", text))]
 
 
 def commands_in(shown: Sequence[str]) -> list[list[str]]:

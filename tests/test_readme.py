@@ -1,9 +1,8 @@
-"""The README is true: its files exist and all are named, its commands parse, its examples run."""
+"""The README is true: all source files are named, its examples run. What holds for every document is in test_docs.py."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, environment
-
-from foretoken.server.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -29,27 +26,8 @@ def test_every_source_file_is_in_the_tree() -> None:
     assert not gone, f"the tree names files that do not exist: {sorted(gone)}"
 
 
-def test_files_and_links_of_the_text_exist() -> None:
-    for path in re.findall(r"`((?:server|engine|proposers|kernels|docs|docker)/[\w/.]+)`|\]\(([\w/.]+)\)", README):
-        name = path[0] or path[1]
-        assert (ROOT / name).exists(), name
-
-
-def test_make_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", README, re.MULTILINE))
-    assert len(targets) >= 2
-    for target in (a or b for a, b in targets):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_serve_commands_parse() -> None:
-    lines = re.findall(r"^foretoken serve(.*?)(?:\s+#.*)?$", README, re.MULTILINE)
-    assert len(lines) >= 3
-    for line in lines:
-        if "--help" not in line:
-            ServerConfig.from_cli(shlex.split(line))
+def test_what_is_run_here_is_what_everybody_runs() -> None:
+    assert "make test" in README and "make test" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.fixture

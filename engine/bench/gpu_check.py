@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker = [sys.executable, "-m", "foretoken.engine.bench.gpu_check", "--device", args.device, *["--tiny"] * args.tiny]
     report = Report(_device_name(device), _software(), f"python -m foretoken.engine.bench.gpu_check {' '.join(sys.argv[1:])}".strip())
     names = args.cases or list(CASES)
-    with tqdm(total=len(names) + args.tests, desc="GPU check", leave=False) as bar:
+    with tqdm(total=len(names) + args.tests, desc="GPU check", leave=False, disable=None) as bar:
         if args.tests:
             report.tests = _run_tests(args.test_paths or TESTS, min(args.seconds * TEST_SHARE, deadline - time.monotonic()))
             bar.update()

@@ -103,7 +103,8 @@ def large_tokenizer() -> PreTrainedTokenizerBase:
         vocab_size=LARGE, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     marks = ['", "', '": "', '": ', '"}, {"', "\n", '{"', "], ", ".\n\n", "(", ");\n"]
-    lines = (_words(dice, 12) + dice.choice(marks) + str(dice.randrange(1000)) for _ in tqdm(range(60_000), "making text", leave=False))
+    bar = tqdm(range(60_000), "making text", leave=False, disable=None)
+    lines = (_words(dice, 12) + dice.choice(marks) + str(dice.randrange(1000)) for _ in bar)
     bpe.train_from_iterator(lines, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>")
 
@@ -155,7 +156,7 @@ def measure(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     compiler = GrammarCompiler(tokenizer, vocab_size, [end], deadline_s=60.0)
     compiler.compile(GrammarSpec.choice(["the vocabulary is read on first use"]))
     rows: list[str] = []
-    for case in tqdm(cases(), name, leave=False):
+    for case in tqdm(cases(), name, leave=False, disable=None):
         token_ids = list(tokenizer.encode(case.text, add_special_tokens=False))
         started = time.perf_counter()  # it happens in another thread
         grammar = compiler.compile(case.spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Sequence
@@ -172,9 +173,14 @@ def test_beyond_the_targets_length_nothing_is_guessed(targets: dict[str, MtpTarg
         assert [len(engine.step(accept(0))["a"].tokens) for _ in range(4)] == [3, 2, 1, 0]
 
 
-def test_k_is_the_configs_else_the_number_of_modules(targets: dict[str, MtpTarget]) -> None:
+def test_k_is_the_configs_else_what_it_was_trained_for_else_the_number_of_modules(targets: dict[str, MtpTarget], tmp_path: Path) -> None:
     assert targets["mimo"].open().max_tokens == 1
     assert targets["glm"].open(num_speculative_tokens=3).max_tokens == 3
+    target = write("mimo", tmp_path / "looped")
+    config = tmp_path / "looped" / "config.json"
+    methods = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "speculators_config": methods}))
+    assert target.open().max_tokens == 4
 
 
 def test_several_modules_are_counted_and_the_first_is_used(tmp_path: Path) -> None:
