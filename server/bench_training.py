@@ -23,7 +23,7 @@ from ..engine.bench.machine import this_machine
 from ..proposers.training.loop import Plan, Run
 from ..proposers.training.packing import Document, PackedStream, write
 from ..proposers.training.target import Shape, TargetTrainee
-from .speculation_flags import positive
+from .option_forms import count
 from .train_run import Machine
 
 VOCAB_SIZE = 8192
@@ -46,10 +46,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "foretoken bench training", description="How fast a target learns, and how fast with transformers' own model, loss and AdamW.",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=positive, default=320, metavar="N", help="width of the model, a multiple of 64 (default 320)")
-    parser.add_argument("--layers", type=positive, default=8, metavar="N", help="default 8")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="times that both have a turn (default 5)")
-    parser.add_argument("--steps", type=positive, default=3, metavar="N", help="steps in a turn (default 3)")
+    parser.add_argument("--hidden", type=count, default=320, metavar="N", help="width of the model, a multiple of 64 (default 320)")
+    parser.add_argument("--layers", type=count, default=8, metavar="N", help="default 8")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="times that both have a turn (default 5)")
+    parser.add_argument("--steps", type=count, default=3, metavar="N", help="steps in a turn (default 3)")
     args = parser.parse_args(argv)
     if args.hidden % 64:
         parser.error(f"--hidden {args.hidden}: a multiple of 64 is needed, the width of a head")

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from ..engine.bench.machine import this_machine
 from ..engine.errors import ForetokenError
 from .load_client import ServerFailed
+from .option_forms import count
 from .train_acceptance import acceptance_of
 from .train_answers import Booted, Effort, form_of, plain_answers, read_prompts
 from .train_cells import Cells
@@ -119,29 +120,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--models", type=Path, required=True, metavar="DIR", help="folder of the family: target/, and one folder for each learned method")
     add("--prompts", type=Path, required=True, metavar="FILE", help="held-out prompts, jsonl: domain, messages, tools, reference")
     add("--out", type=Path, required=True, metavar="DIR", help="where results go; the same folder again goes on where a run stopped")
-    add("--per-domain", type=_positive, default=24, metavar="N", help="prompts of each domain (default %(default)s)")
+    add("--per-domain", type=count, default=24, metavar="N", help="prompts of each domain (default %(default)s)")
     add("--methods", metavar="A,B", help="proposers to measure (default: all that the family has, ngram and suffix)")
     add("--k", type=_numbers, default=(3, 5, 7), metavar="K,K", help="draft lengths (default 3,5,7)")
-    add("--max-tokens", type=_positive, default=256, metavar="N", help="of an answer (default %(default)s)")
-    add("--threads", type=_positive, metavar="N", help="of an engine (default: all cores)")
+    add("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default %(default)s)")
+    add("--threads", type=count, metavar="N", help="of an engine (default: all cores)")
     speed = parser.add_argument_group("speed").add_argument
     speed("--speed", action="store_true", help="measure the server end to end, with each method and without speculation in turn")
-    speed("--speed-k", type=_positive, default=3, metavar="K", help="draft length (default %(default)s)")
-    speed("--speed-tokens", type=_positive, default=96, metavar="N", help="of an answer (default %(default)s)")
-    speed("--rounds", type=_positive, default=3, metavar="N", help="times that everybody has a turn (default %(default)s)")
+    speed("--speed-k", type=count, default=3, metavar="K", help="draft length (default %(default)s)")
+    speed("--speed-tokens", type=count, default=96, metavar="N", help="of an answer (default %(default)s)")
+    speed("--rounds", type=count, default=3, metavar="N", help="times that everybody has a turn (default %(default)s)")
     speed("--temperatures", type=_temperatures, default=TEMPERATURES, metavar="T,T", help="default 0,0.7,1")
     speed("--batch", type=_numbers, default=(1, 32), metavar="N,N", help="requests at once (default 1,32)")
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+    return tuple(count(part) for part in text.split(","))
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = 64
+COLOURS = 128
 
 
 def append_row(table: Path, row: Mapping[str, float]) -> None:
