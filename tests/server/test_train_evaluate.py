@@ -144,7 +144,7 @@ def test_tables_and_pictures_of_figures_with_gaps(tmp_path: Path) -> None:
         (["--models", "/no/such", "--prompts", "x"], "has no target/"),
         (["--models", str(FAMILY), "--prompts", "/no/such"], "there is no file /no/such"),
         (["--models", str(FAMILY), "--prompts", "x", "--methods", "dspark"], "has no dspark; there are ngram, suffix"),
-        (["--models", str(FAMILY), "--prompts", "x", "--k", "3,0"], "'0' is not a whole number above 0"),
+        (["--models", str(FAMILY), "--prompts", "x", "--k", "3,0"], "'0' is not a positive integer"),
     ],
 )
 def test_mistakes_are_named(words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
