@@ -19,7 +19,7 @@ from .plan import RowGrant, StepPlan, Verdict
 from .probing import Load, Probing
 from .request import Request
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import Answer, Hold, Rest
+from .standing import LONG_REST, Answer, Hold, Rest
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -47,6 +47,7 @@ class AdaptivePolicy:
         self._rest = Rest()
         self._hold = Hold()
         self._step = 0
+        self._weighed_at = 0  # step of the latest decision
         self._is_resting = False  # in this step
         self._asked: dict[str, Asked] = {}
         self._was_open: set[str] = set()
@@ -94,7 +95,7 @@ class AdaptivePolicy:
         else:
             self._rest.end()
             self._hold.end()
-            answer = self._weighed(wishes, budget)
+            answer = [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
         self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
         return answer
 
@@ -174,9 +175,16 @@ class AdaptivePolicy:
     def state(self) -> PolicyState:
         return PolicyState(self._k, None if self._asked or self._is_open else SLOWER, self._balance.speedup)
 
+    def _passes_by(self, wishes: Sequence[Wish]) -> bool:
+        """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
+
+        Else each would have its prompt read by a drafter for nothing, and would rest through the first steps of its answer.
+        """
+        return not self._is_open and self._step - self._weighed_at < LONG_REST and any(wish.num_scheduled > 1 for wish in wishes)
+
     def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
         """The answer for these rows, and how long it stands."""
-        self._k = 0.0
+        self._k, self._weighed_at = 0.0, self._step
         load = _load(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:
