@@ -39,7 +39,7 @@ class Runner:
         """The verifier's, for runners that need a request's choice before the verifier does."""
 
     def move_slots(self, src: list[int], dst: list[int]) -> None:
-        self.kv.move(torch.tensor(src), torch.tensor(dst))
+        self.kv.move(torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
 
     def _batch(self, plan: StepPlan) -> RaggedBatch:
         return self._batches.batch(batch_lists(plan, self._wants_full_logits))

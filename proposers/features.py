@@ -17,7 +17,6 @@ from .base import Feedback
 MAX_BUFFERED = 256
 """States of one request that wait for a drafter that is not asked; older ones are dropped, and it starts anew behind them."""
 
-
 WHOLE_STEP = 4
 """A step of at most so many tokens a row is held as it is, by all of its rows: cutting each row's out costs more than the drafter saves."""
 
