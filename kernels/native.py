@@ -19,7 +19,6 @@ from .native_abi import (
     FUNCTIONS,
     MAX_HEAD_DIM,
     MAX_INPUTS,
-    BatchView,
     CacheType,
     ChainRequest,
     NativeOp,
@@ -56,6 +55,8 @@ def supports(program: Program, execution: Execution) -> str | None:
         return "the network runs on a GPU"
     if not execution.prefer_native:
         return "the torch executor was asked for"
+    if execution.kv_cache == "fp8":
+        return "the native executor's narrow cache is int8"
     if execution.dtype not in _CACHE:
         return f"{execution.dtype} is neither float32 nor bfloat16"
     if (widest := max((max(layer.k_dim, layer.v_dim) for layer in program.kv_layers), default=0)) > MAX_HEAD_DIM:
@@ -201,7 +202,7 @@ class NativeExecutor:
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
         assert batch.block_size == kv.block_size
-        request = RunRequest(BatchView(*batch.in_c), kv.bases)
+        request = RunRequest(batch.in_c, kv.bases)
         if bound:
             names = tuple(bound)
             if names not in self._bound:

@@ -46,8 +46,10 @@ class WeightMemory:
 
 def _region(num_bytes: int) -> Tensor:
     """Memory of its own that begins at a large page; it is taken from the system as it is written."""
-    memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
+    else:  # Linux, where shared memory, which is what mmap gives unless told otherwise, has no large pages as a rule
+        memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     region = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the map

@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#include <utility>
+
 #include "kernels.h"
 #include "sampling.h"
 

@@ -16,8 +16,7 @@ constexpr int kPrivateRows = 16;
 // Panels of a unit: few, so that threads end together; a multiple of two, so that gate and up stay together.
 constexpr int kPanelsPerUnit = 2;
 // Row-local work is handed out in runs of about so many floats.
-constexpr int kFloatsPerUnit = 8192;
-constexpr int kRotationsPerUnit = 4;
+constexpr int kFloatsPerUnit = 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
@@ -144,7 +143,7 @@ void Network::plan_phases(bool chooses) {
   auto rows_phase = [&](int first, int end, bool prepares, int rows, int floats) {
     if (!rows) return;
     const int per_unit = std::clamp(kFloatsPerUnit / std::max(floats, 1), 1, rows);
-    phases_.push_back({PhaseKind::kRows, first, end, prepares, uint32_t(div_up(rows, per_unit)), per_unit});
+    phases_.push_back({PhaseKind::kRows, first, end, prepares, true, uint32_t(div_up(rows, per_unit)), per_unit});
   };
   const int num_ops = int(ops_.size());
   for (int i = 0; i < num_ops;) {
@@ -165,16 +164,19 @@ void Network::plan_phases(bool chooses) {
     const Op& op = ops_[size_t(i)];
     if (op.kind == OpKind::kLinear) {
       const int panels = op.weights->outputs / kPanel;
-      if (rows_of(op)) phases_.push_back({PhaseKind::kPanels, i, i, false, uint32_t(div_up(panels, kPanelsPerUnit)), 0});
+      if (rows_of(op)) phases_.push_back({PhaseKind::kPanels, i, i, false, true, uint32_t(div_up(panels, kPanelsPerUnit)), 0});
       ++i;
     } else if (op.kind == OpKind::kAttention) {
       const int rotations = batch_.num_tokens * op.kv_heads;
-      phases_.push_back({PhaseKind::kRotate, i, i, false, uint32_t(div_up(rotations, kRotationsPerUnit)), 0});
-      if (plan_of_op_[size_t(i)]) phases_.push_back({PhaseKind::kAttend, i, i, false, uint32_t(plan_of_op_[size_t(i)]->num_units()), 0});
+      phases_.push_back({PhaseKind::kRotate, i, i, false, true, uint32_t(rotations), 0});
+      if (const AttentionPlan* plan = plan_of_op_[size_t(i)]) {
+        const bool even = op.kv_heads % int(workers_.size()) == 0;  // each thread has all tasks of some heads
+        phases_.push_back({PhaseKind::kAttend, i, i, false, even, uint32_t(plan->num_units()), 0});
+      }
       ++i;
     }
   }
-  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, uint32_t(batch_.num_logits), 1});
+  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, true, uint32_t(batch_.num_logits), 1});
 }
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
@@ -220,9 +222,9 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       break;
     case PhaseKind::kRotate: {
       const AttentionOp attention = attention_of(op);
-      const int rotations = std::min(end * kRotationsPerUnit, batch_.num_tokens * op.kv_heads);
-      for (int i = int(first) * kRotationsPerUnit; i < rotations; ++i) {
-        kernels_.rotate_and_write(attention, batch_, i / op.kv_heads, i % op.kv_heads);
+      for (int i = int(first); i < end; ++i) {
+        // Head by head: neighbouring tokens write the same lines of the cache, which two cores would take from each other.
+        kernels_.rotate_and_write(attention, batch_, i % batch_.num_tokens, i / batch_.num_tokens);
       }
       break;
     }

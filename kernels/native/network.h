@@ -125,6 +125,7 @@ class Network : private Job {
     PhaseKind kind;
     int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
     bool prepares;
+    bool even;
     uint32_t units;
     int rows_per_unit;
   };
@@ -136,6 +137,7 @@ class Network : private Job {
 
   int num_phases() const override { return int(phases_.size()); }
   uint32_t num_units(int phase) const override { return phases_[size_t(phase)].units; }
+  bool is_even(int phase) const override { return phases_[size_t(phase)].even; }
   void run(int phase, uint32_t first, uint32_t count, int thread) override;
 
   // A link of a chain: one token for each logits row.

@@ -9,8 +9,17 @@ inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec splat(float x) { return _mm512_set1_ps(x); }
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline __mmask16 first_lanes(int n) { return n >= 16 ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1); }
-inline Vec load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }  // lanes past n are 0 and not read
-inline void store_some(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+// Lanes past n are 0 and not read, or not written. Whole vectors without a mask: what a masked store wrote, a load cannot take from the
+// store before it has reached the cache.
+inline Vec load_some(const float* p, int n) { return n >= 16 ? load(p) : _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void store_some(float* p, Vec v, int n) {
+  if (n >= 16) {
+    store(p, v);
+  } else {
+    _mm512_mask_storeu_ps(p, first_lanes(n), v);
+  }
+}
+inline Int lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
 inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int max_of(int a, int b) { return a > b ? a : b; }
 

@@ -47,9 +47,21 @@ class DefaultFloatMode {
   unsigned callers_;
 };
 
-uint64_t pack(uint32_t epoch, uint32_t count) { return uint64_t(epoch) << 32 | count; }
-uint32_t epoch_of(uint64_t value) { return uint32_t(value >> 32); }
-uint32_t count_of(uint64_t value) { return uint32_t(value); }
+// A thread's equal share of an even phase is reserved for it but for an eighth: claimed at once, it is claimed without waiting for
+// another core, and stays the same part of the weights in pass after pass, which a small network then finds in the core's own cache.
+// (Units claimed a few at a time from one counter took a tenth of a pass, a sixth of one token's.) The eighth makes up for threads of
+// unequal speed.
+constexpr uint32_t kOpenShare = 8;
+constexpr int kPatience = 16;  // pauses after which somebody who has not come for his reservation is taken to be off his core
+
+// An epoch and a count in one word. Epochs only grow: at ten thousand jobs a second for three years.
+constexpr int kCountBits = 24;
+constexpr uint32_t kEven = 1u << 23;  // in the count of a phase's size
+uint64_t pack(uint64_t epoch, uint32_t count) { return epoch << kCountBits | count; }
+uint64_t epoch_of(uint64_t value) { return value >> kCountBits; }
+uint32_t count_of(uint64_t value) { return uint32_t(value) & ((1u << kCountBits) - 1); }
+// The count as of this epoch, in which it starts at 0.
+uint32_t count_in(uint64_t epoch, uint64_t value) { return epoch_of(value) == epoch ? count_of(value) : 0; }
 
 }  // namespace
 
@@ -64,7 +76,12 @@ ThreadPool& ThreadPool::instance() {
   return *pool;
 }
 
-ThreadPool::ThreadPool(int threads) : phases_(new Phase[kMaxPhases]), num_threads_(threads) {}
+ThreadPool::ThreadPool(int threads)
+    : sizes_(new std::atomic<uint64_t>[kMaxPhases]()), phases_(new Phase[kMaxPhases]), num_threads_(threads) {
+  make_reservations();
+}
+
+void ThreadPool::make_reservations() { reservations_.reset(new std::atomic<uint64_t>[size_t(num_threads_) * kMaxPhases]()); }
 
 ThreadPool::Turn ThreadPool::take_turn() {
   Turn turn(turn_mutex_);
@@ -78,6 +95,7 @@ void ThreadPool::resize(int threads) {
   if (threads == num_threads_) return;
   stop_workers();
   num_threads_ = threads;
+  make_reservations();
   start_workers();
 }
 
@@ -101,13 +119,13 @@ void ThreadPool::stop_workers() {
 }
 
 void ThreadPool::run(Job& job, const Turn&) {
-  const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  const uint64_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   const int phases = job.num_phases();
   if (phases > kMaxPhases) throw std::length_error("more phases in one pass than the thread pool has counters for");
   for (int i = 0; i < phases; ++i) {
-    const uint64_t units = pack(epoch, job.num_units(i));
-    phases_[i].unclaimed.value.store(units, std::memory_order_relaxed);
-    phases_[i].undone.value.store(units, std::memory_order_relaxed);
+    const uint32_t units = job.num_units(i);
+    if (units >= kEven) throw std::length_error("more units in one phase than the thread pool can count");
+    sizes_[i].store(pack(epoch, job.is_even(i) ? units | kEven : units), std::memory_order_relaxed);
   }
   job_.store(&job, std::memory_order_relaxed);
   num_phases_.store(phases, std::memory_order_relaxed);
@@ -120,13 +138,13 @@ void ThreadPool::run(Job& job, const Turn&) {
 }
 
 void ThreadPool::work(int thread) {
-  for (uint32_t seen = epoch_.load(); await_job(seen);) {
+  for (uint64_t seen = epoch_.load(); await_job(seen);) {
     seen = epoch_.load();
     take_part(seen, thread);
   }
 }
 
-bool ThreadPool::await_job(uint32_t seen) {
+bool ThreadPool::await_job(uint64_t seen) {
   Backoff backoff;
   const auto start = Clock::now();
   while (epoch_.load(std::memory_order_acquire) == seen && !stopping_.load(std::memory_order_relaxed)) {
@@ -141,7 +159,7 @@ bool ThreadPool::await_job(uint32_t seen) {
   return !stopping_.load();
 }
 
-void ThreadPool::take_part(uint32_t epoch, int thread) {
+void ThreadPool::take_part(uint64_t epoch, int thread) {
   const DefaultFloatMode mode;
   const int phases = num_phases_.load(std::memory_order_acquire);
   for (int i = 0; i < phases; ++i) {
@@ -149,27 +167,61 @@ void ThreadPool::take_part(uint32_t epoch, int thread) {
   }
 }
 
-bool ThreadPool::finish_phase(uint32_t epoch, int phase, int thread) {
-  std::atomic<uint64_t>& unclaimed = phases_[phase].unclaimed.value;
-  std::atomic<uint64_t>& undone = phases_[phase].undone.value;
-  const uint32_t shares = 2 * uint32_t(num_threads_.load(std::memory_order_relaxed));
-  uint64_t value = unclaimed.load(std::memory_order_acquire);
-  while (epoch_of(value) == epoch && count_of(value)) {
-    const uint32_t left = count_of(value);
-    const uint32_t count = left > shares ? left / shares : 1;  // large runs first, small ones to end together
-    if (!unclaimed.compare_exchange_weak(value, pack(epoch, left - count), std::memory_order_acq_rel)) continue;
-    // Holding a unit, this thread knows that the job is not over: only now may it look at the job.
-    Job* job = job_.load(std::memory_order_relaxed);
-    job->run(phase, job->num_units(phase) - left, count, thread);
-    undone.fetch_sub(count, std::memory_order_acq_rel);
-    value = unclaimed.load(std::memory_order_acquire);
+bool ThreadPool::reserve(uint64_t epoch, int phase, int thread) {
+  std::atomic<uint64_t>& last = reservations_[size_t(thread) * kMaxPhases + size_t(phase)];
+  uint64_t value = last.load(std::memory_order_relaxed);
+  return value < epoch && last.compare_exchange_strong(value, epoch, std::memory_order_acq_rel);
+}
+
+// Whoever holds a unit knows that the job is not over, and only then may look at the job.
+void ThreadPool::run_units(int phase, uint32_t first, uint32_t count, int thread) {
+  job_.load(std::memory_order_relaxed)->run(phase, first, count, thread);
+}
+
+void ThreadPool::report(uint64_t epoch, int phase, uint32_t count) {
+  std::atomic<uint64_t>& done = phases_[phase].done;
+  uint64_t value = done.load(std::memory_order_relaxed);
+  while (!done.compare_exchange_weak(value, pack(epoch, count_in(epoch, value) + count), std::memory_order_acq_rel)) {
   }
+}
+
+bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
+  const uint64_t size = sizes_[phase].load(std::memory_order_acquire);
+  if (epoch_of(size) != epoch) return false;
+  const uint32_t threads = uint32_t(num_threads_.load(std::memory_order_relaxed)), units = count_of(size) & ~kEven;
+  const bool even = count_of(size) & kEven;
+  const uint32_t share = units / threads, reserved = even ? share - share / kOpenShare : 0, shared = units - reserved * threads;
+  const uint32_t runs = even ? threads : 2 * threads;  // of what is shared: long ones first, to end together
+
+  // 1. what is reserved for this thread, then some of what is not
+  uint32_t count = 0;
+  if (reserved && reserve(epoch, phase, thread)) {
+    run_units(phase, uint32_t(thread) * reserved, reserved, thread);
+    count = reserved;
+  }
+  std::atomic<uint64_t>& claimed = phases_[phase].claimed;
+  for (uint64_t value = claimed.load(std::memory_order_acquire); epoch_of(value) <= epoch && count_in(epoch, value) < shared;) {
+    const uint32_t before = count_in(epoch, value), run = (shared - before + runs - 1) / runs;
+    if (!claimed.compare_exchange_weak(value, pack(epoch, before + run), std::memory_order_acq_rel)) continue;
+    run_units(phase, units - shared + before, run, thread);
+    count += run;
+    value = claimed.load(std::memory_order_acquire);
+  }
+  if (count) report(epoch, phase, count);
+
+  // 2. until others are done: what nobody has come for
   Backoff backoff;
-  for (;;) {
-    value = undone.load(std::memory_order_acquire);
-    if (epoch_of(value) != epoch) return false;
-    if (!count_of(value)) return true;
+  for (int left = kPatience;;) {
+    const uint64_t value = phases_[phase].done.load(std::memory_order_acquire);
+    if (epoch_of(value) > epoch) return false;
+    if (count_in(epoch, value) == units) return true;
     backoff();
+    if (!left || --left || !reserved) continue;
+    for (uint32_t other = 0; other < threads; ++other) {
+      if (!reserve(epoch, phase, int(other))) continue;
+      run_units(phase, other * reserved, reserved, thread);
+      report(epoch, phase, reserved);
+    }
   }
 }
 

@@ -1,7 +1,9 @@
-// The process's threads for native work: they claim units of a job's phases from counters, spin briefly between jobs, then sleep.
+// The process's threads for native work: each takes its share of a job's phases, then helps with the rest. They spin briefly between
+// jobs, then sleep.
 //
 // A phase is over when all its units are done, not when all threads have come by: a thread that the system has taken off its
-// core stalls nobody unless it holds a unit. So the calling thread alone finishes every job, if slowly.
+// core stalls nobody unless it holds a unit: what was reserved for it goes to another. So the calling thread alone finishes every job,
+// if slowly.
 #pragma once
 
 #include <atomic>
@@ -23,6 +25,7 @@ class Job {
   virtual ~Job() = default;
   virtual int num_phases() const = 0;
   virtual uint32_t num_units(int phase) const = 0;
+  virtual bool is_even(int phase) const = 0;  // whether equally many neighbouring units for each thread are about equally much work
   virtual void run(int phase, uint32_t first, uint32_t count, int thread) = 0;
 };
 
@@ -43,27 +46,30 @@ class ThreadPool {
   void run(Job& job, const Turn& turn);
 
  private:
-  // The epoch of the job in the high half, the units not yet claimed (or not yet done) in the low one: a thread that comes
-  // late from an older job sees a foreign epoch and leaves without touching anything.
-  struct alignas(64) Counter {
-    std::atomic<uint64_t> value{0};
-  };
-  struct Phase {
-    Counter unclaimed, undone;
+  // Counts of a phase's units: those claimed of the shared ones, and those done. Each carries the epoch of its job: a thread that
+  // comes late from an older job sees a foreign epoch and leaves without touching anything, and no job has to clear them.
+  struct alignas(64) Phase {
+    std::atomic<uint64_t> claimed{0}, done{0};
   };
 
   explicit ThreadPool(int threads);
+  void make_reservations();
   void start_workers();
   void stop_workers();
   void work(int thread);
-  void take_part(uint32_t epoch, int thread);
-  bool finish_phase(uint32_t epoch, int phase, int thread);  // false: the job is over
-  bool await_job(uint32_t seen);                             // false: the pool is stopping
+  void take_part(uint64_t epoch, int thread);
+  bool finish_phase(uint64_t epoch, int phase, int thread);  // false: the job is over
+  bool reserve(uint64_t epoch, int phase, int thread);       // false: somebody has run that thread's part
+  void run_units(int phase, uint32_t first, uint32_t count, int thread);
+  void report(uint64_t epoch, int phase, uint32_t count);
+  bool await_job(uint64_t seen);                             // false: the pool is stopping
 
+  std::unique_ptr<std::atomic<uint64_t>[]> sizes_;         // [phases] units, with the epoch of the job
+  std::unique_ptr<std::atomic<uint64_t>[]> reservations_;  // [threads][phases] the last epoch in which it was run
   std::unique_ptr<Phase[]> phases_;
   std::atomic<Job*> job_{nullptr};
   std::atomic<int> num_phases_{0};
-  std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint64_t> epoch_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<int> num_threads_;
 

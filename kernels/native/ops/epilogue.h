@@ -6,45 +6,136 @@ inline Vec dequantised(Int sums, Vec weight_scales, float row_scale) {
   return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), weight_scales), splat(row_scale));
 }
 
-// The finished values of one panel of one row. Columns that do not exist hold no meaning.
-inline Vec finished(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int row, int panel, const float* sums) {
-  const int column = panel * kPanel, exist = e.outputs - column;
-  const bool integer = w.precision == Precision::kInt8 || w.precision == Precision::kInt4;
-  Vec v = load(sums);
-  if (integer) v = dequantised(_mm512_castps_si512(v), load(w.scales + column), x.scales[row]);
-  if (w.bias) v = _mm512_add_ps(v, load(w.bias + column));
-  if (e.residual) v = _mm512_add_ps(v, load_some(e.residual + row * e.residual_stride + column, max_of(exist, 0)));
-  if (e.scale != 1.0f) v = _mm512_mul_ps(v, splat(e.scale));
-  if (e.softcap != 0.0f) v = softcapped(v, splat(e.softcap));
-  return v;
+// The best of a row's columns in each lane: no lane has to be compared with another while columns come in, in ascending order.
+struct LaneBests {
+  float values[kPanel];
+  float poison[kPanel];
+  int32_t columns[kPanel];
+};
+
+inline void clear_bests(LaneBests* bests, int rows) {
+  for (int r = 0; r < rows; ++r) {
+    store(bests[r].values, splat(-__builtin_inff()));
+    store(bests[r].poison, zero());
+  }
+}
+
+// Of equals the lowest column, whichever of the two has it.
+inline void take_bests(const LaneBests* bests, int rows, Best* to) {
+  for (int r = 0; r < rows; ++r, ++bests, ++to) {
+    const Vec values = load(bests->values);
+    to->poison += sum_lanes(load(bests->poison));
+    const float value = max_lanes(values);
+    if (value < to->value || value == -__builtin_inff()) continue;
+    const __mmask16 equal = _mm512_cmp_ps_mask(values, splat(value), _CMP_EQ_OQ);
+    const int column = _mm512_mask_reduce_min_epi32(equal, _mm512_loadu_si512(bests->columns));
+    if (value > to->value || column < to->index) *to = {value, to->poison, column, 0};
+  }
+}
+
+// The sums of some rows and panels on their way out. Pointers are to the first row and column; strides are of floats.
+struct Finish {
+  const Epilogue& e;
+  const float* sums;
+  int sum_stride;
+  int first_row, rows;
+  int first_column, columns;   // of the result: those that exist
+  const float* weight_scales;  // integer products: of the first panel, and ...
+  const float* row_scales;     // ... of the first row
+  const float* bias;           // of the first panel, or null
+  LaneBests* bests;            // of the first row, or null
+};
+
+// How results are made, chosen once for all rows. The usual ones are known to the compiler: with all choices inside the loops
+// a panel of 16 rows would spend an eighth of its time here.
+struct PlainEnding {
+  static constexpr bool kGated = false, kWhole = true;
+  static Vec function(const Epilogue&, Vec v) { return v; }
+  static Vec temper(const Epilogue&, Vec v) { return v; }
+};
+struct SwiGluEnding {
+  static constexpr bool kGated = true, kWhole = true;
+  static Vec function(const Epilogue&, Vec v) { return function_of(Function::kSilu, v); }
+  static Vec temper(const Epilogue&, Vec v) { return v; }
+};
+template <bool kIsGated>
+struct AnyEnding {
+  static constexpr bool kGated = kIsGated, kWhole = false;
+  static Vec function(const Epilogue& e, Vec v) { return function_of(e.function, v); }
+  static Vec temper(const Epilogue& e, Vec v) {
+    if (e.scale != 1.0f) v = _mm512_mul_ps(v, splat(e.scale));
+    if (e.softcap != 0.0f) v = softcapped(v, splat(e.softcap));
+    return v;
+  }
+};
+
+template <bool kInteger, typename Ending>
+inline void finish_as(const Finish& f) {
+  const Epilogue& e = f.e;
+  for (int r = 0; r < f.rows; ++r) {
+    const int row = f.first_row + r, place = e.out_rows ? e.out_rows[row] : row;
+    const float* const sums = f.sums + int64_t(r) * f.sum_stride;
+    const float row_scale = kInteger ? f.row_scales[r] : 1.0f;
+    const float* const residual = !Ending::kGated && e.residual ? e.residual + row * e.residual_stride + f.first_column : nullptr;
+    float* const out = e.out && place >= 0 ? e.out + place * e.out_stride + f.first_column : nullptr;
+    LaneBests* const bests = f.bests ? f.bests + r : nullptr;
+    Vec greatest = zero(), poison = zero();
+    Int at = _mm512_setzero_si512();
+    if (bests) {
+      greatest = load(bests->values), poison = load(bests->poison);
+      at = _mm512_loadu_si512(bests->columns);
+    }
+    for (int c = 0; c < f.columns; c += kPanel) {
+      const __mmask16 exist = Ending::kWhole ? __mmask16(0xffff) : first_lanes(f.columns - c);
+      const auto finished = [&](int at_sum) {
+        Vec v = load(sums + at_sum);
+        if (kInteger) v = dequantised(_mm512_castps_si512(v), load(f.weight_scales + at_sum), row_scale);
+        if (f.bias) v = _mm512_add_ps(v, load(f.bias + at_sum));
+        if (residual) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(exist, residual + c));
+        return Ending::temper(e, v);
+      };
+      Vec v;
+      if (Ending::kGated) {
+        v = Ending::function(e, finished(2 * c));
+        v = _mm512_mul_ps(v, finished(2 * c + kPanel));
+      } else {
+        v = Ending::function(e, finished(c));
+      }
+      if (out) _mm512_mask_storeu_ps(out + c, exist, v);
+      if (!bests) continue;
+      poison = _mm512_mask3_fmadd_ps(v, zero(), poison, exist);  // 0 but for NaN and the infinite
+      const __mmask16 better = _mm512_mask_cmp_ps_mask(exist, v, greatest, _CMP_GT_OQ);  // a NaN never is
+      greatest = _mm512_mask_mov_ps(greatest, better, v);
+      at = _mm512_mask_add_epi32(at, better, _mm512_set1_epi32(f.first_column + c), lane_numbers());
+    }
+    if (!bests) continue;
+    store(bests->values, greatest);
+    store(bests->poison, poison);
+    _mm512_storeu_si512(bests->columns, at);
+  }
+}
+
+template <bool kInteger>
+inline void finish_floats_or_integers(const Finish& f) {
+  const Epilogue& e = f.e;
+  const bool plain = e.scale == 1.0f && e.softcap == 0.0f && f.columns % kPanel == 0;
+  if (e.gated) {
+    plain && e.function == Function::kSilu ? finish_as<kInteger, SwiGluEnding>(f) : finish_as<kInteger, AnyEnding<true>>(f);
+  } else {
+    plain && e.function == Function::kNone ? finish_as<kInteger, PlainEnding>(f) : finish_as<kInteger, AnyEnding<false>>(f);
+  }
 }
 
 // Rows [first_row, + rows) and panels [first_panel, + num_panels). tile[r * tile_stride + 16 p] is the first sum of row
 // first_row + r and panel first_panel + p: float32, or int32 for an integer weight (less the offset of unsigned operands).
-// The tile is overwritten. With e.gated first_panel and num_panels are even and a residual is not allowed.
+// With e.gated first_panel and num_panels are even and a residual is not allowed. bests: of these rows; unused without e.best.
 inline void finish_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_row, int rows, int first_panel,
-                        int num_panels, float* tile, int tile_stride) {
-  const int outputs = e.gated ? e.outputs / 2 : e.outputs;
-  const int first_column = (e.gated ? first_panel / 2 : first_panel) * kPanel;
-  const int columns = min_of((e.gated ? num_panels / 2 : num_panels) * kPanel, outputs - first_column);
+                        int num_panels, const float* tile, int tile_stride, LaneBests* bests) {
+  const int parts = e.gated ? 2 : 1, column = first_panel * kPanel, first_column = column / parts;
+  const int columns = min_of(num_panels * kPanel, e.outputs - column) / parts;
   if (columns <= 0) return;
-  for (int r = 0; r < rows; ++r) {
-    const int row = first_row + r;
-    float* sums = tile + int64_t(r) * tile_stride;
-    const int place = e.out_rows ? e.out_rows[row] : row;
-    float* out = e.out && place >= 0 ? e.out + place * e.out_stride + first_column : nullptr;
-    for (int c = 0; c < columns; c += kPanel) {  // a gate's column lies at or before both of its sums: nothing unread is overwritten
-      Vec v;
-      if (e.gated) {
-        const int gate = first_panel + 2 * c / kPanel;
-        v = function_of(e.function, finished(w, x, e, row, gate, sums + 2 * c));
-        v = _mm512_mul_ps(v, finished(w, x, e, row, gate + 1, sums + 2 * c + kPanel));
-      } else {
-        v = function_of(e.function, finished(w, x, e, row, first_panel + c / kPanel, sums + c));
-      }
-      if (out) store_some(out + c, v, columns - c);
-      if (e.best) store(sums + c, v);
-    }
-    if (e.best) take_best(sums, first_column, columns, e.best + row);
-  }
+  const bool integer = w.precision == Precision::kInt8 || w.precision == Precision::kInt4;
+  const Finish finish = {e, tile, tile_stride, first_row, rows, first_column, columns, integer ? w.scales + column : nullptr,
+                         integer ? x.scales + first_row : nullptr, w.bias ? w.bias + column : nullptr, e.best ? bests : nullptr};
+  integer ? finish_floats_or_integers<true>(finish) : finish_floats_or_integers<false>(finish);
 }

@@ -15,7 +15,8 @@ constexpr int kStripBytes = 32 * 1024;
 constexpr int kRowBytes = 512 * 1024;   // of rows that stay in L2 while all panels pass over them
 constexpr int kMaxRows = 256;           // whose sums wait together
 constexpr size_t kSumBytes = kMaxRows * 2 * kPanel * sizeof(float);
-static_assert(kSumBytes + kStripBytes <= kLinearScratch, "sums, then a strip of dequantised weights");
+static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearScratch,
+              "sums, then a strip of dequantised weights, then the best of each row");
 
 // Up to so many rows an int4 weight is multiplied in vectors, nibbles as they are: cheaper than making tiles for so little use.
 constexpr int kNibbleRows = 4;
@@ -188,9 +189,11 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
   const int most_rows = x.rows <= 32 ? 32 : max_of(32, min_of(kMaxRows, int(kRowBytes / x.stride) / 32 * 32));
   float* sums = reinterpret_cast<float*>(scratch);
   char* dequantised = scratch + kSumBytes;
+  auto* bests = reinterpret_cast<LaneBests*>(dequantised + kStripBytes);
 
   for (int first_row = 0; first_row < x.rows; first_row += most_rows) {
     const int rows = min_of(most_rows, x.rows - first_row);
+    if (e.best) clear_bests(bests, rows);
     for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
       const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
       const int left = end - panel;
@@ -204,8 +207,9 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
         panels = 1;
         multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, sums, dequantised);
       }
-      finish_rows(w, x, e, first_row, rows, panel, panels, sums, panels * kPanel);
+      finish_rows(w, x, e, first_row, rows, panel, panels, sums, panels * kPanel, bests);
     }
+    if (e.best) take_bests(bests, rows, e.best + first_row);
   }
 }
 

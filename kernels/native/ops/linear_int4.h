@@ -50,7 +50,7 @@ inline void multiply_int4_panel(const Pass& pass) {
 }
 
 struct Int4Format {
-  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile;
+  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile, kPassRows = 8;
   static constexpr Multiply multiply[kPassRows] = {multiply_int4_panel<1>, multiply_int4_panel<2>, multiply_int4_panel<3>,
                                                    multiply_int4_panel<4>, multiply_int4_panel<5>, multiply_int4_panel<6>,
                                                    multiply_int4_panel<7>, multiply_int4_panel<8>};

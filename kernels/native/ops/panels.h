@@ -1,10 +1,16 @@
-// How a weight is walked: up to eight rows at a time pass over one panel after the other, in the order of memory. The processor's own
-// prefetch keeps up with one stream of weights and with hardly any other pattern, and eight rows are enough to make arithmetic the
+// How a weight is walked: some rows at a time, as many as registers hold, pass over one panel after the other, in the order of memory.
+// The processor's own prefetch keeps up with one stream of weights and with hardly any other pattern (two panels side by side are faster
+// in the cache for one or two rows, by a fifth, and slower from memory by as much), and eight rows are enough to make arithmetic the
 // limit: all further passes over a panel find it in the cache. Included by linear.h.
 
-constexpr int kPassRows = 8;
-constexpr int kGroupPanels = 6;  // finished together; even, for pairs of gate and up
-constexpr int kTileRows = int(kLinearScratch / (kGroupPanels * kPanel * sizeof(float))) / kPassRows * kPassRows;
+// Panels finished together, an even number for pairs of gate and up: as many as L1 holds sums of beside the rows, for between two groups
+// the products stand still.
+constexpr int kGroupPanels = 6, kMostPanels = 32;  // at least, at most, ...
+constexpr int kGroupSums = 288;                    // ... and in between so many vectors of sums
+constexpr int kTileRows = 448;                     // whose sums wait together
+static_assert(kTileRows * (kGroupPanels * kPanel * sizeof(float) + sizeof(LaneBests)) <= kLinearScratch, "sums, then the best of each row");
+
+constexpr int kFarAhead = 16384;  // bytes of weights
 
 // One pass: some rows times a panel.
 struct Pass {
@@ -12,6 +18,7 @@ struct Pass {
   int steps;                    // of the format, along the inputs
   const char* rows;
   int64_t row_stride;           // bytes
+  int64_t ahead[2];             // the lines prefetched with every two that are read: so many bytes behind the first of these
   const int32_t* column_sums;   // int8: of the panel's outputs
   const int32_t* group_sums;    // int4: of the first row
   int64_t group_stride;
@@ -21,19 +28,24 @@ struct Pass {
 
 using Multiply = void (*)(const Pass&);
 
-// Format: kStepInputs and kStepBytes of a step; multiply[rows - 1].
+// Format: kStepInputs and kStepBytes of a step, kPassRows; multiply[rows - 1].
 template <typename Format>
 inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, float* tile) {
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
   pass.row_stride = x.stride;
   pass.group_stride = w.inputs / kGroup;
+  pass.ahead[0] = kFarAhead, pass.ahead[1] = kFarAhead + 64;
   const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
+  auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
   for (int first_row = 0; first_row < x.rows; first_row += kTileRows) {
-    const int rows = min_of(kTileRows, x.rows - first_row), passes = (rows + kPassRows - 1) / kPassRows;
-    for (int done = 0; done < num_panels; done += kGroupPanels) {
-      const int group = first_panel + done, panels = min_of(kGroupPanels, num_panels - done);
+    const int rows = min_of(kTileRows, x.rows - first_row), passes = (rows + Format::kPassRows - 1) / Format::kPassRows;
+    const int most_panels = max_of(kGroupPanels, min_of(kMostPanels, kGroupSums / rows / 2 * 2));
+    if (e.best) clear_bests(bests, rows);
+    for (int done = 0, panels; done < num_panels; done += panels) {
+      const int group = first_panel + done;
+      panels = min_of(most_panels, num_panels - done);
       pass.sum_stride = panels * kPanel;
       for (int p = 0; p < panels; ++p) {
         pass.weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
@@ -41,12 +53,15 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
         for (int i = 0; i < passes; ++i) {  // of about equally many rows
           const int begin = rows * i / passes, end = rows * (i + 1) / passes;
           pass.rows = static_cast<const char*>(x.data) + (first_row + begin) * x.stride;
+          // The first two fetch the next panel, half each: memory is busy during both.
+          if (passes > 1) pass.ahead[0] = pass.ahead[1] = i == 0 ? panel_bytes : i == 1 ? panel_bytes + 64 : 0;
           if (x.group_sums) pass.group_sums = x.group_sums + (first_row + begin) * pass.group_stride;
           pass.sums = tile + begin * pass.sum_stride + p * kPanel;
           Format::multiply[end - begin - 1](pass);
         }
       }
-      finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride);
+      finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride, bests);
     }
+    if (e.best) take_bests(bests, rows, e.best + first_row);
   }
 }

@@ -9,7 +9,7 @@ constexpr float kCannotWin = -50.0f;
 // which weighs 1, they would lose even with the luckiest draw against the unluckiest.
 
 inline Int ids_from(int first) {
-  return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+  return _mm512_add_epi32(_mm512_set1_epi32(first), lane_numbers());
 }
 
 // Logits after the edits, as scores: nats from the best one, after temperature. Padded to whole blocks with -inf.
