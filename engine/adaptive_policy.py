@@ -19,7 +19,7 @@ from .plan import RowGrant, StepPlan, Verdict
 from .probing import Load, Probing
 from .request import Request
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import LONG_REST, Answer, Hold, Rest
+from .standing import LONG_REST, Answer, Closed, Hold, Rest, is_dear
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -46,6 +46,7 @@ class AdaptivePolicy:
         self._balance = Balance()
         self._rest = Rest()
         self._hold = Hold()
+        self._closed = Closed()
         self._step = 0
         self._weighed_at = 0  # step of the latest decision
         self._is_resting = False  # in this step
@@ -84,7 +85,7 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> Answer:
         self._step += 1
-        self._is_resting = self._rest.covers(len(wishes)) or self._rest.admit(wishes)
+        self._is_resting = self._rest.covers(len(wishes)) or self._rest.admit(wishes) or self._stays_closed(wishes)
         if self._is_resting:
             self._rest.steps_left -= 1
             self._plain_at = self._step
@@ -134,8 +135,8 @@ class AdaptivePolicy:
         return sizes
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
-        if self._is_resting and self._rest.steps_left % LISTEN_EVERY:
-            self._probing.earn(times.step)
+        if self._is_resting:
+            self._rested(plan, times.step)
             return
         num_tokens = num_rows = context = committed = 0
         is_decode = True
@@ -145,7 +146,7 @@ class AdaptivePolicy:
             context += row.num_computed
             num_rows += row.samples
             committed += len(said.token_ids)
-            is_decode = is_decode and row.num_scheduled == 1 and said.error is None
+            is_decode = is_decode and row.num_scheduled == 1 and row.samples and said.error is None
             asked = self._asked.get(row.request.request_id)
             if asked is None:
                 continue
@@ -154,7 +155,7 @@ class AdaptivePolicy:
                 self.expectations.learn(asked, row, said, self._step)
         if not is_decode or times.step <= 0:
             return
-        if self._is_resting or not self._rest.steps_left:  # the step that begins a rest has weighed everything; the others do not
+        if not self._rest.steps_left:  # the step that begins a rest has weighed everything
             self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
         if all(request_id in self._was_open for request_id in self._asked):  # else some of it was catching up
@@ -163,7 +164,17 @@ class AdaptivePolicy:
         if self._asked and self._probing.probe is None:
             self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
-        self._probing.pay(plan, verdict, times.step, drafting, plain, committed)
+        self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
+        if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
+            self._closed.confirm(self.expectations.num_learnt)
+
+    def _rested(self, plan: StepPlan, seconds: float) -> None:
+        """A step of a rest took so long."""
+        self._probing.earn(seconds)
+        if self._rest.steps_left % LISTEN_EVERY == 0 and seconds > 0 and all(row.num_scheduled == 1 for row in plan.rows):
+            context = sum(row.num_computed for row in plan.rows)
+            self.costs.target.observe(plan.num_tokens, context, seconds)
+            self._balance.add(self.costs.target.seconds(plan.num_tokens, context), seconds)
 
     def forget(self, request_id: str) -> None:
         self._asked.pop(request_id, None)
@@ -182,9 +193,20 @@ class AdaptivePolicy:
         """
         return not self._is_open and self._step - self._weighed_at < LONG_REST and any(wish.num_scheduled > 1 for wish in wishes)
 
+    def _stays_closed(self, wishes: Sequence[Wish]) -> bool:
+        """Whether another rest begins without a question: it would have the answer that it had, and no probe can be afforded."""
+        expectations = self.expectations
+        if self._is_open or self._probing.is_due or not self._closed.covers(
+            wishes, expectations.num_learnt, self._step, expectations.is_known
+        ):
+            return False
+        self._rest.begin(_ids(wishes))
+        return True
+
     def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
         """The answer for these rows, and how long it stands."""
         self._k, self._weighed_at = 0.0, self._step
+        self._closed.end()
         load = _load(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:
@@ -199,6 +221,9 @@ class AdaptivePolicy:
         is_due = self._is_open and self._step - self._plain_at > every
         if is_due or not self._is_open:
             self._plain_at = self._step
+        # What is said of a step with prompts need not hold for those without.
+        if not self._is_open and not load.num_prompt and is_dear(len(wishes), load.num_rows / choice.plain_rate):
+            self._closed.begin(_ids(wishes), self.expectations.num_learnt, self._step, self.expectations.is_known)
         if is_due:
             depths = [0] * len(candidates)
         else:
@@ -213,11 +238,10 @@ class AdaptivePolicy:
             if self._probing.probe is None and load.num_prompt == 0:
                 self._hold.begin(wishes, answer, self.costs.target.seconds(load.num_rows, load.context))
             return answer
-        ids = [wish.request.request_id for wish in wishes]
         if is_due:
-            self._rest.begin(ids, PLAIN_RUN if choice.rate > LITTLE * choice.plain_rate else LONG_PLAIN_RUN)
+            self._rest.begin(_ids(wishes), PLAIN_RUN if choice.rate > LITTLE * choice.plain_rate else LONG_PLAIN_RUN)
         else:
-            self._rest.begin(ids)
+            self._rest.begin(_ids(wishes))
             self._balance.forgive()
         return answer
 
@@ -256,6 +280,10 @@ class AdaptivePolicy:
             asked = [a.ceiling for a in self._asked.values() if a.proposer == p]
             if asked:
                 self.costs.drafts[p].observe(max(asked), len(asked), spent)
+
+
+def _ids(wishes: Sequence[Wish]) -> list[str]:
+    return [wish.request.request_id for wish in wishes]
 
 
 def _load(wishes: Sequence[Wish]) -> Load:

@@ -125,7 +125,7 @@ def assemble(
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else None
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
-    runner.use_sampler(verifier.sampler)
+    runner.use_verifier(verifier)
     return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close)
 
 

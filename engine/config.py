@@ -12,7 +12,8 @@ from .errors import ConfigError
 DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the package
 EXECUTORS = ("auto", "native", "torch", "transformers")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
-KV_CACHE_DTYPES = ("auto", "int8", "bfloat16", "float32")
+FP8_NAMES = ("fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "int8", *FP8_NAMES, "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ModelConfig:
     device: str = "auto"  # cpu, cuda, cuda:N; auto = a GPU if there is one that can run the network
     batch_invariant: bool = False  # on a GPU: a row's scores are the same bits in any batch, at some cost
     quantization: str = "none"  # of the weights: none, int8 (CPU), int4, fp8 (GPU)
-    kv_cache_dtype: str = "auto"  # auto = dtype; int8; float32 and bfloat16 only say what dtype says
+    kv_cache_dtype: str = "auto"  # auto = dtype; int8 (CPU); fp8 (GPU); float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int = 0
 
@@ -43,7 +44,7 @@ class ModelConfig:
                 "made from unquantised weights at loading"
             )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            narrow = "; the narrow cache is int8" if self.kv_cache_dtype.startswith("fp8") else ""
+            narrow = "; narrow caches are int8 on CPUs and fp8 (e4m3) on GPUs" if self.kv_cache_dtype.startswith("fp8") else ""
             raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not one of {', '.join(KV_CACHE_DTYPES)}{narrow}")
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ConfigError(f"threads {self.threads} is not between 1 and {MAX_THREADS}")

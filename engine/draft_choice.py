@@ -6,15 +6,15 @@ A pure function of expectations and costs. SmartSpec (arXiv 2406.14066) maximise
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..kernels.record import record
 from .acceptance import Worth
 from .costs import CostTable
 
 MARGIN = 1.03  # a gain smaller than this is as likely an error of the estimates
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """A row that may be guessed for."""
 
@@ -23,7 +23,7 @@ class Candidate:
     worth: Worth
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """Guesses for each candidate, in order, and the expected tokens a second with them and without any."""
 

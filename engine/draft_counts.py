@@ -13,12 +13,23 @@ from .stats import EngineStats, ProposerStats
 RECENT_WINDOW_S = 60
 
 
-@dataclass
-class _Bucket:
-    second: int
+@dataclass(slots=True)
+class DraftSums:
+    """Drafts (row and step), and their tokens."""
+
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+
+    def add(self, other: DraftSums) -> None:
+        self.drafts += other.drafts
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+
+
+@dataclass(slots=True)
+class _OfProposer(DraftSums):
+    verify_seconds: float = 0.0
 
 
 class DraftCounts:
@@ -26,75 +37,73 @@ class DraftCounts:
 
     def __init__(self, proposers: Sequence[str]) -> None:
         """proposers: names, in the set's order."""
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.totals = [ProposerStats(name) for name in proposers]
+        self._names = tuple(proposers)
+        self.sums = DraftSums()
+        self._of_proposers = [_OfProposer() for _ in proposers]
         self._accepted_per_position: list[int] = []
-        self._recent: deque[_Bucket] = deque()
+        self._recent: deque[tuple[int, DraftSums]] = deque()  # second, and what was counted in it
 
     def add(self, plan: StepPlan, verdict: Verdict, now: float, step_s: float) -> None:
         """What the target said about each draft of a step. now: seconds of the engine's clock; step_s: how long it took."""
+        guessed = [(row, said) for row, said in zip(plan.rows, verdict.rows, strict=True) if row.draft_token_ids and said.error is None]
+        if not guessed:
+            return
         token_seconds = step_s / max(plan.num_tokens, 1)
         depths: Counter[int] = Counter()  # accepted tokens of a draft -> drafts
-        sums: dict[int, list[int]] = {}  # source -> drafts, drafted, accepted
-        for row, said in zip(plan.rows, verdict.rows, strict=True):
-            if row.draft_token_ids and said.error is None:
-                depths[len(said.accepted)] += 1
-                of_source = sums.setdefault(row.source[0], [0, 0, 0])
-                of_source[0] += 1
-                of_source[1] += len(row.draft_token_ids)
-                of_source[2] += len(said.accepted)
-        if not sums:
-            return
-        drafts, drafted, accepted = (sum(column) for column in zip(*sums.values(), strict=True))
-        bucket = self._bucket(int(now))
-        bucket.drafts += drafts
-        bucket.draft_tokens += drafted
-        bucket.accepted_tokens += accepted
-        self.num_drafts += drafts
-        self.num_draft_tokens += drafted
-        self.num_accepted_tokens += accepted
+        step = DraftSums()
+        for row, said in guessed:
+            depths[len(said.accepted)] += 1
+            of_row = DraftSums(1, len(row.draft_token_ids), len(said.accepted))
+            step.add(of_row)
+            if row.source[0] != FORCED:
+                total = self._of_proposers[row.source[0]]
+                total.add(of_row)
+                total.verify_seconds += token_seconds * of_row.draft_tokens
+        self.sums.add(step)
+        self._bucket(int(now)).add(step)
         per_position = self._accepted_per_position
         per_position.extend([0] * (max(depths) - len(per_position)))
         for depth, count in depths.items():
             for position in range(depth):
                 per_position[position] += count
-        for source, (drafts, drafted, accepted) in sums.items():
-            if source != FORCED:
-                t = self.totals[source]
-                self.totals[source] = replace(
-                    t,
-                    num_drafts=t.num_drafts + drafts,
-                    num_draft_tokens=t.num_draft_tokens + drafted,
-                    num_accepted_tokens=t.num_accepted_tokens + accepted,
-                    verify_seconds=t.verify_seconds + token_seconds * drafted,
-                )
+
+    @property
+    def totals(self) -> tuple[ProposerStats, ...]:
+        """Of each proposer, in the set's order."""
+        return tuple(
+            ProposerStats(name, p.drafts, p.draft_tokens, p.accepted_tokens, p.verify_seconds)
+            for name, p in zip(self._names, self._of_proposers, strict=True)
+        )
 
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with all counts."""
         self._drop_old(int(now))
+        recent = DraftSums()
+        for _, sums in self._recent:
+            recent.add(sums)
         return replace(
             stats,
-            num_drafts=self.num_drafts,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_tokens=self.num_accepted_tokens,
+            num_drafts=self.sums.drafts,
+            num_draft_tokens=self.sums.draft_tokens,
+            num_accepted_tokens=self.sums.accepted_tokens,
             accepted_per_position=tuple(self._accepted_per_position),
-            recent_drafts=sum(b.drafts for b in self._recent),
-            recent_draft_tokens=sum(b.draft_tokens for b in self._recent),
-            recent_accepted_tokens=sum(b.accepted_tokens for b in self._recent),
-            proposers=tuple(self.totals),
+            recent_drafts=recent.drafts,
+            recent_draft_tokens=recent.draft_tokens,
+            recent_accepted_tokens=recent.accepted_tokens,
+            proposers=self.totals,
         )
 
     def check(self) -> None:
         """Raise AssertionError if the totals contradict each other."""
-        assert self.num_accepted_tokens == sum(self._accepted_per_position), "accepted tokens differ from their positions"
-        assert self.num_accepted_tokens <= self.num_draft_tokens, "more accepted than drafted"
+        assert self.sums.accepted_tokens == sum(self._accepted_per_position), "accepted tokens differ from their positions"
+        assert self.sums.accepted_tokens <= self.sums.draft_tokens, "more accepted than drafted"
 
-    def _bucket(self, second: int) -> _Bucket:
+    def _bucket(self, second: int) -> DraftSums:
         self._drop_old(second)
-        if not self._recent or self._recent[-1].second != second:
-            self._recent.append(_Bucket(second))
-        return self._recent[-1]
+        if not self._recent or self._recent[-1][0] != second:
+            self._recent.append((second, DraftSums()))
+        return self._recent[-1][1]
 
     def _drop_old(self, second: int) -> None:
-        while self._recent and self._recent[0].second <= second - RECENT_WINDOW_S:
+        while self._recent and self._recent[0][0] <= second - RECENT_WINDOW_S:
             self._recent.popleft()

@@ -86,7 +86,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     target_kv = target.executor.allocate(num_blocks, size)
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
     return_probs = speculative.rejection_sample_method in ("standard", "block")
-    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora)
+    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, is_weighed=speculative.adaptive)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned, gpu_line)
 

@@ -6,14 +6,14 @@ Owns the estimates of acceptance.py and the trust in drafters' own probabilities
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ..kernels.record import record
 from ..proposers.base import FORCED, Draft
 from .acceptance import Calibration, ProposerAcceptance
 from .plan import PlanRow, RowVerdict
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """What a step asked of a row."""
 
@@ -30,6 +30,7 @@ class Expectations:
         """depths: of each proposer, the most guesses of one draft."""
         self.acceptance = [ProposerAcceptance(depth) for depth in depths]
         self._calibration = [Calibration() for _ in depths]
+        self.num_learnt = 0  # drafts
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""
@@ -54,6 +55,7 @@ class Expectations:
         source = row.source[0] if draft else asked.proposer
         if source == FORCED:
             return  # nobody's merit
+        self.num_learnt += 1
         # What a drafter's own doubts cut off counts as never made: with their like left out, the rest would look better than all are.
         made = len(draft) if asked.made is None or asked.confidence is not None else asked.made
         if source != asked.proposer:  # that one had nothing, another one behind it did
@@ -65,6 +67,10 @@ class Expectations:
             for node, parent in enumerate(row.parents):
                 if parent < 0 or parent in path:
                     self._calibration[source].observe(asked.confidence[node], node in path)
+
+    def is_known(self, request_id: str) -> bool:
+        """Whether anybody has guessed for that row."""
+        return any(acceptance.last_step(request_id) >= 0 for acceptance in self.acceptance)
 
     def forget(self, request_id: str) -> None:
         for acceptance in self.acceptance:

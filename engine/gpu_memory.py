@@ -44,7 +44,7 @@ class GpuMemory:
             raise ConfigError(
                 f"{self.device}: {_gb(max(self.for_cache, 0))} are left for the KV cache, but one sequence of {tokens:,} tokens needs "
                 f"{_gb(sequence_bytes)}: {self.describe()}; raise gpu_memory_utilization, lower max_model_len or "
-                "max_num_batched_tokens, or use quantization fp8 or int4"
+                "max_num_batched_tokens, or use kv_cache_dtype fp8, or quantization fp8 or int4"
             )
         return self.for_cache
 

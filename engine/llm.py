@@ -48,8 +48,8 @@ class LLM:
     model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
     list of them or JSON; None = the default (prompt lookup; the embedded model has its own drafter), {"method": "off"} = none.
     Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
-    "int4"; GPU: "int4", "fp8"), kv_cache_dtype ("int8"), device ("cpu", "cuda"), seed, ...; and threads, executor, kv_cache_gb,
-    batch_invariant.
+    "int4"; GPU: "int4", "fp8"), kv_cache_dtype (CPU: "int8"; GPU: "fp8"), device ("cpu", "cuda"), seed, ...; and threads, executor,
+    kv_cache_gb, batch_invariant.
 
     Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.
     """
@@ -154,7 +154,7 @@ class LLM:
         core, tokenizer = engine.core, engine.tokenizer
         outputs = {request.request_id: job.output for job in jobs for request in job.requests}
         unfinished = set(outputs)
-        progress = Progress(core.stats(), len(jobs), disable=not use_tqdm)
+        progress = Progress(core.stats(), len(jobs)) if use_tqdm else None
         try:
             for job in jobs:
                 for request in job.requests:
@@ -170,21 +170,22 @@ class LLM:
                     if delta.finish_reason is not None:
                         unfinished.discard(delta.request_id)
                         num_ended += output.finished
-                if num_ended or progress.is_due(now):
+                if progress is not None and (num_ended or progress.is_due(now)):
                     progress.show(core.stats(), num_ended, now)
         finally:
             for request_id in unfinished:
                 core.abort(request_id)
-            progress.close()
+            if progress is not None:
+                progress.close()
 
 
 class Progress:
     """The bar of a call: prompts done, tokens a second, and the share of drafts accepted."""
 
-    def __init__(self, before: EngineStats, num_prompts: int, disable: bool) -> None:
+    def __init__(self, before: EngineStats, num_prompts: int) -> None:
         self._before = before
         self._start_time = self._shown_time = time.monotonic()
-        self._bar = tqdm(total=num_prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True, disable=disable)
+        self._bar = tqdm(total=num_prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
 
     def is_due(self, now: float) -> bool:
         return now - self._shown_time >= BAR_INTERVAL_S

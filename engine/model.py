@@ -147,7 +147,7 @@ def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str
         if plan.kind == "native":
             weights = native_weight_bytes(plan.program, plan.execution)
         else:
-            weights = torch_weight_bytes(plan.program, plan.execution.dtype, plan.execution.quantization)
+            weights = torch_weight_bytes(plan.program, plan.execution)
     free = free_bytes(plan.execution.device)
     if weights + cache > free:
         with_cache = f" and {_size(cache)} for a cache of {tokens:,} tokens" if cache else ""

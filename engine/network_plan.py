@@ -19,7 +19,7 @@ from ..kernels.execution import Execution, Quantization
 from ..kernels.fp8 import LEAST_CAPABILITY
 from ..kernels.program import Program
 from ..kernels.weights import network_program
-from .config import ModelConfig
+from .config import FP8_NAMES, ModelConfig
 from .errors import ConfigError, ModelLoadError
 
 DTYPES = {"auto": None, "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
@@ -63,6 +63,11 @@ def plan_network(
     device = resolve_device(config, program is not None)
     if device == "cpu" and config.quantization == "fp8":
         raise ConfigError("quantization fp8 needs a GPU, and this network runs on the CPU: use int8 or int4, or leave quantization away")
+    if device == "cpu" and config.kv_cache_dtype in FP8_NAMES:
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU, and this network runs on the CPU, whose narrow cache is int8: use int8, "
+            "or leave kv_cache_dtype away"
+        )
     if device != "cpu":
         plan = _on_gpu(config, program, device, dtype)
     elif program is None:
@@ -123,11 +128,13 @@ def _on_gpu(config: ModelConfig, program: Program | None, device: str, dtype: to
     narrow: Any = None if config.quantization == "none" else config.quantization
     if narrow == "fp8" and config.batch_invariant:
         raise ConfigError("quantization fp8 and batch_invariant cannot be combined: leave one of them away")
-    if narrow == "fp8" and not multiplies_fp8(device):
-        raise ConfigError(f"quantization fp8 cannot be used: {gpu_name(device)} does not multiply 8-bit floats; leave quantization away")
+    for option, value in (("quantization", narrow), ("kv_cache_dtype", config.kv_cache_dtype)):
+        if value in FP8_NAMES and not multiplies_fp8(device):
+            raise ConfigError(f"{option} {value} cannot be used: {gpu_name(device)} does not multiply 8-bit floats; leave {option} away")
     execution = Execution(
         dtype=dtype or torch.bfloat16,
         quantization=narrow,
+        kv_cache="fp8" if config.kv_cache_dtype in FP8_NAMES else None,
         prefer_native=False,
         device=device,
         batch_invariant=config.batch_invariant,
@@ -162,10 +169,11 @@ def _require_formats(config: ModelConfig, plan: NetworkPlan) -> None:
             if value == "int8" or (value == "int4" and not plan.execution.on_gpu):
                 raise ConfigError(f"{option} {value} needs the native executor, which cannot be used: {plan.why}; or leave {option} away")
     dtype = _name(plan.execution.dtype)
-    if config.kv_cache_dtype not in ("auto", "int8", dtype):
+    if config.kv_cache_dtype not in ("auto", "int8", *FP8_NAMES, dtype):
+        narrow = "fp8" if plan.execution.on_gpu else "int8"
         raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}: the cache holds the network's own format or int8; "
-            f"use kv_cache_dtype auto or int8, or dtype {config.kv_cache_dtype}"
+            f"kv_cache_dtype {config.kv_cache_dtype} differs from dtype {dtype}: the cache holds the network's own format or {narrow}; "
+            f"use kv_cache_dtype auto or {narrow}, or dtype {config.kv_cache_dtype}"
         )
 
 

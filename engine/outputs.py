@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..kernels.record import record
 from ..proposers.config import SpeculativeConfig
 from .request import FinishReason, SpeculationStats, TokenDelta
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
+@record
 class Logprob:
     """The target's log probability of one token, before any penalty."""
 

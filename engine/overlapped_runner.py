@@ -4,58 +4,29 @@ A step that the next one can be told from (every row decodes and nobody guesses)
 one token on; its tokens are chosen on the device, which nobody waits for. When the core then plans just that step, its result is on the
 way already; when it plans another one (a request came, ended or was stopped), what was begun is dropped. It wrote uncommitted
 places only, and everything that comes later on the device comes after it. So nothing else in the engine knows of this.
+
+Any other step is finished on the device: choices at all nodes and the walk along every draft are handed over behind the pass, and
+one copy brings what each row emits. The host waits once, and not for logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Protocol
+from itertools import accumulate, count
 
 import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
-from ..kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch
+from ..kernels.layout import ForwardOutput, KVTensors, RaggedBatch
+from ..kernels.matching import Guesses
+from ..kernels.started import Fetched, Started, StartingExecutor
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
 from .runner import Runner, batch_lists
-from .sampler import Sampler
-
-
-class Fetched(Protocol):
-    """Values on their way to the host (kernels/graphs.py)."""
-
-    def get(self) -> Tensor: ...
-
-
-class Started(Protocol):
-    """A pass that was handed over (kernels/graphs.py)."""
-
-    @property
-    def argmax(self) -> Tensor: ...
-
-    @property
-    def logits(self) -> Tensor | None: ...
-
-    def finish(self) -> ForwardOutput: ...
-
-
-class StartingExecutor(Executor, Protocol):
-    """An executor that need not be waited for (kernels/graphs.py)."""
-
-    def start(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        hidden: tuple[int, ...] = (),
-        inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
-    ) -> Started: ...
-
-    def fetch(self, tensor: Tensor) -> Fetched: ...
+from .verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +85,15 @@ class OverlappedRunner(Runner):
         super().__init__(executor, kv, hidden, wants_full_logits)
         self._starting = executor
         self._max_model_len = max_model_len
-        self._sampler: Sampler | None = None
+        self._verifier: Verifier | None = None
         self._ahead: _Ahead | None = None
         self._was_steady = False  # the step before: one alone says little about the next
         self.num_ahead = 0  # steps that were begun before they were planned
         self.num_used = 0  # those that were then planned
+        self.num_matched = 0  # steps whose drafts were walked on the device
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def use_verifier(self, verifier: Verifier) -> None:
+        self._verifier = verifier
 
     def forward(self, plan: StepPlan) -> ForwardOutput:
         ahead, self._ahead = self._ahead, None
@@ -134,6 +106,10 @@ class OverlappedRunner(Runner):
             started = self._starting.start(batch_lists(plan, self._wants_full_logits).batch(), self.kv, self._hidden)
             places = self._places(plan)
         following = self._ahead = self._begin(plan, started, places)
+        if following is None and taken is None and (matched := self._match(plan, started)) is not None:
+            self.num_matched += 1
+            logits = started.logits if plan.scored else None
+            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=matched.get())
         output = started.finish() if taken is None else _rows(started.finish(), taken)
         if following is None or following.chosen is None:
             return output
@@ -175,28 +151,49 @@ class OverlappedRunner(Runner):
         drawing = [i for i, place in enumerate(places) if place.logits_row >= 0]
         chosen = None
         if drawing:
-            chosen = self._choose(started, [plan.rows[i] for i in drawing], [places[i].logits_row for i in drawing])
+            chosen = self._choose(started, [plan.rows[i] for i in drawing], [places[i].node for i in drawing])
             if chosen is None:
                 return None
         tokens = _next_tokens(started.argmax, places, chosen, drawing, expected)
         fed = self._starting.fetch(tokens)
         known = None if chosen is None else self._starting.fetch(chosen)
         self.num_ahead += 1
+        started.send()
         following = self._starting.start(_decode_batch(expected, plan.block_size), self.kv, self._hidden, tokens=tokens)
+        following.send()
         ranks = count()
         rows = {row.request.request_id: (_Place(i, next(ranks) if row.draws else -1), row) for i, row in enumerate(expected)}
         return _Ahead(rows, following, fed, known)
 
-    def _choose(self, started: Started, rows: list[PlanRow], logits_rows: list[int]) -> Tensor | None:
-        """[n] on the device, what the rows choose from their logits; None if that has to be left to the verifier."""
-        if self._sampler is None or started.logits is None:
+    def _match(self, plan: StepPlan, started: Started) -> Fetched | None:
+        """Hand over the rest of a step that was started as it is; None if nothing is left of it, or only the verifier can do it."""
+        rows = [row for row in plan.rows if row.samples]
+        chooses = [self._wants_full_logits(row.request) for row in rows]
+        if self._verifier is None or not self._verifier.only_matches or not (any(chooses) or any(row.draft_token_ids for row in rows)):
             return None
+        if any(row.request.params.logprobs is not None for row in rows):
+            return None
+        guesses = Guesses.of([(row.draft_token_ids, row.parents, own) for row, own in zip(rows, chooses, strict=True)])
+        chosen = None
+        if any(chooses):
+            starts = accumulate((1 + len(row.draft_token_ids) for row in rows), initial=0)
+            drawing = [(row, start) for row, start, own in zip(rows, starts, chooses, strict=False) if own]
+            chosen = self._choose(started, [row for row, _ in drawing], [start for _, start in drawing])
+            if chosen is None:
+                return None
+        return started.match(guesses, chosen)
+
+    def _choose(self, started: Started, rows: list[PlanRow], first_nodes: list[int]) -> Tensor | None:
+        """[N] on the device, what the nodes of these rows choose from their scores; None if that has to be left to the verifier."""
+        if self._verifier is None or started.scores is None:
+            return None
+        sampler = self._verifier.sampler
         try:
             for row in rows:
-                self._sampler.prepare(row.request, started.logits.shape[1])
+                sampler.prepare(row.request, started.scores.shape[1])
         except InvalidRequest:
             return None
-        return self._sampler.choose_ahead(started.logits, rows, logits_rows)
+        return sampler.choose_ahead(started.scores, rows, first_nodes)
 
     def _expected(self, plan: StepPlan) -> list[_Expected]:
         """The rows of the next step; none if that is open."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
+from ..kernels.record import record
 from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback
 from .prompt_logprobs import ScoredPart, Scores
 from .request import Request, TokenLogprobs
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowGrant:
     """One row of a step: it computes known tokens num_computed : num_computed + num_scheduled and may guess `ceiling` more.
 
@@ -37,7 +38,7 @@ class RowGrant:
         return self.num_computed + self.num_scheduled == len(self.request.token_ids)
 
 
-@dataclass(frozen=True)
+@record
 class Grants:
     """What the scheduler allows in a step. Slots for every scheduled token and every ceiling are reserved."""
 
@@ -72,7 +73,7 @@ class Grants:
         return DraftContext(rows, self.max_ingest_tokens, self.block_size)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlanRow:
     """One row as it runs: its scheduled known tokens, then its draft. A row that does not sample has no draft.
 
@@ -97,7 +98,7 @@ class PlanRow:
         return self.num_scheduled + len(self.draft_token_ids)
 
 
-@dataclass(frozen=True)
+@record
 class StepPlan:
     """All rows of a step. Flat layout: row by row, scheduled tokens then draft tokens. logits nodes likewise:
 
@@ -120,7 +121,7 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclass(frozen=True)
+@record
 class RowVerdict:
     """What the target said about one row. Rows that do not sample have no tokens."""
 
@@ -131,7 +132,7 @@ class RowVerdict:
     error_code: str = "numerical_error"  # of the error, as in RequestFailed
 
 
-@dataclass(frozen=True)
+@record
 class Verdict:
     """One verdict per row of the plan, in order."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..kernels.record import record
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
 from .costs import CostTable
@@ -18,15 +19,18 @@ from .speculation_policy import Wish
 
 SHARE = 0.01  # of the time
 MAX_SAVED_STEPS = 4.0  # of unspent allowance, in steps
+MAX_LOST_STEPS = 16.0  # that one probe is charged for: more is a stolen core
 DEPTH = 3  # of a closed row: enough to learn how chances go on
 DEEPER = 2  # of an open row
+CHEAPEST_S = 50e-6  # what a probe costs besides its draft
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Probe:
     """Of the running step."""
 
     request_id: str
+    proposer: int
     seconds: float  # expected to be lost if nothing of it is kept
     usual: int  # guesses of the same proposer that it would have had anyway
     is_alone: bool  # nobody else guesses: then all drafting of the step is the probe's
@@ -50,22 +54,35 @@ class Probing:
         self._acceptance = acceptance
         self._costs = costs
         self._allowance = 0.0  # seconds that probes may lose
+        self._price = 0.0  # of the latest probe that was thought of
         self._probed: dict[str, int] = {}  # request -> step of its latest probe
+        self._tried: dict[int, int] = {}  # proposer -> step of the latest probe of it
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is enough to spend for a probe like the latest one."""
+        return self._allowance > self._price
 
     def earn(self, seconds: float) -> None:
         """The step took so long."""
         self._allowance += SHARE * seconds
 
-    def pay(self, plan: StepPlan, verdict: Verdict, step_s: float, drafting_s: float, plain_s: float, committed: int) -> None:
-        """What the step earned, less what its probe cost. plain_s: a step without guesses; committed: tokens over all rows."""
+    def pay(self, plan: StepPlan, verdict: Verdict, step_s: float, drafting_s: float, plain_s: float, num_rows: int) -> None:
+        """What the step earned, less what its probe cost. plain_s: a step without guesses, of num_rows tokens."""
         self._allowance = min(self._allowance + SHARE * (step_s + drafting_s), MAX_SAVED_STEPS * plain_s)
         probe = self.probe
         if probe is None:
             return
         said = (v for r, v in zip(plan.rows, verdict.rows, strict=True) if r.request.request_id == probe.request_id)
         kept = sum(len(verdict.accepted) for verdict in said)
-        lost = max(probe.seconds, drafting_s) if probe.is_alone else probe.seconds
-        self._allowance -= max(0.0, lost - max(0, kept - probe.usual) * (step_s + drafting_s) / committed)
+        lost, token_s = probe.seconds, (step_s + drafting_s) / sum(len(row.token_ids) for row in verdict.rows)
+        if probe.is_alone:  # what it did take: a drafter that has to catch up takes more, one that finds nothing much less
+            lost, token_s = min(max(0.0, drafting_s + step_s - plain_s), MAX_LOST_STEPS * plain_s), plain_s / num_rows
+        lost -= max(0, kept - probe.usual) * token_s
+        if lost > 0:
+            self._allowance -= lost
+        else:
+            self._tried.pop(probe.proposer, None)  # it paid: once more, while it does
 
     def try_one(
         self, wishes: Sequence[Wish], candidates: list[Candidate], depths: list[int], load: Load, budget: int, step: int
@@ -81,23 +98,26 @@ class Probing:
         j = min(range(len(wishes)), key=waited.__getitem__)
         request, candidate = wishes[j].request, candidates[j]
         row = self._assignment.row(request)
-        stale = min(row.proposers, key=lambda p: self._acceptance[p].last_step(request.request_id))
+        # Who costs little is tried the more often, so that all proposers cost about the same.
+        drafts = self._costs.drafts
+        stale = max(row.proposers, key=lambda p: (step - self._tried.get(p, -1)) / (drafts[p].seconds(DEPTH, 1) + CHEAPEST_S))
         proposer = stale if step % 2 or not depths[j] else candidate.proposer
         room = min(wishes[j].room, row.ceilings[row.proposers.index(proposer)])
         depth = min(room, max(depths[j] + DEEPER if depths[j] else DEPTH, 1), depths[j] + budget)
         if depth <= depths[j] and proposer == candidate.proposer:
             self._probed[request.request_id] = step  # it guesses all it can already
             return
-        target, drafts = self._costs.target.at(load.context), self._costs.drafts
+        target = self._costs.target.at(load.context)
         num_tokens = load.num_rows + load.num_prompt + sum(depths)
         before = drafts[candidate.proposer].seconds(depths[j], 1) if proposer == candidate.proposer else 0.0
         seconds = target(num_tokens - depths[j] + depth) - target(num_tokens) + drafts[proposer].seconds(depth, 1) - before
         if proposer != candidate.proposer:  # and what the better one would have brought
             seconds += sum(candidate.worth.accepted[: depths[j]]) * target(load.num_rows) / load.num_rows
+        self._price = seconds
         if seconds > self._allowance:
             return
-        self._probed[request.request_id] = step
-        self.probe = Probe(request.request_id, seconds, depths[j] if proposer == candidate.proposer else 0, not any(depths))
+        self._probed[request.request_id] = self._tried[proposer] = step
+        self.probe = Probe(request.request_id, proposer, seconds, depths[j] if proposer == candidate.proposer else 0, not any(depths))
         candidates[j] = Candidate(proposer, depth, candidate.worth)
         depths[j] = depth
 

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.record import record
+
 if TYPE_CHECKING:
     from .plan import PlanRow
     from .request import Request
@@ -76,7 +78,7 @@ class PromptLogprobs:
                 yield token, logprob, rank, top
 
 
-@dataclass(frozen=True)
+@record
 class ScoredPart:
     """Tokens of a prompt that one pass scores: each by the logits of the token before it."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..kernels.record import record
 from .errors import InvalidRequest
 from .grammar_spec import GrammarSpec
 
@@ -238,7 +239,7 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
 
-@dataclass(frozen=True)
+@record
 class TokenLogprobs:
     """The target's logprob of one emitted token and of the best alternatives (raw logits, before any penalty)."""
 
@@ -247,7 +248,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenDelta:
     """What one step added to one request. The last delta of a request carries its finish_reason."""
 

@@ -10,7 +10,7 @@ from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch
 from .plan import StepPlan
 from .request import Request
-from .sampler import Sampler
+from .verifier import Verifier
 
 
 class Runner:
@@ -35,8 +35,8 @@ class Runner:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""
         return self.executor.run(self._batch(plan), self.kv, (FINAL,)).hidden[FINAL].cpu()
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        """The verifier's, for runners that need a request's choice before the verifier does."""
+    def use_verifier(self, verifier: Verifier) -> None:
+        """Whose answer to expect, for runners that need a request's choice before the verifier does."""
 
     def move_slots(self, src: list[int], dst: list[int]) -> None:
         self.kv.move(torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))

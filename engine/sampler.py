@@ -80,11 +80,13 @@ class Sampler:
             tokens = self._choose_by_levels(logits, rows, nodes)
         return [tokens[start : start + 1 + len(row.draft_token_ids)] for row, start in zip(rows, nodes.starts, strict=True)]
 
-    def choose_ahead(self, logits: Tensor, rows: Sequence[PlanRow], logits_rows: Sequence[int]) -> Tensor:
-        """[n] int64 on the logits' device, as `choose` for n rows without drafts: on a GPU before anybody has waited for the logits."""
+    def choose_ahead(self, logits: Tensor, rows: Sequence[PlanRow], first_logits: Sequence[int]) -> Tensor:
+        """[N] int64 on the logits' device, as `choose`, all nodes in a row: on a GPU before anybody has waited for the logits, which
+        are [M, V] of any floating point type."""
         if logits.is_cuda:
-            return self._choose_on_gpu(logits, rows, _Nodes.of(rows, logits_rows))
-        return torch.tensor([tokens[0] for tokens in self.choose(logits, rows, logits_rows)], dtype=torch.int64)
+            return self._choose_on_gpu(logits, rows, _Nodes.of(rows, first_logits))
+        chosen = self.choose(logits.float(), rows, first_logits)
+        return torch.tensor([token for tokens in chosen for token in tokens], dtype=torch.int64)
 
     def sample(self, logits: Tensor, nodes: Sequence[Node]) -> list[int]:
         """One token per row of logits [n, V] float32 (left untouched), for nodes [n]. -1: the row has NaN or no finite best."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..kernels.record import record
 from ..proposers.base import Draft
 from ..proposers.config import SpeculativeConfig
 from .plan import RowGrant, StepPlan, Verdict
@@ -19,7 +20,7 @@ NO_PROPOSER, BATCH_SIZE, SLOWER = "no proposer configured", "batch size", "slowe
 """Why a step does not speculate: the closed set."""
 
 
-@dataclass(frozen=True)
+@record
 class StepLimits:
     """What holds for every row of one step."""
 
@@ -35,7 +36,7 @@ class ProposerInfo:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Wish:
     """A scheduled row that may want guesses."""
 
@@ -48,7 +49,7 @@ class Wish:
         return self.request.num_computed_tokens + self.num_scheduled == len(self.request.token_ids)
 
 
-@dataclass(frozen=True)
+@record
 class StepTimes:
     """How long a step took. Seconds; 0 = not measured."""
 
@@ -56,7 +57,7 @@ class StepTimes:
     draft: tuple[float, ...] = ()  # per proposer, its listening to the step before included
 
 
-@dataclass(frozen=True)
+@record
 class PolicyState:
     """For people: what the policy thinks of the moment."""
 

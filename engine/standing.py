@@ -5,18 +5,24 @@ Knows rows by their ids and answers by what they were; why they were given is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .speculation_policy import Wish
 
 REST = 8  # steps for which "nobody guesses" stands unless the rows change
 LONG_REST = 32  # and when it was the answer again and again
+LONGEST = 128  # steps after which it is asked for again though nothing was learnt: texts grow, and costs change
 HOLD = 4  # steps for which each row's number of guesses stands
 WEIGHING_S = 30e-6  # seconds that it takes to ask for one row
 DEAR = 0.04  # share of a step from which asking is worth avoiding
 
 Answer = list[tuple[int, int]]
 """(proposer, guesses) of each row of a step."""
+
+
+def is_dear(num_rows: int, step_s: float) -> bool:
+    """Whether to ask takes long against a step of step_s seconds. Where it does not, every one is worth a new decision."""
+    return num_rows * WEIGHING_S > DEAR * step_s
 
 
 class Rest:
@@ -61,6 +67,42 @@ class Rest:
         self._rows.discard(request_id)
 
 
+class Closed:
+    """Rows that nobody guesses for, as long as nothing is learnt that could change it: they need not be weighed again.
+
+    Of rows that nobody has guessed for yet one is worth what another is, so that what holds for one holds for newcomers.
+    """
+
+    def __init__(self) -> None:
+        self._rows: set[str] = set()
+        self._has_unknown = False
+        self._num_learnt = 0
+        self._until = -1  # step
+
+    def begin(self, rows: Iterable[str], num_learnt: int, step: int, is_known: Callable[[str], bool]) -> None:
+        """num_learnt: drafts that estimates rest on. is_known: whether somebody has guessed for that row."""
+        self._rows = set(rows)
+        self._has_unknown = not all(map(is_known, self._rows))
+        self._num_learnt, self._until = num_learnt, step + LONGEST
+
+    def end(self) -> None:
+        self._until = -1
+
+    def confirm(self, num_learnt: int) -> None:
+        """What was learnt since speaks for it."""
+        self._num_learnt = num_learnt
+
+    def covers(self, wishes: Sequence[Wish], num_learnt: int, step: int, is_known: Callable[[str], bool]) -> bool:
+        """A prediction is worth a question, and so are much fewer rows: each token costs them less."""
+        if num_learnt != self._num_learnt or step > self._until or 4 * len(wishes) < 3 * len(self._rows):
+            return False
+        for wish in wishes:
+            request = wish.request
+            if request.request_id not in self._rows and (not self._has_unknown or request.prediction or is_known(request.request_id)):
+                return False
+        return True
+
+
 class Hold:
     """Steps for which the latest answer is given again."""
 
@@ -70,8 +112,8 @@ class Hold:
         self._rows: list[str] = []
 
     def begin(self, wishes: Sequence[Wish], answer: Answer, step_s: float) -> None:
-        """step_s: seconds of a step. Where that is long, every one is worth a new decision."""
-        self._steps_left = HOLD if len(wishes) * WEIGHING_S > DEAR * step_s else 0
+        """step_s: seconds of a step."""
+        self._steps_left = HOLD if is_dear(len(wishes), step_s) else 0
         self._rows, self.answer = [wish.request.request_id for wish in wishes], answer
 
     def end(self) -> None:

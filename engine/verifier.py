@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..kernels import noise
+from ..kernels import matching, noise
 from ..kernels.layout import ForwardOutput
 from ..kernels.noise import Purpose
 from ..proposers.config import Typical
@@ -88,6 +88,11 @@ class Verifier:
         self._typical = typical
         self._rates = synthetic_rates
 
+    @property
+    def only_matches(self) -> bool:
+        """Whether sample-and-match is all there is. Then a forward may bring what that says as `matched`, if no row wants logprobs."""
+        return self.method == "match" and self._typical is None and self._rates is None
+
     def forget(self, request_id: str) -> None:
         """Finished, aborted or preempted. Unknown ids are fine."""
         self.sampler.forget(request_id)
@@ -95,6 +100,14 @@ class Verifier:
     def verify(self, plan: StepPlan, target: ForwardOutput) -> Verdict:
         """One verdict per row of the plan. target has all nodes of the plan's sampling rows, in order, and whole logits
         rows for the nodes of those that `full_logits_wanted`. A row that fails carries its error and harms no other."""
+        verdicts = self._walked(plan, target) if target.matched is None else _matched(target.matched)
+        if len(verdicts) < len(plan.rows):
+            following = iter(verdicts)
+            verdicts = [next(following) if row.samples else RowVerdict([], []) for row in plan.rows]
+        return _with_scores(plan, verdicts, target) if plan.scored else Verdict(verdicts)
+
+    def _walked(self, plan: StepPlan, target: ForwardOutput) -> list[RowVerdict]:
+        """One verdict per row that samples."""
         walks = self._walks(plan, target)
         if self._rates is not None:
             self._decree([walk for walk in walks if walk.row.draft_token_ids and walk.error is None], target.logits)
@@ -102,12 +115,7 @@ class Verifier:
             open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
             self._choose(open_walks, plan, target.logits, target.chosen)
         verdicts = [_verdict(walk) for walk in walks]
-        if target.logits is not None:
-            verdicts = _with_logprobs(walks, verdicts, target.logits)
-        if len(verdicts) < len(plan.rows):
-            following = iter(verdicts)
-            verdicts = [next(following) if row.samples else RowVerdict([], []) for row in plan.rows]
-        return _with_scores(plan, verdicts, target) if plan.scored else Verdict(verdicts)
+        return verdicts if target.logits is None else _with_logprobs(walks, verdicts, target.logits)
 
     def _walks(self, plan: StepPlan, target: ForwardOutput) -> list[_Walk]:
         """The rows that sample, with the argmax of each node; rows that need more are marked by their first_logits."""
@@ -232,6 +240,14 @@ def _verdict(walk: _Walk) -> RowVerdict:
     if min(emitted) < 0 or not all(math.isfinite(tops[i]) for i in nodes):
         return RowVerdict([], [], error=_NOT_FINITE)
     return RowVerdict(accepted, emitted)
+
+
+def _matched(answer: Tensor) -> list[RowVerdict]:
+    """One verdict per row that samples, where the device has walked them."""
+    failed = RowVerdict([], [], error=_NOT_FINITE)
+    return [
+        RowVerdict([node - 1 for node in nodes[1:]], tokens) if tokens else failed for tokens, nodes in matching.emitted(answer)
+    ]
 
 
 def _with_scores(plan: StepPlan, verdicts: list[RowVerdict], target: ForwardOutput) -> Verdict:

@@ -11,22 +11,24 @@ from dataclasses import replace
 import torch
 
 from .execution import Execution, Quantization
-from .fp8 import Fp8Matrix
+from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
 from .program import Embed, Linear, Program
 
+_CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
 
-def torch_weight_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
-    """What the torch executor holds: a tied embedding twice, once as rows and once as a matrix.
 
-    quantization: of products on a GPU, fp8 or int4.
-    """
-    products = _product_bytes(program, dtype, quantization)
-    rows = [op.weight for op in program.ops if isinstance(op, Embed) and op.weight in products]
+def torch_weight_bytes(program: Program, execution: Execution) -> int:
+    """What the torch executor holds. The rows of a tied embedding count beside the head where the head is made narrow or turned."""
+    products = _product_bytes(program, execution.dtype, execution.quantization if execution.on_gpu else None)
+    wide = {name: math.prod(shape) * execution.dtype.itemsize for name, shape in program.weights.items()}
+    is_turned = execution.dtype == torch.float32 and not execution.on_gpu
+    embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
+    rows = [name for name in embeddings & products.keys() if is_turned or products[name] != wide[name]]
     kept = [name for name in (*(program.weights.keys() - products.keys()), *rows) if name not in program.shared]
-    others = sum(math.prod(program.weights[name]) for name in kept if name != program.token_map) * dtype.itemsize
+    others = sum(wide[name] for name in kept if name != program.token_map)
     return others + sum(num_bytes for name, num_bytes in products.items() if name not in program.shared)
 
 
@@ -68,7 +70,7 @@ def native_weight_bytes(program: Program, execution: Execution) -> int:
 
 def cache_bytes(program: Program, execution: Execution, tokens: int) -> int:
     """Of the KV cache of one sequence, without padding."""
-    return kv_bytes_per_block(program.kv_layers, tokens, torch.int8 if execution.kv_cache else execution.dtype)
+    return kv_bytes_per_block(program.kv_layers, tokens, _CACHES[execution.kv_cache] or execution.dtype)
 
 
 def _packed_bytes(outputs: int, inputs: int, execution: Execution) -> int:

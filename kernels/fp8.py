@@ -1,7 +1,8 @@
-"""Products with 8-bit float weights on GPUs that multiply them (Hopper, Ada): half the bytes of bfloat16 to read.
+"""8-bit floats, on GPUs that multiply them (Hopper, Ada), as weights of products and in the cache: half the bytes of bfloat16.
 
 Weights are e4m3 with a scale for each output (Micikevicius et al. 2022). Few rows multiply them as they are, which is a matter of
-reading; many rows are made e4m3 too, with a scale for each row. Owns the number format; knows no program.
+reading; many rows are made e4m3 too, with a scale for each row. Keys and values are e4m3 without a scale: they lie well within its
+range, and as long as they do a scale would not make the 3 bits behind the point any finer. Owns the number format; knows no program.
 """
 
 from __future__ import annotations
@@ -70,4 +71,9 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     scales = wide.abs().amax(-1, keepdim=True) / LARGEST
     scales = torch.where(scales > 0, scales, 1.0)
-    return (wide / scales).clamp(-LARGEST, LARGEST).to(FP8), scales
+    return nearest(wide / scales), scales
+
+
+def nearest(x: Tensor) -> Tensor:
+    """x as e4m3; what is beyond its range becomes the last number in it, and NaN stays NaN."""
+    return x.clamp(-LARGEST, LARGEST).to(FP8)

@@ -17,43 +17,14 @@ from torch import Tensor
 from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .started import Fetched, Started, to_host
 from .static_batch import Ladder, Rung, StaticBatch
-from .torch_executor import Computed, TorchExecutor, full_logits, on_device
+from .torch_executor import Computed, TorchExecutor, on_device
 
 MOST_CHAIN_ROWS = 256
 """Chains of more rows than this run op by op: by then launches hide behind the work."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Started:
-    """A pass that was handed to the device. `argmax` may feed the next pass before anybody has seen it."""
-
-    argmax: Tensor  # [N] int64 on the device; behind the pass's own entries there may be padding
-    logits: Tensor | None  # [M, V] float32 on the device, as in ForwardOutput
-    _output: ForwardOutput  # its host tensors hold nothing until the event has come
-    _done: torch.cuda.Event | None
-
-    def finish(self) -> ForwardOutput:
-        """Wait for the device, and only for this pass."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._output
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Values on their way to the host."""
-
-    _values: Tensor
-    _done: torch.cuda.Event | None
-
-    def get(self) -> Tensor:
-        """Wait for them, and for nothing that was begun later."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._values
 
 
 @dataclass(frozen=True)
@@ -141,14 +112,11 @@ class GraphExecutor:
             wanted = batch.full_logits
             if len(wanted) and self._has_graphs:
                 wanted = wanted.pin_memory().to(self.device, non_blocking=True)
-            argmax, top = _to_host(computed.argmax[:num_scores]), _to_host(computed.top[:num_scores])
-            output = ForwardOutput(argmax, top, full_logits(computed, wanted), states)
-            # Who wants states only goes on with them on the device: there is nothing to wait for.
-            return Started(computed.argmax, output.logits, output, self._mark() if num_scores else None)
+            return Started(replace(computed, hidden=states), num_scores, wanted)
 
     def fetch(self, tensor: Tensor) -> Fetched:
         """Its values as they are now, in the order of the device's work."""
-        return Fetched(_to_host(tensor), self._mark())
+        return Fetched.of(tensor)[0]
 
     def run_chain(
         self,
@@ -180,7 +148,7 @@ class GraphExecutor:
             else:
                 graph = self._captured_chain(Rung(size.tokens, rows), kv, steps, vocab_size, drawn)
                 found = graph.replay(batch, counts, inputs, host_draws)
-            token_ids, confidence = _to_host(found.token_ids[: len(counts)]), _to_host(found.confidence[: len(counts)])
+            token_ids, confidence = to_host(found.token_ids[: len(counts)]), to_host(found.confidence[: len(counts)])
             logits = torch.stack(found.logits, 1).cpu() if keeps else None
             if self._has_graphs:
                 torch.cuda.current_stream().synchronize()
@@ -194,7 +162,8 @@ class GraphExecutor:
         tokens_per_row: int = 1,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Record passes of up to so many rows now, of one token each and of tokens_per_row, so that no request waits for it.
+        """Record passes of up to so many rows now, of one token each and of tokens_per_row, so that no request waits for it; and
+        compile what comes behind them.
 
         The largest goes first: others fit its memory. Passes of other shapes are recorded when they come.
         """
@@ -204,6 +173,11 @@ class GraphExecutor:
         for tokens, rows in sorted(shapes, reverse=True):
             if (rung := self.ladder.rung_of(tokens, rows)) is not None:
                 self._pass(rung, kv, hidden)
+        if self.program.logits:
+            from .triton.matching import warm_up
+
+            with torch.inference_mode():
+                warm_up(self.vocab_size, self.network.dtype, self.device)
         progress(self.captured.describe())
 
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:
@@ -266,13 +240,6 @@ class GraphExecutor:
         """Kernels start on the thread's own GPU, whatever GPU their tensors are on."""
         if self._has_graphs:
             torch.cuda.set_device(self.device)
-
-    def _mark(self) -> torch.cuda.Event | None:
-        if not self._has_graphs:
-            return None
-        done = torch.cuda.Event()
-        done.record()
-        return done
 
     def _static(self, rung: Rung, kv: KVTensors) -> StaticBatch:
         blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
@@ -368,10 +335,3 @@ def _fill(static: Tensor, values: Tensor, padding: int) -> None:
     whole = torch.full(static.shape, padding, dtype=static.dtype, pin_memory=static.is_cuda)
     whole[: len(values)] = values
     static.copy_(whole, non_blocking=True)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy that is under way; a CPU tensor is copied at once."""
-    if not tensor.is_cuda:
-        return tensor.clone()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .native_abi import BatchView
+from .record import record
 from .weight_bank import WeightBank
 
 FINAL = -1
@@ -52,10 +54,10 @@ class RaggedBatch:
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
 
     @cached_property
-    def in_c(self) -> tuple[int | None, ...]:
-        """T, R, B and N, and where the arrays lie but for full_logits, for executors in C: in the order of `native_abi.BatchView`."""
+    def in_c(self) -> BatchView:
+        """Where the arrays lie, for executors in C."""
         wide, narrow = torch.int64, torch.int32
-        return (
+        return BatchView(
             self.token_ids.shape[0],
             self.seq_lens.shape[0],
             self.block_tables.shape[1],
@@ -79,7 +81,7 @@ def address(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
-@dataclass(frozen=True)
+@record
 class ForwardOutput:
     """What one pass gives back. Columns of logits are token ids unless the executor has `token_ids`."""
 
@@ -88,6 +90,7 @@ class ForwardOutput:
     logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
     chosen: Tensor | None = None  # [M] int64 on the CPU, the request's own choice by each row of logits, where it was made already
+    matched: Tensor | None = None  # what each row emits, where that was found on the device (matching.py): there argmax and top stay
 
     def on_host(self) -> ForwardOutput:
         """The same with logits and states on the CPU; an executor may leave those on its device."""
@@ -124,7 +127,7 @@ class KVTensors(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@record
 class Draws:
     """How N chains pick their tokens: the best where the temperature is 0, else by chance under the noise of noise.py."""
 
@@ -135,7 +138,7 @@ class Draws:
     keep_logits: bool = False  # whether the output holds what was drawn from
 
 
-@dataclass(frozen=True)
+@record
 class ChainOutput:
     """N chains of at most k tokens. Entries past a chain's own count are meaningless."""
 

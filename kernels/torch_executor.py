@@ -21,6 +21,7 @@ from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .execution import Quantization
 from .footprint import product_bytes
+from .fp8 import FP8
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .program import (
     Activation,
@@ -115,8 +116,8 @@ class TorchExecutor:
     """A program bound to its weights. Implements `Executor`; results are inference tensors.
 
     weights: the program's names -> tensors of its shapes, in any dtype; those in program.shared may be missing if `bank` has
-    them. In float32 a weight is kept twice if it is both embedding and output layer, because products with [in, out] weights
-    are up to three times as fast on CPUs. device: where it computes; None = where the smallest weight lies.
+    them. A weight that is both embedding and output layer is kept once, but for float32 on CPUs, where products with [in, out]
+    weights are up to three times as fast. device: where it computes; None = where the smallest weight lies.
     """
 
     def __init__(
@@ -127,13 +128,17 @@ class TorchExecutor:
         bank: WeightBank | None = None,
         device: torch.device | str | None = None,
         kernels: Kernels | None = None,
+        has_fp8_cache: bool = False,
     ) -> None:
-        """kernels: how ops are computed where they have a kernel; None = on a GPU the Triton ones, else the reference for all."""
+        """kernels: how ops are computed where they have a kernel; None = on a GPU the Triton ones, else the reference for all.
+
+        has_fp8_cache: keys and values are kept as e4m3, whatever dtype is."""
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.dtype = dtype
+        self.has_fp8_cache = has_fp8_cache
         self.is_batch_invariant = False
         self.weight_bytes = product_bytes(program, dtype, None if kernels is None else kernels.quantization)
         self.recurrent = program.recurrent
@@ -155,10 +160,10 @@ class TorchExecutor:
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         """A cache of num_blocks blocks for this network."""
-        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self.device)
+        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self.device, self.has_fp8_cache)
 
     def kv_block_bytes(self, block_size: int) -> int:
-        return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
+        return kv_bytes_per_block(self.kv_layers, block_size, FP8 if self.has_fp8_cache else self.dtype)
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
@@ -225,6 +230,7 @@ class Binder:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
         self.logits = program.logits
         self.shapes = program.weights
+        self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
         if device is not None:
             # Tensors name their GPU by number: "cuda" would never be equal to it.
             is_nameless = device.type == "cuda" and device.index is None
@@ -356,9 +362,12 @@ class Binder:
         return self.weights.get(names, MATRIX, self.dtype, lambda: self.packed(names))
 
     def packed(self, names: tuple[str, ...]) -> Tensor:
-        """`matrix`, kept by nobody."""
-        parts = [self.weights.tensor(name).to(self.device, self.dtype) for name in names]
-        matrix = (torch.cat(parts) if len(parts) > 1 else self.load(names[0])).t()
+        """`matrix`, kept by nobody; a view of the rows of an embedding that is a matrix too (a tied head)."""
+        first, *others = names
+        if others:
+            matrix = torch.cat([self.weights.tensor(name).to(self.device, self.dtype) for name in names]).t()
+        else:
+            matrix = (self.rows if first in self._embeddings else self.load)(first).t()
         # [in, out] in memory; bfloat16 kernels, and GPUs, like the stored layout as well or better
         return matrix.contiguous() if self.dtype == torch.float32 and self.device.type == "cpu" else matrix
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .fp8 import FP8, nearest
 from .layout import KVLayerSpec
 
 
@@ -15,15 +16,22 @@ class TorchKV:
     """
 
     def __init__(
-        self, layers: tuple[KVLayerSpec, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        layers: tuple[KVLayerSpec, ...],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        is_fp8: bool = False,
     ) -> None:
+        """dtype: of what is read. is_fp8: k and v are stored as e4m3 whatever that is, rounded when they are written."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._device = torch.device(device)
-        slots = num_blocks * block_size
-        self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=dtype, device=device) for spec in layers]
-        self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=dtype, device=device) for spec in layers]
-        self._k_scratch = self._v_scratch = torch.empty(0, dtype=dtype, device=device)
+        self._device, self._dtype, self._is_fp8 = torch.device(device), dtype, is_fp8
+        slots, stored = num_blocks * block_size, FP8 if is_fp8 else dtype
+        self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=stored, device=device) for spec in layers]
+        self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=stored, device=device) for spec in layers]
+        self._k_scratch = self._v_scratch = torch.empty(0, dtype=stored, device=device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""
@@ -33,23 +41,28 @@ class TorchKV:
 
     def write_all(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """`write` for callers that know that no slot is -1."""
-        self.k[layer].index_copy_(0, slots, k)
-        self.v[layer].index_copy_(0, slots, v)
+        if self._is_fp8:
+            k, v = nearest(k), nearest(v)
+        _copyable(self.k[layer]).index_copy_(0, slots, _copyable(k))
+        _copyable(self.v[layer]).index_copy_(0, slots, _copyable(v))
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""
         slots = slots.to(self._device)
-        return self.k[layer].index_select(0, slots), self.v[layer].index_select(0, slots)
+        k, v = (_copyable(cache[layer]).index_select(0, slots).view(cache[layer].dtype) for cache in (self.k, self.v))
+        return k.to(self._dtype), v.to(self._dtype)
 
     def read(self, layer: int, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
         """`gather` without a copy of its own: what it returns holds until the next read.
 
         A slice is a view of the cache. Other slots are copied to one buffer that all layers and passes reuse: page faults of
-        a fresh one would cost more than the copy.
+        a fresh one would cost more than the copy. What is e4m3 is widened anew.
         """
         k, v = self.k[layer], self.v[layer]
         if isinstance(slots, slice):
-            return k[slots], v[slots]
+            return k[slots].to(self._dtype), v[slots].to(self._dtype)
+        if self._is_fp8:
+            return self.gather(layer, slots)
         self._k_scratch, self._v_scratch = (
             _at_least(buffer, len(slots) * cache[0].numel()) for buffer, cache in ((self._k_scratch, k), (self._v_scratch, v))
         )
@@ -58,8 +71,13 @@ class TorchKV:
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
         src, dst = src.to(self._device), dst.to(self._device)
-        for cache in (*self.k, *self.v):
+        for cache in map(_copyable, (*self.k, *self.v)):
             cache.index_copy_(0, dst, cache.index_select(0, src))
+
+
+def _copyable(cache: Tensor) -> Tensor:
+    """As bytes where the numbers are 8 bits wide: torch copies slots of those on every device."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 def _at_least(buffer: Tensor, numel: int) -> Tensor:

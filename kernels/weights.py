@@ -78,13 +78,15 @@ def bind_program(
         raise UnsupportedExecution(f"{narrow} the native executor: {refusal or _ELSEWHERE}")
     if bank is not None and not torch_executor.has_weights(program, weights, bank):
         raise UnsupportedExecution(f"the torch executor cannot use what the native one has packed, and {refusal or _ELSEWHERE}")
+    has_fp8_cache = execution.kv_cache == "fp8"
     if not execution.on_gpu:
-        return torch_executor.TorchExecutor(program, weights, execution.dtype, bank)
+        return torch_executor.TorchExecutor(program, weights, execution.dtype, bank, has_fp8_cache=has_fp8_cache)
     from .graphs import GraphExecutor
     from .triton_steps import TritonKernels  # Triton is there only where torch is built for GPUs
 
     kernels = TritonKernels(execution.batch_invariant, execution.quantization, execution.narrow_head)
-    return GraphExecutor(torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels))
+    network = torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels, has_fp8_cache)
+    return GraphExecutor(network)
 
 
 _ELSEWHERE = "the weights that it shares belong to a network that is not native"

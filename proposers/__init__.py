@@ -54,8 +54,12 @@ def open_all(
     return_probs: bool,
     vocab_size: int,
     corpora: Corpora | None = None,
+    is_weighed: bool = False,
 ) -> ProposerSet:
-    """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources."""
+    """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources.
+
+    is_weighed: as in ProposerSet.
+    """
     from .loading import Opening
     from .proposer_set import ProposerSet
 
@@ -63,7 +67,7 @@ def open_all(
     for part, own_caches in zip(loaded, caches, strict=True):
         name = _unused(part.name, proposers)
         proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs)))
-    return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora)
+    return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
 
 
 def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:

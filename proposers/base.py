@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..kernels.layout import KVLayerSpec
+from ..kernels.record import record
 
 FORCED = -1
 """In `Draft.source`: a grammar left no choice about this token, so that no proposer guessed it."""
@@ -29,7 +30,7 @@ class Needs:
         return bool(self.kv_layers)
 
 
-@dataclass(frozen=True)
+@record
 class Draw:
     """How a row's target samples, for drafters that sample too. temperature 0 is greedy."""
 
@@ -38,7 +39,7 @@ class Draw:
     choice: int  # index among the n choices of one request; part of the noise key
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DraftRow:
     """One running request as a proposer sees it. Known tokens are prompt and output so far.
 
@@ -62,7 +63,7 @@ class DraftRow:
     corpus_id: str = ""  # whose shared corpora this row may see
 
 
-@dataclass(frozen=True)
+@record
 class DraftContext:
     """The rows of a step, and how many context tokens drafters may ingest over all of them."""
 
@@ -71,7 +72,7 @@ class DraftContext:
     block_size: int
 
 
-@dataclass(frozen=True)
+@record
 class Draft:
     """Guessed tokens of R rows, T in total. Row r owns token_ids[start_loc[r]:start_loc[r + 1]].
 
@@ -105,7 +106,7 @@ class Draft:
         return cls(token_ids, start_loc, parents, [0] * len(token_ids))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ended:
     """A request that ended well in a step: by a stop or at its length limit, not by an abort or a failure."""
 
@@ -114,7 +115,7 @@ class Ended:
     token_ids: Sequence[int]  # its whole output
 
 
-@dataclass(frozen=True)
+@record
 class Feedback:
     """What a step did to its rows, after the commit. Plain data, so that proposers know no engine."""
 

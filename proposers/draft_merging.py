@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..kernels.record import record
 from .base import FORCED, Draft
 
 
-@dataclass(frozen=True)
+@record
 class Guess:
     """A run of one proposer's draft that was taken for a row."""
 

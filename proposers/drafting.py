@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
+from ..kernels.record import record
 from .base import DraftContext, DraftRow, Feedback
 from .features import Features
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Feed:
     """One row's part of a drafter's pass: read the entries of positions start:stop, then guess `count` more (0 = only read)."""
 

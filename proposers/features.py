@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..kernels.record import record
 from .base import Feedback
 
 MAX_BUFFERED = 256
 """States of one request that wait for a drafter that is not asked; older ones are dropped, and it starts anew behind them."""
 
-WHOLE_STEP = 4
+WHOLE_STEP = 16
 """A step of at most so many tokens a row is held as it is, by all of its rows: cutting each row's out costs more than the drafter saves."""
 
+MOST_WASTE = 4
+"""... unless it has more than so many times the tokens that were kept: many such steps may be held."""
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class _Piece:
     """Rows begin:end of tensors [T, ...] that stand side by side."""
 
@@ -92,7 +96,9 @@ class Features:
         columns = [feedback.hidden[boundary] for boundary in self.boundaries]
         self._device = columns[0].device
         # What is left on a GPU may lie where the next step's states will.
-        is_whole = self._device.type == "cpu" and feedback.query_start_loc[-1] <= WHOLE_STEP * len(feedback.request_ids)
+        num_tokens = feedback.query_start_loc[-1]
+        num_kept = sum(feedback.num_scheduled) + sum(map(len, feedback.accepted))
+        is_whole = self._device.type == "cpu" and num_tokens <= min(WHOLE_STEP * len(feedback.request_ids), MOST_WASTE * num_kept)
         for i, request_id in enumerate(feedback.request_ids):
             if feedback.finished[i]:
                 continue

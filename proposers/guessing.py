@@ -16,6 +16,7 @@ from torch import Tensor
 from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import Draws, Executor, KVTensors
 from ..kernels.noise import Purpose, keys, sample, step_stream, stream
+from ..kernels.record import record
 from .base import Draft, DraftRow
 from .config import SampleMethod
 from .drafting import Feed, batch_lists
@@ -87,7 +88,7 @@ class Drawing:
         return scores
 
 
-@dataclass(frozen=True)
+@record
 class Guesses:
     """What a pass brought forth for each of its feeds, which are in the rows' order. Feeds with count 0 have none."""
 

@@ -15,6 +15,7 @@ from ..kernels.batch_lists import BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput
 from .base import Draft, DraftContext, Feedback, Needs
 from .drafting import Feed
+from .features import WHOLE_STEP
 from .guessing import FEATURE, Guesses, single_tokens
 
 
@@ -60,46 +61,47 @@ class LastStateProposer:
         self.name = name
         self.max_tokens = max_tokens
         self._heads = heads
-        self._states: dict[str, tuple[int, Tensor]] = {}  # request -> position, its state [H]
+        self._states: dict[str, tuple[int, Tensor, int]] = {}  # request -> position, states [T, H] of a step, and its own row of them
 
     def propose(self, context: DraftContext) -> Draft:
         feeds: list[Feed] = []
         states: list[Tensor] = []
         for index, row in enumerate(context.rows):
             length, count = len(row.token_ids), min(row.ceiling, self.max_tokens)
-            position, state = self._states.get(row.request_id, (-1, None))
-            if count > 0 and state is not None and position == length - 2:
+            known = self._states.get(row.request_id)
+            if count > 0 and known is not None and known[0] == length - 2:
                 feeds.append(Feed(index, row, length, length, count))
-                states.append(state)
+                states.append(known[1][known[2]])
         if not feeds:
             return Draft.empty(len(context.rows))
-        return self._heads.guess(feeds, torch.stack(states)).draft(feeds, len(context.rows))
+        stacked = torch.stack(states).float()
+        sound: list[bool] = stacked.isfinite().all(-1).tolist()
+        if not all(sound):  # one of them would spoil the whole batch's guesses, not only its own row's
+            feeds, stacked = [feed for feed, is_sound in zip(feeds, sound, strict=True) if is_sound], stacked[torch.tensor(sound)]
+            if not feeds:
+                return Draft.empty(len(context.rows))
+        return self._heads.guess(feeds, stacked).draft(feeds, len(context.rows))
 
     def observe(self, feedback: Feedback) -> None:
         """Take the state of each row's last accepted node, or of its last known token if nothing was accepted."""
         if FINAL not in feedback.hidden:
             return
         rows = [i for i, finished in enumerate(feedback.finished) if not finished]
-        if not rows:
-            return
         nodes = [feedback.accepted[i][-1] if feedback.accepted[i] else -1 for i in rows]  # -1 = the last known token
-        ends = [feedback.query_start_loc[i] + feedback.num_scheduled[i] + node for i, node in zip(rows, nodes, strict=True)]
-        states = feedback.hidden[FINAL][torch.tensor(ends)].float()
-        # A state that is not finite would spoil the whole batch's guesses, not only its own row's.
-        sound = states.isfinite().all(-1).tolist()
-        for i, state, is_sound in zip(rows, states, sound, strict=True):
-            request_id = feedback.request_ids[i]
-            if is_sound:
-                self._states[request_id] = feedback.num_committed[i] - 1, state.clone()  # a view would keep the others' in memory
-            else:
-                self._states.pop(request_id, None)
+        places = [feedback.query_start_loc[i] + feedback.num_scheduled[i] + node for i, node in zip(rows, nodes, strict=True)]
+        states = feedback.hidden[FINAL]
+        # Most are never read, so a step's states stay as they are, unless they are many, or on a GPU, where the next step's may be put.
+        if rows and (states.device.type != "cpu" or states.shape[0] > WHOLE_STEP * len(feedback.request_ids)):
+            states, places = states[torch.tensor(places)], [*range(len(rows))]
+        for i, place in zip(rows, places, strict=True):
+            self._states[feedback.request_ids[i]] = feedback.num_committed[i] - 1, states, place
 
     def forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
 
     def check(self) -> None:
-        for position, state in self._states.values():
-            assert position >= 0 and state.dim() == 1, "a state of no position, or more than one"
+        for position, states, place in self._states.values():
+            assert position >= 0 and 0 <= place < states.shape[0], "a state of no position, or none"
 
     def close(self) -> None:
         """Nothing outlives the process."""

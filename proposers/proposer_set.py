@@ -56,6 +56,9 @@ class _Asking:
 class ProposerSet:
     """A row's assigned proposer is asked first, the ones behind it in the list if it has nothing.
 
+    Where it is weighed step by step who guesses, a drafter with a cache of its own is not among those behind: to read along, so
+    that it could step in at once, costs a pass of its network in every step. Assigned, it catches up.
+
     A proposer that raises, answers with something that is no draft, or is slow loses its guesses of that call; after three
     such steps in a row it is off for good. Requests never notice more than lost speed.
     """
@@ -66,10 +69,11 @@ class ProposerSet:
         clock: Callable[[], float] = time.perf_counter,
         vocab_size: int | None = None,
         corpora: Corpora | None = None,
+        is_weighed: bool = False,
     ) -> None:
         """clock: seconds; it measures calls. vocab_size: ids from here on are a proposer's fault; None = not checked.
 
-        corpora: where proposers look up what others have said; the set fills them. None = nobody looks.
+        corpora: where proposers look up what others have said; the set fills them. None = nobody looks. is_weighed: see above.
         """
         self.proposers = tuple(proposers)
         self.corpora = corpora
@@ -77,6 +81,7 @@ class ProposerSet:
         self._members = [_Member(i, p, ProposerHealth(p.name)) for i, p in enumerate(proposers)]
         self._clock = clock
         self._vocab_size = vocab_size
+        self._is_weighed = is_weighed
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,13 +167,14 @@ class ProposerSet:
 
     def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
         """Let one proposer answer for the rows that are its to answer, and take what is sound."""
-        rows = context.rows
+        rows, last = context.rows, member.index
+        ingests = member.proposer.needs.ingests  # then it must see every row that it may ever guess for in every step, to keep up
+        first = last if ingests and self._is_weighed else 0
         mine = [
-            0 <= row.assigned <= member.index and wanted > 0 and guess is None
+            first <= row.assigned <= last and wanted > 0 and guess is None
             for row, wanted, guess in zip(rows, asking.wanted, asking.guesses, strict=True)
         ]
-        ingests = member.proposer.needs.ingests  # then it must see every row that may ever guess in every step, to keep up
-        places = [i for i, row in enumerate(rows) if mine[i] or (ingests and 0 <= row.assigned <= member.index)]
+        places = [i for i, row in enumerate(rows) if mine[i] or (ingests and first <= row.assigned <= last)]
         if not places:
             return
         shown = [_as_seen_by(member.index, rows[i], mine[i]) for i in places] if ingests else [rows[i] for i in places]

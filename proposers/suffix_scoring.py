@@ -10,13 +10,14 @@ from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..kernels.record import record
 from .suffix_tree import SuffixTree
 
 ROUNDING = 1e-9
 """Products of the same ratios in another order differ by less; so do the sums."""
 
 
-@dataclass(frozen=True)
+@record
 class SuffixGuess:
     """A draft of one row; parents as in `Draft`."""
 

@@ -115,7 +115,7 @@ class ServeParser(argparse.ArgumentParser):
             help="float32, bfloat16 or auto: what the machine computes best [auto]",
         )  # fmt: skip
         add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU) or int4 (both), made at loading [none]")
-        add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="int8 (native executor), or auto: as --dtype [auto]")
+        add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), or auto: as --dtype [auto]")
         add("--executor", metavar="NAME", help="native, torch, transformers, or auto: the first of them that can [auto]")
         add("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or auto: a GPU if there is one [auto]")
         add("--threads", type=count, metavar="N", help="cores to compute with [all that the process may use]")

@@ -217,12 +217,12 @@ def test_crossing_the_threshold_in_mid_stream_changes_no_text() -> None:
                 crowd = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
                 for i in range(7):
                     core.add_request(engine.intake.requests(f"crowd{i}", [5, 6, 7 + i], crowd, 1.0)[0])
-            before = core.controller.counts.num_draft_tokens
+            before = core.controller.counts.sums.draft_tokens
             for delta in core.step(float(step)):
                 said.setdefault(delta.request_id.removeprefix(method), []).extend(delta.token_ids)
             core.check()
             reasons.append(core.stats().speculation_off)
-            drafted.append(core.controller.counts.num_draft_tokens - before)
+            drafted.append(core.controller.counts.sums.draft_tokens - before)
             step += 1
         return {k: v for k, v in said.items() if not k.startswith("crowd")}, reasons, drafted
 

@@ -331,6 +331,8 @@ def eagle(bench: Bench) -> Iterable[Figure]:
     yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")
     whole_ms = whole / max(steps, 1) * 1e3
     yield Figure("eagle", "target time of a step", target / max(steps, 1) * 1e3, "ms", note=f"whole step {whole_ms:.2f} ms")
+    outside = (whole - draft - target) / max(steps, 1) * 1e3
+    yield Figure("eagle", "time of a step outside both", outside, "ms", note="the device waits for the host")
 
 
 def throughput(bench: Bench) -> Iterable[Figure]:

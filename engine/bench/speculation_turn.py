@@ -127,7 +127,7 @@ def take(
 def _counters(core: EngineCore) -> tuple[float, ...]:
     counts = core.controller.counts
     drafting = sum(core.proposers.draft_seconds)
-    return core.step_seconds, core.target_seconds, drafting, counts.num_draft_tokens, counts.num_accepted_tokens
+    return core.step_seconds, core.target_seconds, drafting, counts.sums.draft_tokens, counts.sums.accepted_tokens
 
 
 def _add(answer: Answer, delta: TokenDelta, seconds: float) -> None:

@@ -1,4 +1,7 @@
-"""Between the q | k | v product and attention, in one Triton launch: norms of q and k, rotation, the cache write."""
+"""Between the q | k | v product and attention, in one Triton launch: norms of q and k, rotation, the cache write.
+
+The cache may be narrower than what is computed: keys and values are rounded once, from float32, as they are stored.
+"""
 
 # a launch takes options that are no parameters
 # pyright: reportCallIssue=false
@@ -31,7 +34,7 @@ def rotate_and_store(
     """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None).
 
     q [T, heads, k_dim], k [T, kv_heads, k_dim], v [T, kv_heads, v_dim]: views into one buffer will do, as long as the heads of a
-    token lie side by side. k_cache, v_cache: one layer of TorchKV. slot_mapping, positions [T] int64; slot -1 is written nowhere.
+    token lie side by side. k_cache, v_cache: one layer of TorchKV, e4m3 too. slot_mapping, positions [T] int64; slot -1 is written nowhere.
     table [length, 2 n]: cosines, then sines (`rope_table_values`); None = no rotation; dimensions past 2 n stay as they are.
     q_norm, k_norm [k_dim]: weights of an RMS norm over each head, whatever is stored less one already added; None = no norm.
     """
@@ -146,7 +149,7 @@ def _rotate_and_store(
         dim = tl.arange(0, V_PAD)[None, :]
         kept = (head < kv_heads) & (dim < V_DIM)
         v = tl.load(v_ptr + token * v_stride + head * V_DIM + dim, mask=kept, other=0.0)
-        tl.store(v_cache_ptr + (slot * KV_HEADS + head) * V_DIM + dim, v.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_cache_ptr + (slot * KV_HEADS + head) * V_DIM + dim, _rounded(v, v_cache_ptr), mask=kept)
 
 
 @triton.jit
@@ -188,9 +191,17 @@ def _normed_and_rotated(
         if HAS_NORM:
             first = first / length * tl.load(norm_ptr + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
             second = second / length * tl.load(norm_ptr + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
-        tl.store(target + dim, (first * cos - second * sin).to(target.dtype.element_ty), mask=in_half)
-        tl.store(target + ROTATED + dim, (second * cos + first * sin).to(target.dtype.element_ty), mask=in_half)
+        tl.store(target + dim, _rounded(first * cos - second * sin, target), mask=in_half)
+        tl.store(target + ROTATED + dim, _rounded(second * cos + first * sin, target), mask=in_half)
     if REST > 0:
         if HAS_NORM:
             rest = rest / length * tl.load(norm_ptr + rest_dim, mask=rest_dim < K_DIM, other=0.0).to(tl.float32)
-        tl.store(target + rest_dim, rest.to(target.dtype.element_ty), mask=in_rest)
+        tl.store(target + rest_dim, _rounded(rest, target), mask=in_rest)
+
+
+@triton.jit
+def _rounded(x, target):
+    """x in the number format of what target points to; e4m3 has no infinity, so what is beyond its range stays at its ends."""
+    if target.dtype.element_ty == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(target.dtype.element_ty)

@@ -1,6 +1,6 @@
 """Sampling on a GPU from the same description that the native library takes: rows of sampling.ROW in, token ids out.
 
-Owns the way from addresses on the host to tensors on the device: everything in two copies, lists that places share only once.
+Owns the way from addresses on the host to tensors on the device: everything in few copies, lists that places share only once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .edits import Edits, edit_logits
 from .sampling import Places, choose
+from .upload import upload
 
 
 def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void]) -> Tensor:
@@ -24,18 +25,10 @@ def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void
     """
     count, vocab_size = len(rows), logits.shape[1]
     has_edits = bool(((rows["allowed"] != 0) | (rows["num_banned"] > 0) | (rows["num_bias"] > 0) | (rows["seen"] != 0)).any())
-    starts = np.append(np.nonzero(rows["parent"] < 0)[0], count)
     wide = [np.arange(count) if has_edits else logits_rows, rows["key"], rows["top_p"].view(np.int64)]
-    narrow = [
-        rows["temperature"].view(np.int32),
-        rows["log_min_p"].view(np.int32),
-        rows["top_k"],
-        rows["parent"],
-        rows["guess"],
-        starts.astype(np.int32),
-    ]
-    wide_parts = _upload([part.astype(np.int64, copy=False) for part in wide], logits.device)
-    narrow_parts = _upload(narrow, logits.device)
+    narrow = [rows["temperature"].view(np.int32), rows["log_min_p"].view(np.int32), rows["top_k"]]
+    wide_parts = upload([part.astype(np.int64, copy=False) for part in wide], logits.device)
+    narrow_parts = upload(narrow, logits.device)
     places = Places(
         logits_rows=wide_parts[0],
         keys=wide_parts[1],
@@ -43,12 +36,9 @@ def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void
         top_k=narrow_parts[2],
         top_p=wide_parts[2].view(torch.float64),
         log_min_p=narrow_parts[1].view(torch.float32),
-        parents=narrow_parts[3],
-        guesses=narrow_parts[4],
-        row_starts=narrow_parts[5],
     )
     if has_edits:
-        (originals,) = _upload([logits_rows], logits.device)
+        (originals,) = upload([logits_rows], logits.device)
         logits = edit_logits(logits, originals, _edits(rows, vocab_size, logits.device))
     return choose(logits, places)
 
@@ -64,7 +54,7 @@ def _edits(rows: NDArray[np.void], vocab_size: int, device: torch.device) -> Edi
     paths = np.full((len(rows), max(1, int(rows["path_length"].max()))), -1, np.int32)
     for path, address, length in zip(paths, rows["path"].tolist(), rows["path_length"].tolist(), strict=True):
         path[:length] = _read(address, length)
-    parts = _upload(
+    parts = upload(
         [
             np.where(rows["allowed"] != 0, allowed_ranges[:, 0] // words, -1).astype(np.int32),
             allowed.values(0),
@@ -116,15 +106,3 @@ class _Lists:
 
 def _read(address: int, length: int) -> NDArray[np.int32]:
     return np.frombuffer(ctypes.string_at(address, 4 * length), np.int32) if length else np.zeros(0, np.int32)
-
-
-def _upload(arrays: list[NDArray[np.int32]] | list[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """The arrays, all of one type, on the device, in one copy; each begins at a multiple of 16 bytes, as wide loads want it."""
-    unit = 16 // arrays[0].itemsize
-    sizes = [-(-array.size // unit) * unit for array in arrays]
-    host = torch.empty(sum(sizes), dtype=torch.int32 if unit == 4 else torch.int64, pin_memory=device.type == "cuda")
-    parts = host.split(sizes)
-    for part, array in zip(parts, arrays, strict=True):
-        part[: array.size] = torch.from_numpy(np.ascontiguousarray(array).reshape(-1))
-    moved = host.to(device, non_blocking=True).split(sizes)
-    return [part[: array.size].view(array.shape) for part, array in zip(moved, arrays, strict=True)]

@@ -1,8 +1,8 @@
-"""The target's own choice at every node of every draft, and how far drafts follow it, with no wait for the GPU.
+"""The target's own choice at every node of every draft, with no wait for the GPU.
 
-Knows no requests: they are described by tensors. engine/verifier.py, engine/logit_filters.py and kernels/noise.py say what is
-meant; this gives the same tokens up to rounding. Nothing is sorted: one launch finds the greatest entry and the mass of each
-block of the vocabulary, and sampling_limits.py then bounds what top_k, top_p and min_p leave, in the few blocks that matter.
+Knows no requests: they are described by tensors. engine/logit_filters.py and kernels/noise.py say what is meant; this gives the
+same tokens up to rounding. Nothing is sorted: one launch finds the greatest entry and the mass of each block of the vocabulary,
+and sampling_limits.py then bounds what top_k, top_p and min_p leave, in the few blocks that matter.
 """
 
 # a launch takes options that are no parameters
@@ -27,10 +27,7 @@ _KEPT_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Places:
-    """N places where a token is wanted, in the order of the rows (requests) that they belong to.
-
-    A row is node 0 (behind the known tokens), then the nodes of its draft, parents before children. All on the logits' device.
-    """
+    """N places where a token is wanted. All on the logits' device."""
 
     logits_rows: Tensor  # [N] int64, row of the logits
     keys: Tensor  # [N] int64, noise.keys of stream and position
@@ -38,18 +35,6 @@ class Places:
     top_k: Tensor  # [N] int32; vocabulary size or more = all
     top_p: Tensor  # [N] float64; 1 = all
     log_min_p: Tensor  # [N] float32; -inf = all
-    parents: Tensor  # [N] int32, the place before it in the same row's draft, -1 for node 0
-    guesses: Tensor  # [N] int32, the draft token that leads to it, -1 for node 0
-    row_starts: Tensor  # [R + 1] int32, first place of each row
-
-
-@dataclass(frozen=True)
-class Matches:
-    """What each row emits: the drafted tokens that the target would have chosen too, then one of its own."""
-
-    num_tokens: Tensor  # [R] int32, at least 1; 0 = the row's scores were not finite
-    token_ids: Tensor  # [R, depth] int64; entries past num_tokens are meaningless
-    nodes: Tensor  # [R, depth] int32, the row's node behind which each of them was chosen (the first is 0)
 
 
 def choose(logits: Tensor, places: Places) -> Tensor:
@@ -99,17 +84,6 @@ def choose(logits: Tensor, places: Places) -> Tensor:
         num_warps=8,
     )
     return tokens
-
-
-def match(token_ids: Tensor, places: Places, depth: int) -> Matches:
-    """Walk each row's draft as long as token_ids [N] (from `choose`) say the same. depth: most tokens that a row can emit."""
-    rows = len(places.row_starts) - 1
-    num_tokens = torch.empty(rows, dtype=torch.int32, device=token_ids.device)
-    emitted = torch.empty(rows, depth, dtype=torch.int64, device=token_ids.device)
-    nodes = torch.empty(rows, depth, dtype=torch.int32, device=token_ids.device)
-    if rows:
-        _match[(rows,)](token_ids, places.parents, places.guesses, places.row_starts, num_tokens, emitted, nodes, depth, num_warps=1)
-    return Matches(num_tokens, emitted, nodes)
 
 
 @triton.jit
@@ -203,25 +177,3 @@ def _choose(
     x = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
     raced = weights_left(distance_bits(x, peak, temperature), token, last, last_id) / exponential_at(key, inside)
     tl.store(tokens_ptr + place, tl.min(tl.where(raced == tl.max(raced, 0), token, vocab_size), 0).to(tl.int64))
-
-
-@triton.jit
-def _match(tokens_ptr, parents_ptr, guesses_ptr, starts_ptr, num_tokens_ptr, emitted_ptr, nodes_ptr, depth):
-    row = tl.program_id(0)
-    start = tl.load(starts_ptr + row)
-    end = tl.load(starts_ptr + row + 1)
-    at = tl.full((), 0, tl.int32)
-    count = tl.full((), 1, tl.int32)
-    token = tl.load(tokens_ptr + start)
-    lowest = token
-    tl.store(emitted_ptr + row * depth, token)
-    tl.store(nodes_ptr + row * depth, at)
-    for place in range(start + 1, end):
-        follows = (tl.load(parents_ptr + place) - start == at) & (tl.load(guesses_ptr + place).to(tl.int64) == token)
-        token = tl.where(follows, tl.load(tokens_ptr + place), token)
-        at = tl.where(follows, place - start, at)
-        tl.store(emitted_ptr + row * depth + count, token, mask=follows)
-        tl.store(nodes_ptr + row * depth + count, at, mask=follows)
-        count += follows.to(tl.int32)
-        lowest = tl.minimum(lowest, token)
-    tl.store(num_tokens_ptr + row, tl.where(lowest < 0, 0, count))

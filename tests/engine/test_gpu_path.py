@@ -18,9 +18,11 @@ from torch import Tensor
 from foretoken import LLM, SamplingParams
 from foretoken.engine import drafters
 from foretoken.engine.overlapped_runner import OverlappedRunner
+from foretoken.engine.plan import StepPlan
 from foretoken.kernels import weights as weights_module
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weight_bank import WeightBank
@@ -72,7 +74,7 @@ def test_outputs_are_those_of_the_plain_executor(
         assert isinstance(runner, OverlappedRunner)
         found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (method, 0))}
         drawn = say(llm, method, temperature=0.9, top_p=0.9)
-        assert runner.num_used >= 10 and llm.stats().num_draft_tokens > 0
+        assert runner.num_used >= 10 and llm.stats().num_draft_tokens > 0 and runner.num_matched > 0
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
         llm._running().core.check()
     monkeypatch.undo()
@@ -91,6 +93,36 @@ def test_a_cache_that_runs_out_changes_nothing(target: Path, as_on_a_gpu: None, 
     monkeypatch.undo()
     with LLM(target, {"method": "off"}, **OPTIONS) as plain:
         assert say(plain, "off", temperature=0) == found
+
+
+def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts come in chunks, so that others have begun to guess by then."""
+    options = {**OPTIONS, "max_num_batched_tokens": 16}
+    prompts = [[7, 8, 7, 8, 7, 8, 7], [*range(30, 60), *range(30, 60)]]
+    params = [SamplingParams(temperature=0.9, seed=i, prompt_logprobs=i, max_tokens=12, ignore_eos=True) for i in range(2)]
+    together = 0
+
+    def counted(plan: StepPlan) -> ForwardOutput:
+        nonlocal together
+        output = forward(plan)
+        together += bool(plan.scored) and output.matched is not None and any(row.draft_token_ids for row in plan.rows)
+        return output
+
+    def answers(llm: LLM) -> tuple[list[list[int]], list[float]]:
+        found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        scores = [one.logprob for output in found for part in output.prompt_logprobs or [] if part for one in part.values()]
+        return [list(output.outputs[0].token_ids) for output in found], scores
+
+    with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, **options) as llm:
+        runner = llm._running().core.runner
+        forward = runner.forward
+        monkeypatch.setattr(runner, "forward", counted)
+        tokens, scores = answers(llm)
+    assert together > 0, "the test shows nothing"
+    monkeypatch.undo()
+    with LLM(target, {"method": "off"}, **options) as plain:
+        expected, expected_scores = answers(plain)
+    assert tokens == expected and scores and scores == pytest.approx(expected_scores, abs=1e-4)
 
 
 def test_states_and_logits_may_stay_on_the_device(target: Path, as_on_a_gpu: None) -> None:

@@ -125,6 +125,11 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"executor": "torch", "batch_invariant": True}, "Triton and CUDA graphs, bfloat16, batch invariant, NVIDIA H200"),
         ({"quantization": "fp8"}, "Triton and CUDA graphs, fp8 weights, bfloat16, NVIDIA H200"),
         ({"quantization": "int4"}, "Triton and CUDA graphs, int4 weights, bfloat16, NVIDIA H200"),
+        ({"kv_cache_dtype": "fp8"}, "Triton and CUDA graphs, bfloat16, fp8 cache, NVIDIA H200"),
+        (
+            {"kv_cache_dtype": "fp8_e4m3", "quantization": "int4", "batch_invariant": True},
+            "Triton and CUDA graphs, int4 weights, bfloat16, fp8 cache, batch invariant, NVIDIA H200",
+        ),
         (
             {"device": "cuda", "quantization": "int4", "batch_invariant": True},
             "Triton and CUDA graphs, int4 weights, bfloat16, batch invariant, NVIDIA H200",
@@ -153,6 +158,7 @@ def test_models_without_a_program_stay_on_the_cpu(isa: Any, one_gpu: None) -> No
         ({"device": "cuda", "executor": "native"}, "executor native was chosen, which runs on CPUs only"),
         ({"device": "cuda", "quantization": "int8"}, "quantization int8 needs the native executor, .* the network runs on a GPU"),
         ({"device": "cuda", "kv_cache_dtype": "int8"}, "kv_cache_dtype int8 needs the native executor"),
+        ({"kv_cache_dtype": "float32"}, "the network's own format or fp8; use kv_cache_dtype auto or fp8, or dtype float32"),
         ({"quantization": "fp8", "batch_invariant": True}, "cannot be combined"),
     ],
 )
@@ -165,8 +171,10 @@ def test_what_a_gpu_has_not_is_refused(isa: Any, one_gpu: None, settings: dict[s
 def test_fp8_needs_a_gpu_that_multiplies_it(isa: Any, one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     isa("amx")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(ConfigError, match="does not multiply 8-bit floats"):
+    with pytest.raises(ConfigError, match="NVIDIA H200 does not multiply 8-bit floats; leave quantization away"):
         plan(quantization="fp8")
+    with pytest.raises(ConfigError, match="^kv_cache_dtype fp8_e4m3 cannot be used: .*; leave kv_cache_dtype away"):
+        plan(kv_cache_dtype="fp8_e4m3")
 
 
 def test_without_a_gpu_one_is_refused(isa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,3 +185,6 @@ def test_without_a_gpu_one_is_refused(isa: Any, monkeypatch: pytest.MonkeyPatch)
         plan(device="cuda")
     with pytest.raises(ConfigError, match="quantization fp8 needs a GPU"):
         plan(quantization="fp8")
+    for executor in ("auto", "torch"):
+        with pytest.raises(ConfigError, match="^kv_cache_dtype fp8 needs a GPU, and .* the CPU, whose narrow cache is int8: use int8, or"):
+            plan(kv_cache_dtype="fp8", executor=executor)

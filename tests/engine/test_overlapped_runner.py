@@ -2,76 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import simulation
-import torch
-from hash_model import HashModel
-from simulation import VOCAB, World, fresh, simulate
-from torch import Tensor
+from overlapping import overlapped_core, plain_core
+from simulation import World, fresh, simulate
 
 from foretoken.engine.core import EngineCore
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.sampler import full_logits_wanted
-from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
 from foretoken.proposers.config import SpeculativeConfig
-
-plain_core: Callable[..., EngineCore] = simulation.build_core
-
-
-@dataclass(frozen=True)
-class Begun:
-    output: ForwardOutput
-
-    @property
-    def argmax(self) -> Tensor:
-        return torch.cat([self.output.argmax, torch.tensor([0, 0])])  # padding may stand behind
-
-    @property
-    def logits(self) -> Tensor | None:
-        return self.output.logits
-
-    def finish(self) -> ForwardOutput:
-        return self.output
-
-
-@dataclass(frozen=True)
-class Fetched:
-    values: Tensor
-
-    def get(self) -> Tensor:
-        return self.values
-
-
-class StartingHashModel(HashModel):
-    """A device that has done its work as soon as it is told: what was begun first is written first."""
-
-    def start(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        hidden: tuple[int, ...] = (),
-        inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
-    ) -> Begun:
-        return Begun(self.run(batch if tokens is None else replace(batch, token_ids=tokens.clone()), kv, hidden, inputs))
-
-
-    def fetch(self, tensor: Tensor) -> Fetched:
-        return Fetched(tensor.clone())
-
-
-def overlapped_core(*args: Any, **settings: Any) -> EngineCore:
-    core = plain_core(*args, **settings)
-    model = StartingHashModel(VOCAB)
-    core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
-    core.runner.use_sampler(core.verifier.sampler)
-    core.scheduler.kv.lookahead = core.runner.lookahead
-    return core
 
 
 def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +35,7 @@ def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(seed)
     assert sum(runner.num_used for runner in runners) > 100
     assert sum(runner.num_ahead - runner.num_used for runner in runners) > 20, "nothing that was begun was ever dropped"
+    assert sum(runner.num_matched for runner in runners) > 500
 
 
 def decoding_core(num_rows: int, max_tokens: int, **params: Any) -> EngineCore:

@@ -5,11 +5,15 @@ That is how they are known to be right before a GPU is at hand. Graphs need one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+
+from foretoken.engine import drafters, gpu_memory, model, network_plan
+from foretoken.engine.config import ModelConfig
+from foretoken.proposers import proposer_set
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -42,3 +46,23 @@ def as_quiet_as_a_gpu() -> Iterator[None]:
     """The interpreter computes masked lanes too, and numpy would warn of infinities there."""
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture
+def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what an engine does on one: without it, the plan believes in a GPU that is the CPU by another name."""
+    if device == "cuda":
+        return
+
+    def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> gpu_memory.GpuMemory:
+        run_largest_step()
+        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 0, 0, 0)
+
+    monkeypatch.setattr(network_plan, "resolve_device", lambda config, has_program: "cpu:0")
+    monkeypatch.setattr(network_plan, "gpu_name", lambda device: "no GPU")
+    monkeypatch.setattr(network_plan, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(drafters, "multiplies_fp8", lambda device: False)
+    monkeypatch.setattr(drafters, "ModelConfig", lambda name, device, **rest: ModelConfig(name, **rest))  # "cpu:0" is no setting
+    monkeypatch.setattr(model, "free_bytes", lambda device: 2**34)
+    monkeypatch.setattr(gpu_memory, "measure", measure)
+    monkeypatch.setattr(proposer_set, "SLOW_CALL_S", 600.0)  # the interpreter is

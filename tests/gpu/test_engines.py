@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tiny_models import save_llama
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.overlapped_runner import OverlappedRunner
+from foretoken.engine.plan import StepPlan
 from foretoken.kernels.graphs import GraphExecutor
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], list(range(100, 190))]
@@ -83,6 +84,42 @@ def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache
         stats = llm.stats()
         assert stats.num_draft_tokens > 0
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+    assert agreement(guessed, plain) >= 0.8
+
+
+DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, DRAWN], ids=["greedy", "seeded"])
+def test_a_step_with_guesses_waits_once(
+    gpu: str, target: Path, small_cache: dict[str, Any], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what its rows emit, by an event: between its hand-over and its verdict nothing else may wait for the GPU."""
+    failed: list[str] = []
+
+    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(plan: StepPlan, *rest: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error" if any(row.draft_token_ids for row in plan.rows) else "default")
+            try:
+                return work(plan, *rest)
+            except Exception as error:
+                failed.append(repr(error))
+                raise
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, device=gpu, **small_cache) as llm:
+        core = llm._running().core
+        assert isinstance(core.runner, OverlappedRunner)
+        plain = say(llm, **params)
+        say(llm, "ngram", **params)  # what is captured on the way is there now
+        matched = core.runner.num_matched
+        monkeypatch.setattr(core.runner, "forward", watched(core.runner.forward))
+        monkeypatch.setattr(core.verifier, "verify", watched(core.verifier.verify))
+        guessed = say(llm, "ngram", **params)
+        assert core.runner.num_matched > matched and not failed
     assert agreement(guessed, plain) >= 0.8
 
 

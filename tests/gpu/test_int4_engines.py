@@ -1,27 +1,22 @@
 """`quantization="int4"` from the options to the tokens, on a GPU or where Triton's interpreter stands in for one.
 
-There the plan believes in a GPU that is the CPU by another name; what is planned, loaded, quantised and run is all real.
+What is planned, loaded, quantised and run is all real there too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from random_drafters import write
 from safetensors.torch import load_file, save_file
 from tiny_models import save_llama
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine import drafters, gpu_memory, model, network_plan
-from foretoken.engine.config import ModelConfig
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.int4 import Int4Matrix
-from foretoken.proposers import proposer_set
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
 NUM_TOKENS = 6
@@ -29,24 +24,6 @@ OPTIONS: dict[str, Any] = {
     "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16,
     "enable_prefix_caching": False,
 }  # fmt: skip
-
-
-@pytest.fixture
-def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device == "cuda":
-        return
-
-    def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> gpu_memory.GpuMemory:
-        run_largest_step()
-        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 0, 0, 0)
-
-    monkeypatch.setattr(network_plan, "resolve_device", lambda config, has_program: "cpu:0")
-    monkeypatch.setattr(network_plan, "gpu_name", lambda device: "no GPU")
-    monkeypatch.setattr(drafters, "multiplies_fp8", lambda device: False)
-    monkeypatch.setattr(drafters, "ModelConfig", lambda name, device, **rest: ModelConfig(name, **rest))  # "cpu:0" is no setting
-    monkeypatch.setattr(model, "free_bytes", lambda device: 2**34)
-    monkeypatch.setattr(gpu_memory, "measure", measure)
-    monkeypatch.setattr(proposer_set, "SLOW_CALL_S", 600.0)  # the interpreter is
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,19 @@ BLOCK_SIZE = 4
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # of the norm of all scores
 
 
-def networks(family: str, dtype: torch.dtype, device: str, **options: Any) -> tuple[TorchExecutor, TorchExecutor]:
+def networks(
+    family: str, dtype: torch.dtype, device: str, has_fp8_cache: bool = False, **options: Any
+) -> tuple[TorchExecutor, TorchExecutor]:
     """(reference on the CPU, Triton on the device)"""
     from foretoken.kernels.triton_steps import TritonKernels
 
     program = small_program(family, **SIZES)
     weights = random_weights(program)
-    return TorchExecutor(program, weights, dtype), TorchExecutor(program, weights, dtype, device=device, kernels=TritonKernels(**options))
+    kernels = TritonKernels(**options)
+    return (
+        TorchExecutor(program, weights, dtype, has_fp8_cache=has_fp8_cache),
+        TorchExecutor(program, weights, dtype, device=device, kernels=kernels, has_fp8_cache=has_fp8_cache),
+    )
 
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 320}
@@ -64,10 +70,29 @@ def test_every_family(family: str, dtype: torch.dtype, device: str) -> None:
             assert error(found.hidden[boundary], expected.hidden[boundary]) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_cache_of_8_bit_floats_holds_what_the_references_does(family: str, device: str) -> None:
+    """Nearly: what is added up in another order may be rounded to the next number."""
+    reference, triton = networks(family, torch.float32, device, has_fp8_cache=True)
+    caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
+    for batch in batches(reference.vocab_size):
+        expected, found = reference.run(batch, caches[0]).logits, triton.run(batch, caches[1]).logits
+        assert expected is not None and found is not None
+        assert error(found, expected) < 0.01
+    src, dst = torch.tensor([20, 8]), torch.tensor([40, 20])
+    layers = range(len(triton.kv_layers))
+    before = [caches[1].gather(layer, src) for layer in layers]
+    caches[1].move(src, dst)
+    for layer in layers:
+        for moved, wanted in zip(caches[1].gather(layer, dst), before[layer], strict=True):
+            assert torch.equal(moved, wanted) and not torch.equal(moved[0], moved[1])
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, device: str) -> None:
+def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, has_fp8_cache: bool, device: str) -> None:
     """Alone, among others, as part of a chain, in a later chunk."""
-    _, triton = networks("qwen3", dtype, device, is_batch_invariant=True)
+    _, triton = networks("qwen3", dtype, device, has_fp8_cache, is_batch_invariant=True)
     assert triton.is_batch_invariant
     prompt = torch.randint(320, (13,), generator=torch.Generator().manual_seed(1)).tolist()
     others = [([7, 8, 9], 0, [8, 9, 10, 11]), ([3] * 11, 0, [4, 5, 6, 7])]

@@ -36,13 +36,27 @@ def random_weights(program: Program) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_torch_keeps_a_tied_embedding_twice(tied: bool) -> None:
+def test_torch_keeps_a_tied_embedding_twice_where_it_is_turned(tied: bool) -> None:
+    """That is in float32 on a CPU."""
     program = network_program(network(tied))
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 96 + 2 * 64
-    assert torch_weight_bytes(program, torch.float32) == 4 * (2 * 99 * 64 + 2 * layer + 64)
+    assert torch_weight_bytes(program, Execution(torch.float32)) == 4 * (2 * 99 * 64 + 2 * layer + 64)
+    for execution in (Execution(torch.bfloat16), Execution(torch.bfloat16, device="cuda"), Execution(torch.float32, device="cuda")):
+        assert torch_weight_bytes(program, execution) == execution.dtype.itemsize * ((2 - tied) * 99 * 64 + 2 * layer + 64)
     executor = TorchExecutor(program, random_weights(program), torch.bfloat16)
     assert executor.weight_bytes == 2 * (99 * 64 + 2 * (layer - 2 * 64))  # no norms, no lookup of rows
     assert executor.kv_block_bytes(16) == cache_bytes(program, Execution(torch.bfloat16), 16) == 16 * 2 * 2 * 32 * 2
+
+
+def test_an_fp8_cache_is_half_of_a_bfloat16_one() -> None:
+    program = network_program(network())
+    wide, narrow = (
+        TorchExecutor(program, random_weights(program), torch.bfloat16, has_fp8_cache=has_fp8_cache) for has_fp8_cache in (False, True)
+    )
+    execution = Execution(torch.bfloat16, kv_cache="fp8", device="cuda")
+    assert narrow.kv_block_bytes(16) == cache_bytes(program, execution, 16) == wide.kv_block_bytes(16) // 2
+    kv = narrow.allocate(3, 16)
+    assert sum(cache.nbytes for cache in (*kv.k, *kv.v)) == 3 * narrow.kv_block_bytes(16)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -53,12 +67,12 @@ def test_4_bit_weights_are_as_large_as_foretold(tied: bool) -> None:
     made = [Int4Matrix.of(torch.zeros(shape)) for shape in products.values()]
     in_products = sum(tensor.nbytes for matrix in made for tensor in (matrix.words, matrix.group_scales, matrix.scales))
     assert product_bytes(program, torch.bfloat16, "int4") == in_products
-    assert torch_weight_bytes(program, torch.bfloat16, "int4") == in_products + 2 * (99 * 64 + 5 * 64)
+    assert torch_weight_bytes(program, Execution(torch.bfloat16, "int4", device="cuda")) == in_products + 2 * (99 * 64 + 5 * 64)
 
 
 def test_8_bit_weights_leave_the_head() -> None:
     program = network_program(network())
-    wide, narrow = (torch_weight_bytes(program, torch.bfloat16, quantization) for quantization in (None, "fp8"))
+    wide, narrow = (torch_weight_bytes(program, Execution(torch.bfloat16, quantization, device="cuda")) for quantization in (None, "fp8"))
     layers = [shape for name, shape in program.weights.items() if "proj" in name]
     assert wide - narrow == sum(outputs * inputs - 4 * outputs for outputs, inputs in layers)
 
@@ -80,7 +94,8 @@ def test_shared_weights_are_another_networks() -> None:
     program = network_program(network())
     borrowing = replace(program, shared=frozenset({"model.embed_tokens.weight", "lm_head.weight"}))
     tables = 2 * 99 * 64
-    assert torch_weight_bytes(program, torch.float32) - torch_weight_bytes(borrowing, torch.float32) == 4 * tables
+    in_torch = Execution(torch.float32)
+    assert torch_weight_bytes(program, in_torch) - torch_weight_bytes(borrowing, in_torch) == 4 * tables
     execution = Execution(torch.bfloat16)
     assert native_weight_bytes(program, execution) - native_weight_bytes(borrowing, execution) == 2 * 2 * 112 * 64
 

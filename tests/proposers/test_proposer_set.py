@@ -32,7 +32,8 @@ class Scripted:
         self.seen.append(context.rows)
         draft = Draft.chains([self.guesses.get(row.request_id, []) for row in context.rows])
         extra = {key: make(draft) for key, make in self.extra.items()}
-        return Draft(**{**vars(draft), "filled": {(0, row.request_id): 3 for row in context.rows} if self.needs.ingests else {}, **extra})
+        filled = {(0, row.request_id): 3 for row in context.rows} if self.needs.ingests else {}
+        return replace(draft, **{"filled": filled, **extra})
 
     def observe(self, feedback: Feedback) -> None:
         self.heard.append("observe")
@@ -120,6 +121,16 @@ def test_drafters_with_a_cache_see_every_row_that_may_speculate_but_guess_for_th
     assert draft.filled == {(1, f"r{i}"): 3 for i in (1, 2, 4, 5)}
     ask(ProposerSet([first, drafter]), row("r1", ceiling=0))
     assert len(drafter.seen) == 2  # it keeps up though nobody wants a guess
+
+
+def test_where_guessing_is_weighed_drafters_with_a_cache_read_their_own_rows_only() -> None:
+    first, last = Scripted("first", {"r1": [1]}), Scripted("last", {"r3": [7]})
+    drafter = Scripted("drafter", {f"r{i}": [5, 6] for i in range(1, 6)}, Needs(kv_layers=KV))
+    rows = row("r1"), row("r2"), row("r3"), row("r4", assigned=1), row("r5", assigned=1, ceiling=0)
+    guesses, draft = ask(ProposerSet([first, drafter, last], is_weighed=True), *rows)
+    assert guesses == [[1], [], [7], [5, 6], []]  # proposers without one step in as ever
+    assert [(r.request_id, r.ceiling) for r in drafter.seen[0]] == [("r4", 4), ("r5", 0)]
+    assert draft.filled == {(1, "r4"): 3, (1, "r5"): 3}
 
 
 def test_forced_tokens_that_fill_the_room_are_the_draft() -> None:

@@ -14,6 +14,8 @@ HAS_GPU = Path("/dev/nvidiactl").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
@@ -29,6 +31,8 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 def _close_gaps() -> None:
     patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
     binary_op = interpreter.InterpreterBuilder.binary_op
+    convert = interpreter.InterpreterBuilder.create_fp_to_fp
+    as_torch = {tl.float8e4nv: torch.float8_e4m3fn, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, tl.float32: torch.float32}
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
         """Scalars are arrays of one element, which numpy 2.4 no longer takes for an int."""
@@ -52,11 +56,21 @@ def _close_gaps() -> None:
         """What a constant is made of; the only type that is missing."""
         return self.create_fp_to_fp(self.get_fp32(value), tl.bfloat16, None)
 
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        """To and from e4m3 as the hardware does it: carries and NaN would be lost."""
+        source, target = src.dtype.scalar, dst_type.scalar
+        if tl.float8e4nv not in (source, target):
+            return convert(self, src, dst_type, rounding_mode)
+        converted = torch.from_numpy(np.array(src.data)).view(as_torch[source]).to(as_torch[target])
+        bits = converted.view(torch.uint8).numpy().view(interpreter._get_np_dtype(target))
+        return interpreter.TensorHandle(bits, target)
+
     # Integers wrap around on a GPU; checking that none does would take a third of the time, and noise is made of those that do.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter._patch_lang_tensor = patch_lang_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
     interpreter.InterpreterBuilder.binary_op = compute
+    interpreter.InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     interpreter.InterpreterBuilder.get_bf16 = get_bf16  # pyright: ignore[reportAttributeAccessIssue]
 
 

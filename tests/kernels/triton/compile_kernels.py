@@ -16,7 +16,20 @@ from triton_compilation import builds
 
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.triton import activations, argmax, attention, cache_write, edits, linear, linear_int4, noise, norms, sampling
+from foretoken.kernels.matching import Guesses
+from foretoken.kernels.triton import (
+    activations,
+    argmax,
+    attention,
+    cache_write,
+    edits,
+    linear,
+    linear_int4,
+    matching,
+    noise,
+    norms,
+    sampling,
+)
 
 HALF, WIDE, INT, LONG, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn
 
@@ -54,7 +67,15 @@ def attention_of_others() -> None:
         attend(tokens, 64, 128, window=4096, softcap=50.0)
         attend(tokens, 64, 128, has_first=True)
         attend(tokens, 64, 128, split_places=512)
-        attend(tokens, 64, 128, heads=28, kv_heads=4, cache=FP8)
+
+
+def attention_over_float8() -> None:
+    for tokens, rows in [(1, 1), (5 * 32, 32), (2048, 40)]:
+        attend(tokens, rows, 128, cache=FP8)
+    attend(64, 64, 128, heads=28, kv_heads=4, cache=FP8, window=4096, softcap=50.0)
+    attend(64, 64, 128, cache=FP8, split_places=512)
+    attend(64, 64, 64, cache=FP8)
+    attend(2048, 4, 256, cache=FP8)
 
 
 def products() -> None:
@@ -101,21 +122,24 @@ def small_ones() -> None:
 def choices() -> None:
     places = 40
     long, integer, real = (empty(places, dtype=dtype) for dtype in (LONG, INT, WIDE))
-    wanted = sampling.Places(long, long, real, integer, empty(places, dtype=torch.float64), real, integer, integer, empty(9, dtype=INT))
+    wanted = sampling.Places(long, long, real, integer, empty(places, dtype=torch.float64), real)
     ranges = empty(places, 2, dtype=INT)
     changes = edits.Edits(
         integer, empty(1, 4008, dtype=INT), ranges, integer, ranges, integer, real, ranges, integer, real, empty(places, 8, dtype=INT),
         real, real, real,
     )  # fmt: skip
-    for vocab_size in (32000, 151936):
-        logits = empty(places, vocab_size, dtype=WIDE)
+    for vocab_size, dtype in ((32000, WIDE), (151936, HALF)):
+        logits = empty(places, vocab_size, dtype=dtype)
         sampling.choose(edits.edit_logits(logits, long, changes), wanted)
-    sampling.match(sampling.choose(empty(places, 32000), wanted), wanted, 9)
+    chosen = sampling.choose(empty(places, 32000), wanted)
+    guesses = Guesses.of([(range(4), range(-1, 3), True)] * 8)
+    for choices in (chosen, None):
+        matching.match(long, real, choices, guesses)
 
 
 GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
-    for group in (attention_of_llama, attention_of_others, products, narrow_products, small_ones, choices)
+    for group in (attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices)
 }
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def build(group: str, cache: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("group", ["attention_of_llama", pytest.param("attention_of_others", marks=pytest.mark.slow)])
+SLOW_ATTENTION = [pytest.param(group, marks=pytest.mark.slow) for group in ("attention_of_others", "attention_over_float8")]
+
+
+@pytest.mark.parametrize("group", ["attention_of_llama", *SLOW_ATTENTION])
 def test_attention(group: str, tmp_path: Path):
     for one in build(group, tmp_path):
         if one["name"] == "attend":

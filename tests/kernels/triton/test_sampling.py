@@ -1,4 +1,4 @@
-"""The fused choice against the sampler in torch and the verifier's walk, for the same requests and drafts."""
+"""The fused choice against the sampler in torch, for the same requests and drafts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 from triton_interpreter import DEVICE
-from verifying import a_row, chain, hash_model
+from verifying import a_row
 
-from foretoken.engine.plan import PlanRow, StepPlan
+from foretoken.engine.plan import PlanRow
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import Sampler, _Nodes
-from foretoken.engine.verifier import Verifier
-from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.triton.sample_rows import sample
-from foretoken.kernels.triton.sampling import Places, choose, match
+from foretoken.kernels.triton.sampling import Places, choose
 
 numbers = itertools.count()
 
@@ -122,47 +120,6 @@ def test_rows_that_are_not_finite():
     assert [token == -1 for token in tokens] == [True, True, True, False] * 3
 
 
-def test_the_walk_is_the_verifiers():
-    """Chains and trees whose guesses are often right."""
-    rng = random.Random(1)
-    rows: list[PlanRow] = []
-    for i in range(10):
-        request = a_request(rng, 24, temperature=0.5 + 0.5 * (i % 2))
-        guess = a_draft(rng, 3, rng.randrange(9)) if i % 3 else chain(1, 1, 2, 1)
-        rows.append(a_row(request, guess))
-    prefixes = []
-    for row in rows:
-        paths = [tuple(row.request.token_ids)]
-        for token, parent in zip(row.draft_token_ids, row.parents, strict=True):
-            paths.append((*paths[parent + 1], token))
-        prefixes += paths
-    logits = torch.from_numpy(np.stack([hash_model(prefix) for prefix in prefixes]))
-    logits[:, 1] += 9  # what most guesses say
-    top, argmax = logits.max(-1)
-    verdict = Verifier().verify(StepPlan(rows, 16), ForwardOutput(argmax, top, logits))
-
-    nodes = _Nodes.of(rows, _firsts(rows))
-    starts = torch.tensor([*nodes.starts, len(nodes.parents)], dtype=torch.int32)
-    count = len(nodes.parents)
-    tokens = torch.tensor(on_the_gpu(logits, rows), device=DEVICE)
-    places = Places(
-        *torch.zeros(6, count),  # not looked at
-        parents=torch.tensor(nodes.parents, dtype=torch.int32, device=DEVICE),
-        guesses=torch.tensor(nodes.guesses, dtype=torch.int32, device=DEVICE),
-        row_starts=starts.to(DEVICE),
-    )
-    matches = match(tokens, places, depth=10)
-    lengths = matches.num_tokens.tolist()
-    for row, wanted in enumerate(verdict.rows):
-        assert matches.token_ids[row, : lengths[row]].tolist() == wanted.token_ids
-        assert matches.nodes[row, : lengths[row]].tolist() == [0, *(i + 1 for i in wanted.accepted)]
-    assert max(lengths) > 2, "nothing was accepted: the test shows nothing"
-    tokens[0] = -1
-    assert match(tokens, places, depth=10).num_tokens.tolist() == [0, *lengths[1:]]
-
-
 def test_no_places():
-    nothing = torch.zeros(0, dtype=torch.int32, device=DEVICE)
-    places = Places(*[nothing] * 8, row_starts=torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    places = Places(*[torch.zeros(0, device=DEVICE)] * 6)
     assert len(choose(torch.zeros(0, 8, device=DEVICE), places)) == 0
-    assert len(match(nothing.long(), places, 3).num_tokens) == 0

@@ -1,0 +1,83 @@
+"""How far the target follows what was guessed: drafts walked as long as its own tokens are the same, in one packed answer.
+
+Owns the form of question and answer. The walk here is the reference of triton/matching.py, which makes it behind a pass that
+nobody has waited for. Knows no requests, and not how a token is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Of R rows that want tokens, on the host. A row is node 0 (behind the known tokens), then the nodes of its draft, parents
+    before children; rows stand one behind the other. N nodes in all."""
+
+    parents: NDArray[np.int32]  # [N] the row's node before it, -1 for node 0
+    token_ids: NDArray[np.int32]  # [N] the guess that leads to it, -1 for node 0
+    choices: NDArray[np.int32]  # [N] which choice made from whole logits is the target's token there; -1 = its best token is
+    row_starts: NDArray[np.int32]  # [R + 1] first node of each row
+    depth: int  # most tokens that a row can emit
+
+    @classmethod
+    def of(cls, drafts: Sequence[tuple[Sequence[int], Sequence[int], bool]]) -> Guesses:
+        """Of each row: its draft, its parents (-1 = the known tokens) and whether its tokens are choices from whole logits."""
+        parents: list[int] = []
+        token_ids: list[int] = []
+        choices: list[int] = []
+        starts, num_chosen, deepest = [0], 0, 0
+        for draft, its_parents, chooses in drafts:
+            parents.append(-1)
+            token_ids.append(-1)
+            token_ids += draft
+            depths = [0]
+            for parent in its_parents:
+                parents.append(parent + 1)
+                depths.append(depths[parent + 1] + 1)
+            deepest = max(deepest, max(depths))
+            if chooses:
+                choices += range(num_chosen, num_chosen + len(depths))
+                num_chosen += len(depths)
+            else:
+                choices += [-1] * len(depths)
+            starts.append(len(parents))
+        arrays = (np.array(values, np.int32) for values in (parents, token_ids, choices, starts))
+        return cls(*arrays, depth=1 + deepest)
+
+
+def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
+    """[R, 1 + 2 * depth] int32 on the CPU, which `emitted` reads: what each row emits.
+
+    argmax, top [N, maybe padded]: the best token of each node and its logit; chosen [C]: choices made instead, -1 where scores
+    were not finite. A row says nothing if a score on its way is not.
+    """
+    tokens = argmax[: len(guesses.parents)].clone()
+    if chosen is not None:
+        choices = torch.from_numpy(guesses.choices).long()
+        tokens = torch.where(choices >= 0, chosen[choices.clamp(min=0)], tokens)
+    said: list[int] = torch.where(top[: len(tokens)].isfinite(), tokens, -1).tolist()
+    parents, wanted, starts = guesses.parents.tolist(), guesses.token_ids.tolist(), guesses.row_starts.tolist()
+    answers: list[list[int]] = []
+    for start, end in zip(starts, starts[1:], strict=False):
+        path = [0]
+        for node in range(1, end - start):
+            if parents[start + node] == path[-1] and wanted[start + node] == said[start + path[-1]]:
+                path.append(node)
+        row_tokens = [said[start + node] for node in path]
+        padding = [0] * (guesses.depth - len(path))
+        answers.append([0 if min(row_tokens) < 0 else len(path), *row_tokens, *padding, *path, *padding])
+    return torch.tensor(answers, dtype=torch.int32).view(-1, 1 + 2 * guesses.depth)
+
+
+def emitted(answer: Tensor) -> Iterator[tuple[list[int], list[int]]]:
+    """Of each row of `match`'s answer: the tokens it emits, and the nodes behind which they were chosen. None if scores were not finite."""
+    depth = answer.shape[1] // 2
+    for count, *rest in answer.tolist():
+        yield rest[:count], rest[depth : depth + count]

@@ -1,0 +1,103 @@
+"""Passes that were handed to a device and go on by themselves, and values on their way to the host from there.
+
+Owns the waiting: one event for what is wanted, and never for what was begun later. Knows no graph and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .layout import Executor, ForwardOutput, KVTensors, RaggedBatch
+from .matching import Guesses, match
+from .torch_executor import Computed, full_logits
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Values on their way to the host."""
+
+    _values: Tensor
+    _done: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> list[Fetched]:
+        """Each as it is now, in the order of the device's work."""
+        values = [to_host(tensor) for tensor in tensors]
+        done = None
+        if any(tensor.is_cuda and len(tensor) for tensor in tensors):
+            done = torch.cuda.Event()
+            done.record()
+        return [cls(value, done) for value in values]
+
+    def get(self) -> Tensor:
+        """Wait for them, and for nothing that was begun later."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._values
+
+
+class Started:
+    """A pass that was handed to the device. What it says of its nodes the next pass overwrites: by then it must have been used
+    there, matched or sent."""
+
+    def __init__(self, computed: Computed, num_scores: int, wanted: Tensor) -> None:
+        """computed: behind the pass's own entries there may be padding. wanted: full_logits of the batch, on the device."""
+        self.argmax, self.top, self.scores, self.hidden = computed.argmax, computed.top, computed.logits, computed.hidden
+        self._computed, self._num_scores, self._wanted = computed, num_scores, wanted
+        self._sent: list[Fetched] | None = None
+
+    @cached_property
+    def logits(self) -> Tensor | None:
+        """As in ForwardOutput, on the device: copies of some of the scores."""
+        return full_logits(self._computed, self._wanted)
+
+    def send(self) -> None:
+        """Let argmax and top come to the host, and keep the logits."""
+        if self._sent is None:
+            _ = self.logits
+            self._sent = Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores])
+
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> Fetched:
+        """Instead of them, let what each row emits come (matching.py). chosen: by the rows that choose from `scores`, on the device."""
+        if self.argmax.is_cuda:
+            from .triton import matching  # Triton is there only where torch is built for GPUs
+
+            return Fetched.of(matching.match(self.argmax, self.top, chosen, guesses))[0]
+        return Fetched.of(match(self.argmax, self.top, chosen, guesses))[0]
+
+    def finish(self) -> ForwardOutput:
+        """Wait for the device, and only for this pass. Who wants states only goes on with them there: there is nothing to wait for."""
+        self.send()
+        assert self._sent is not None
+        argmax, top = (sent.get() for sent in self._sent)
+        return ForwardOutput(argmax, top, self.logits, self.hidden)
+
+
+class StartingExecutor(Executor, Protocol):
+    """An executor that need not be waited for."""
+
+    def start(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        hidden: tuple[int, ...] = (),
+        inputs: Mapping[str, Tensor] | None = None,
+        tokens: Tensor | None = None,
+    ) -> Started:
+        """`run` without waiting. tokens [T]: token ids on the device, for those that the host does not know yet."""
+        ...
+
+    def fetch(self, tensor: Tensor) -> Fetched: ...
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy that is under way; a CPU tensor is copied at once."""
+    if not tensor.is_cuda:
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

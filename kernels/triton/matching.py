@@ -1,0 +1,78 @@
+"""The walk of kernels/matching.py on a GPU, behind the pass and the choices that it reads: one launch, and no wait.
+
+A row's draft lies in the registers of one warp, so that a step of the walk is a search there and no way to memory.
+"""
+
+# a launch takes options that are no parameters
+# pyright: reportCallIssue=false
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layout import MAX_TREE_TOKENS
+from ..matching import Guesses
+from ..sampling import neutral
+from .launch import power_of_two
+from .sample_rows import sample
+from .upload import upload
+
+_NODES = power_of_two(1 + MAX_TREE_TOKENS)
+
+
+def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
+    """As the reference, on the device of argmax. chosen None: no row has choices."""
+    parents, token_ids, choices, starts = upload(
+        [guesses.parents, guesses.token_ids, guesses.choices, guesses.row_starts], argmax.device
+    )
+    rows = len(guesses.row_starts) - 1
+    found = torch.empty(rows, 1 + 2 * guesses.depth, dtype=torch.int32, device=argmax.device)
+    if rows:
+        _match[(rows,)](argmax, top, chosen, parents, token_ids, choices, starts, found, guesses.depth, NODES=_NODES, num_warps=1)
+    return found
+
+
+def warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have what comes behind a pass with such scores compiled now, so that no request waits for it."""
+    chosen = sample(torch.zeros(2, vocab_size, dtype=dtype, device=device), np.arange(2), neutral(2))
+    for choices in (chosen, None):
+        match(chosen, torch.zeros(2, device=device), choices, Guesses.of([([0], [-1], True)]))
+
+
+@triton.jit(do_not_specialize=["depth"])
+def _match(argmax_ptr, top_ptr, chosen_ptr, parents_ptr, guesses_ptr, choices_ptr, starts_ptr, found_ptr, depth, NODES: tl.constexpr):
+    row = tl.program_id(0)
+    start = tl.load(starts_ptr + row)
+    node = tl.arange(0, NODES)
+    inside = node < tl.load(starts_ptr + row + 1) - start
+    parent = tl.load(parents_ptr + start + node, mask=inside, other=-1)
+    guess = tl.load(guesses_ptr + start + node, mask=inside, other=-1)
+    token = tl.load(argmax_ptr + start + node, mask=inside, other=-1).to(tl.int32)
+    if chosen_ptr is not None:
+        choice = tl.load(choices_ptr + start + node, mask=inside, other=-1)
+        own = tl.load(chosen_ptr + choice, mask=choice >= 0, other=-1).to(tl.int32)
+        token = tl.where(choice >= 0, own, token)
+    top = tl.load(top_ptr + start + node, mask=inside, other=0.0).to(tl.float32)
+    token = tl.where(tl.abs(top) < float("inf"), token, -1)  # not so for NaN either
+
+    tokens_ptr = found_ptr + row * (1 + 2 * depth) + 1
+    nodes_ptr = tokens_ptr + depth
+    at = tl.full((), 0, tl.int32)
+    count = tl.full((), 1, tl.int32)
+    said = tl.sum(tl.where(node == 0, token, 0), 0)
+    lowest = said
+    tl.store(tokens_ptr, said)
+    tl.store(nodes_ptr, at)
+    for _ in range(1, depth):
+        child = tl.min(tl.where((parent == at) & (guess == said), node, NODES), 0)
+        follows = child < NODES  # once it does not, it never will
+        at = tl.where(follows, child, at)
+        said = tl.where(follows, tl.sum(tl.where(node == child, token, 0), 0), said)
+        tl.store(tokens_ptr + count, said, mask=follows)
+        tl.store(nodes_ptr + count, at, mask=follows)
+        count += follows.to(tl.int32)
+        lowest = tl.minimum(lowest, said)
+    tl.store(found_ptr + row * (1 + 2 * depth), tl.where(lowest < 0, 0, count))
