@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,9 @@ BYTES_PER_CHARACTER = 64  # ... and for what it is made from
 WHITESPACE = r"(|\x20|\x0A[\x20\x09]{0,16})"
 """Between the parts of JSON: none, a space or an indented line. Small models like to go on with spaces for ever."""
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+SLOWEST_MASK_S = 0.1
+"""Of the processor's time. Masks are made between steps, so a grammar whose first one takes longer would hold up everybody's tokens; where
+thousands of symbols can all be empty it grows with their square, which none of the limits above knows."""
 
 
 class GrammarCompiler:
@@ -137,6 +141,11 @@ def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
     first = compiled.open(())
     if first.mask(()) is None:  # before anybody waits for it
         raise InvalidGrammar(f"the {what} cannot be enforced: {first.error}", spec.param)
+    again = compiled.open(())  # the first time builds the states of the lexer too, which all share
+    started = time.thread_time()
+    again.mask(())
+    if (took := time.thread_time() - started) > SLOWEST_MASK_S:
+        raise InvalidGrammar(f"the {what} cannot be enforced: every token would wait {took:.1f} s for it; use fewer symbols", spec.param)
     return compiled
 
 
