@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..proposers.base import Draft
+from ..proposers.base import FORCED, Draft
 from .acceptance import Worth
 from .assignment import Assignment
 from .balance import Balance
 from .costs import CostTable
 from .draft_choice import MARGIN, Candidate, choose
 from .expectations import Asked, Expectations
+from .load import Load
 from .plan import RowGrant, StepPlan, Verdict
-from .probing import Load, Probing
+from .probing import Probing
 from .request import Request
+from .scouting import Scouting
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import LONG_REST, Answer, Closed, Hold, Rest, is_dear
+from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -28,9 +30,8 @@ PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they
 PLAIN_SOON = 10  # if the latest one was a surprise
 PLAIN_RUN = 1  # more of them: the first one follows a drafter that has emptied the processor's caches, and has weighed everything
 LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
+SETTLED = 2  # steps without guesses after which they take what they do where nobody ever guesses
 LITTLE = 1.5  # times the plain rate
-LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs: to listen costs time, too
-NOBODY: tuple[int, int] = (-1, 0)
 
 
 class AdaptivePolicy:
@@ -43,6 +44,9 @@ class AdaptivePolicy:
         self._may_cut = rules.config.rejection_sample_method == "match"  # under the p/q rules what is drawn must be verified
         self._assignment = Assignment(rules, self.expectations.acceptance, costs)
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
+        self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
+        self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
+        self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()
         self._rest = Rest()
         self._hold = Hold()
@@ -51,7 +55,10 @@ class AdaptivePolicy:
         self._weighed_at = 0  # step of the latest decision
         self._is_resting = False  # in this step
         self._asked: dict[str, Asked] = {}
-        self._was_open: set[str] = set()
+        self._was_open: dict[str, Asked] = {}
+        self._has_scouted = False  # in this step, and guesses have come of it
+        self._num_rested = 0  # steps in a row that nobody has guessed in
+        self._unlearnt: list[tuple[dict[str, Asked], StepPlan, Verdict, int]] = []
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
@@ -76,8 +83,13 @@ class AdaptivePolicy:
                 return num_rows - 1
         return max_rows
 
+    def look(self, running: Sequence[Request]) -> None:
+        num_rows = len(running)
+        looks = self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows)
+        self._scouting.look(running if looks else ())
+
     def rests(self, num_rows: int) -> bool:
-        return self._rest.covers(num_rows)
+        return self._rest.covers(num_rows) and not self._scouting.found
 
     def likely(self, request: Request, room: int) -> int:
         asked = self._asked.get(request.request_id)
@@ -85,20 +97,43 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> Answer:
         self._step += 1
+        if self._rest.covers(len(wishes)) and not self._scouting.found:
+            self._take_rest()
+            return [NOBODY] * len(wishes)
+        self._was_open, self._probing.probe = self._asked, None
+        base = self._without_scouts(wishes, budget)
+        if self._unlearnt and len(self._unlearnt) >= HOLD:
+            self._learn()
+        if not self._rest.covers(len(wishes)):
+            self._scouting.read_prompts(wishes)
+        may_add = budget > 0 and self._scouting.found and self._probing.probe is None
+        answer = self._scouting.add_to(base, wishes, budget, self._step) if may_add else base
+        self._has_scouted = answer is not base
+        self._is_resting = self._is_resting and not self._has_scouted
+        self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
+        if not self._asked:
+            self._plain_at = self._step
+        self._k = sum(k for _, k in answer) / max(1, len(answer))
+        return answer
+
+    def _take_rest(self) -> None:
+        self._rest.steps_left -= 1
+        self._is_resting, self._has_scouted, self._plain_at, self._k = True, False, self._step, 0.0
+        if self._asked:
+            self._asked = {}
+        self._was_open, self._probing.probe = self._asked, None
+
+    def _without_scouts(self, wishes: Sequence[Wish], budget: int) -> Answer:
+        """The answer as far as it is decided for several steps."""
         self._is_resting = self._rest.covers(len(wishes)) or self._rest.admit(wishes) or self._stays_closed(wishes)
         if self._is_resting:
             self._rest.steps_left -= 1
-            self._plain_at = self._step
             return [NOBODY] * len(wishes)
-        self._was_open, self._probing.probe = set(self._asked), None
         if self._hold.take(wishes, budget):
-            answer = self._hold.answer
-        else:
-            self._rest.end()
-            self._hold.end()
-            answer = [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
-        self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
-        return answer
+            return self._hold.answer
+        self._rest.end()
+        self._hold.end()
+        return [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Drafts are made: they cost nothing more but their verification, and their real lengths and confidences are known."""
@@ -138,45 +173,80 @@ class AdaptivePolicy:
         if self._is_resting:
             self._rested(plan, times.step)
             return
+        self._num_rested = 0
+        if self._has_scouted and self._scouting.stands:
+            self._guessed_again(plan, verdict, times)
+            return
+        self._unlearnt.append((self._asked, plan, verdict, self._step))
+        self._learn()
         num_tokens = num_rows = context = committed = 0
         is_decode = True
-        num_asked, turn = len(self._asked), self._step * LEARNT_ROWS
         for row, said in zip(plan.rows, verdict.rows, strict=True):
             num_tokens += row.num_tokens
             context += row.num_computed
             num_rows += row.samples
             committed += len(said.token_ids)
             is_decode = is_decode and row.num_scheduled == 1 and row.samples and said.error is None
-            asked = self._asked.get(row.request.request_id)
-            if asked is None:
-                continue
-            turn += 1
-            if said.error is None and (num_asked <= LEARNT_ROWS or turn % num_asked < LEARNT_ROWS):
-                self.expectations.learn(asked, row, said, self._step)
         if not is_decode or times.step <= 0:
             return
-        if not self._rest.steps_left:  # the step that begins a rest has weighed everything
+        if not (self._rest.steps_left and self._weighed_at == self._step):  # else it has weighed everything
             self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
-        if all(request_id in self._was_open for request_id in self._asked):  # else some of it was catching up
+        # Else some of it was catching up, which scouts need not.
+        if all(request_id in self._was_open or asked.proposer in self._scouts for request_id, asked in self._asked.items()):
             self._observe_drafts(times.draft)
         drafting = sum(times.draft)
         if self._asked and self._probing.probe is None:
-            self._balance.settle(committed, self._promised_rate, times.step + drafting)
+            if self._has_scouted:
+                self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
+            else:
+                self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
-            self._closed.confirm(self.expectations.num_learnt)
+            self._closed.confirm(self._num_learnt)
+
+    def _guessed_again(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
+        """A step of scouts' guesses that were decided in an earlier one: what it teaches can wait until the next decision."""
+        self._unlearnt.append((self._asked, plan, verdict, self._step))
+        seconds = times.step + sum(times.draft)
+        self._probing.earn(seconds)
+        committed = sum(len(said.token_ids) for said in verdict.rows)
+        self._scouting.balance.settle(committed, self._scouting.promised_rate, seconds)
+        if self._scouting.listens(self._step) and times.step > 0 and all(row.num_scheduled == 1 for row in plan.rows):
+            context, num_rows = sum(row.num_computed for row in plan.rows), len(plan.rows)
+            self.costs.target.observe(plan.num_tokens, context, times.step)
+            self._observe_drafts(times.draft)
+            self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
+
+    def _learn(self) -> None:
+        """What steps have taught since the latest decision."""
+        for asked_of, plan, verdict, step in self._unlearnt:
+            num_asked, turn = len(asked_of), step * LEARNT_ROWS
+            for row, said in zip(plan.rows, verdict.rows, strict=True):
+                asked = asked_of.get(row.request.request_id)
+                if asked is None:
+                    continue
+                turn += 1
+                if said.error is None and (num_asked <= LEARNT_ROWS or turn % num_asked < LEARNT_ROWS):
+                    source = self.expectations.learn(asked, row, said, step)
+                    self._num_learnt += source != FORCED and source not in self._scouts
+        self._unlearnt.clear()
 
     def _rested(self, plan: StepPlan, seconds: float) -> None:
         """A step of a rest took so long."""
         self._probing.earn(seconds)
-        if self._rest.steps_left % LISTEN_EVERY == 0 and seconds > 0 and all(row.num_scheduled == 1 for row in plan.rows):
+        self._num_rested += 1
+        # A step behind one with guesses finds the caches full of other things: that is no measure of doing without.
+        is_settled = self._num_rested > SETTLED and self._rest.steps_left % LISTEN_EVERY == 0
+        if is_settled and seconds > 0 and all(row.num_scheduled == 1 for row in plan.rows):
             context = sum(row.num_computed for row in plan.rows)
             self.costs.target.observe(plan.num_tokens, context, seconds)
             self._balance.add(self.costs.target.seconds(plan.num_tokens, context), seconds)
 
     def forget(self, request_id: str) -> None:
+        self._learn()
+        self._scouting.forget(request_id)
         self._asked.pop(request_id, None)
         self._rest.forget(request_id)
         self._probing.forget(request_id)
@@ -184,7 +254,8 @@ class AdaptivePolicy:
         self.expectations.forget(request_id)
 
     def state(self) -> PolicyState:
-        return PolicyState(self._k, None if self._asked or self._is_open else SLOWER, self._balance.speedup)
+        is_on = self._asked or self._is_open or self._scouting.pays
+        return PolicyState(self._k, None if is_on else SLOWER, self._balance.speedup)
 
     def _passes_by(self, wishes: Sequence[Wish]) -> bool:
         """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
@@ -195,21 +266,21 @@ class AdaptivePolicy:
 
     def _stays_closed(self, wishes: Sequence[Wish]) -> bool:
         """Whether another rest begins without a question: it would have the answer that it had, and no probe can be afforded."""
-        expectations = self.expectations
-        if self._is_open or self._probing.is_due or not self._closed.covers(
-            wishes, expectations.num_learnt, self._step, expectations.is_known
-        ):
+        if self._is_open or self._probing.is_due or not self._closed.covers(wishes, self._num_learnt, self._step, self._is_known):
             return False
         self._rest.begin(_ids(wishes))
         return True
 
     def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
         """The answer for these rows, and how long it stands."""
-        self._k, self._weighed_at = 0.0, self._step
+        self._weighed_at = self._step
         self._closed.end()
-        load = _load(wishes)
+        load = Load.of(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:
+            if not any(self._assignment.row(wish.request).proposers for wish in wishes):
+                self._is_open = False
+                self._rest.begin(_ids(wishes))
             return answer
         choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs)
         depths, self._promised_rate = choice.depths, choice.rate
@@ -223,7 +294,7 @@ class AdaptivePolicy:
             self._plain_at = self._step
         # What is said of a step with prompts need not hold for those without.
         if not self._is_open and not load.num_prompt and is_dear(len(wishes), load.num_rows / choice.plain_rate):
-            self._closed.begin(_ids(wishes), self.expectations.num_learnt, self._step, self.expectations.is_known)
+            self._closed.begin(_ids(wishes), self._num_learnt, self._step, self._is_known)
         if is_due:
             depths = [0] * len(candidates)
         else:
@@ -231,7 +302,6 @@ class AdaptivePolicy:
         for i, candidate, depth in zip(places, candidates, depths, strict=True):
             if depth:
                 answer[i] = (candidate.proposer, depth)
-        self._k = sum(depths) / len(depths)
         if self._is_open:
             self._rest.be_short()
         if any(depths):
@@ -275,6 +345,11 @@ class AdaptivePolicy:
                 candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
         return answer, places, candidates
 
+    def _is_known(self, request_id: str) -> bool:
+        """Whether anybody but scouts has guessed for that row."""
+        acceptance = self.expectations.acceptance
+        return any(one.last_step(request_id) >= 0 for p, one in enumerate(acceptance) if p not in self._scouts)
+
     def _observe_drafts(self, seconds: Sequence[float]) -> None:
         for p, spent in enumerate(seconds):
             asked = [a.ceiling for a in self._asked.values() if a.proposer == p]
@@ -285,8 +360,3 @@ class AdaptivePolicy:
 def _ids(wishes: Sequence[Wish]) -> list[str]:
     return [wish.request.request_id for wish in wishes]
 
-
-def _load(wishes: Sequence[Wish]) -> Load:
-    num_rows = sum(wish.samples for wish in wishes)
-    num_scheduled = sum(wish.num_scheduled for wish in wishes)
-    return Load(num_rows, num_scheduled - num_rows, sum(wish.request.num_computed_tokens for wish in wishes))

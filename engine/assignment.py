@@ -5,9 +5,10 @@ Owns what a request allows, which never changes, and the latest answer. Estimate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..proposers.base import KnownRow
 from .acceptance import ProposerAcceptance, Worth
 from .costs import CostTable
 from .request import Request
@@ -18,10 +19,11 @@ STEPS = 4  # for which a row's best proposer is not asked for again
 
 @dataclass(slots=True)
 class RowOptions:
-    """Who may guess for a row, how much, and who should."""
+    """Who may guess for a row, how much, and who should. Scouts stand apart: what they have is known before they are asked."""
 
     proposers: Sequence[int]
     ceilings: Sequence[int]  # of each
+    scouts: Sequence[tuple[int, Callable[[KnownRow], bool], int]]  # proposer, its has_guess, ceiling
     best: int = 0  # index into them
     until: int = 0  # step from which that is asked again
 
@@ -42,16 +44,29 @@ class Assignment:
         self._acceptance = acceptance
         self._costs = costs
         self._rows: dict[str, RowOptions] = {}
+        self.has_scouts = any(info.has_guess for info in rules.proposers)
         self._known: dict[tuple[int, ...], int] = {}  # answers of this step: most rows that nobody has guessed for yet are worth the same
 
     def row(self, request: Request) -> RowOptions:
         row = self._rows.get(request.request_id)
         if row is None:
-            proposers = self._rules.options(request)
-            told = request.params.speculation_settings.num_speculative_tokens
-            most = [self._rules.proposers[p].max_tokens for p in proposers]
-            row = self._rows[request.request_id] = RowOptions(proposers, most if told is None else [min(k, told) for k in most])
+            row = self._rows[request.request_id] = self._options(request)
         return row
+
+    def _options(self, request: Request) -> RowOptions:
+        told = request.params.speculation_settings.num_speculative_tokens
+        proposers: list[int] = []
+        ceilings: list[int] = []
+        scouts: list[tuple[int, Callable[[KnownRow], bool], int]] = []
+        for p in self._rules.options(request):
+            info = self._rules.proposers[p]
+            most = info.max_tokens if told is None else min(info.max_tokens, told)
+            if info.has_guess is not None:
+                scouts.append((p, info.has_guess, most))
+            else:
+                proposers.append(p)
+                ceilings.append(most)
+        return RowOptions(proposers, ceilings, scouts)
 
     def begin_step(self) -> None:
         self._known.clear()
@@ -63,14 +78,15 @@ class Assignment:
         worths = [self._acceptance[p].worth(request_id) for p in row.proposers]
         key = tuple(map(id, worths))
         if key not in self._known:
-            rates = [self._rate(p, worth, num_rows, context) for p, worth in zip(row.proposers, worths, strict=True)]
+            rates = [self.rate(p, worth, num_rows, context) for p, worth in zip(row.proposers, worths, strict=True)]
             self._known[key] = rates.index(max(rates))
         row.best, row.until = self._known[key], step + STEPS
 
     def forget(self, request_id: str) -> None:
         self._rows.pop(request_id, None)
 
-    def _rate(self, proposer: int, worth: Worth, num_rows: int, context: int) -> float:
+    def rate(self, proposer: int, worth: Worth, num_rows: int, context: int) -> float:
+        """Tokens a second and row with as many guesses as bring most, if all num_rows rows had them."""
         target, draft = self._costs.target.at(context), self._costs.drafts[proposer].seconds
         gained, tokens, best = 1.0, 1.0, 0.0
         for depth, (accepted, made) in enumerate(zip(worth.accepted, worth.made, strict=True), 1):

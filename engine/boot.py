@@ -104,7 +104,7 @@ def assemble(
     on_close: Callable[[EngineCore], None] = lambda core: None,
 ) -> EngineCore:
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
-    infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers.proposers)
+    infos = tuple(ProposerInfo(p.name, p.max_tokens, scout) for p, scout in zip(proposers.proposers, proposers.scouts, strict=True))
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     kv.lookahead = runner.lookahead

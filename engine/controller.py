@@ -39,6 +39,10 @@ class Controller:
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
 
+    def look(self, running: Sequence[Request]) -> None:
+        """A step begins with these rows, newcomers aside."""
+        self.policy.look(running)
+
     def limits(self, num_rows: int) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do at most."""
         if self.policy.rests(num_rows):
@@ -54,7 +58,7 @@ class Controller:
         if limits.off is not None:
             budget = 0
         answer = self.policy.share(wishes, budget)
-        off = limits.off
+        off = limits.off if limits is not RESTING else self.policy.state().off  # to look and find nothing is no reason
         if off is None and budget and any(w.room > 0 for w in wishes) and self.policy.state().off and not any(k for _, k in answer):
             off = SLOWER
         self.latest = limits if off == limits.off else replace(limits, off=off)

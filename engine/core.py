@@ -49,9 +49,11 @@ class EngineCore:
         self._stopwatch = stopwatch  # measures durations: how much is guessed may depend on them, what is said does not
         self._now = 0.0
         self._proposing = 0.0  # seconds of the running step in proposers
-        self._observing = 0.0  # seconds that the controller took to learn from the step before: guessing is to blame for them
+        self._observing = 0.0  # seconds that learning from the step before took, proposers' own aside: guessing is to blame for them
         self._started = 0.0  # of the running step, by the stopwatch
         self._drafting = proposers.draft_seconds  # up to the last observed step
+        self._no_drafting = (0.0,) * len(self._drafting)
+        self._has_drafted = False  # since then: else nobody's time has changed
 
     @property
     def has_work(self) -> bool:
@@ -127,9 +129,10 @@ class EngineCore:
     def _propose(self, grants: Grants) -> Draft:
         if not grants.may_draft:
             return Draft.empty(len(grants.rows))
-        started = self._stopwatch()
+        before = sum(self.proposers.draft_seconds)
+        self._has_drafted = True
         draft = self.proposers.propose(grants.draft_context())
-        self._proposing = self._stopwatch() - started
+        self._proposing = sum(self.proposers.draft_seconds) - before
         return draft
 
     def _run(self, grants: Grants, draft: Draft) -> list[TokenDelta]:
@@ -156,16 +159,22 @@ class EngineCore:
         times = self._times()
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
-        self._observing = self._stopwatch() - started
+        listening = 0.0
         is_plain = not any(row.draft_token_ids for row in plan.rows) and not any(delta.finish_reason for delta in deltas)
         if self.proposers.listens(is_plain):
+            self._has_drafted = True
+            before = sum(self.proposers.draft_seconds)
             self.proposers.observe(verdict.feedback(plan, target))
+            listening = sum(self.proposers.draft_seconds) - before
+        self._observing = self._stopwatch() - started - listening
         return deltas
 
     def _times(self) -> StepTimes:
-        drafting = self.proposers.draft_seconds
-        draft = tuple(after - before for after, before in zip(drafting, self._drafting, strict=True))
-        self._drafting = drafting
+        draft = self._no_drafting
+        if self._has_drafted:
+            drafting = self.proposers.draft_seconds
+            draft = tuple(after - before for after, before in zip(drafting, self._drafting, strict=True))
+            self._drafting, self._has_drafted = drafting, False
         return StepTimes(self._stopwatch() - self._started - self._proposing + self._observing, draft)
 
     def _bisect(self, grants: Grants, error: Exception) -> list[TokenDelta]:

@@ -29,7 +29,7 @@ from .costs import CostFigures
 from .model import LoadedModel
 from .model_folder import embedded
 
-FORMAT = 1
+FORMAT = 2
 LONGEST_S = 600.0  # of one step
 LEAST_GROWTH = 0.5  # what was learned online may fall a little from one number of tokens to the next, but not to half
 MAX_BYTES = 1 << 20

@@ -89,10 +89,13 @@ class TargetCost:
         if abs(surprise) > OUTLIER and streak < STREAK:
             return
         seen, curve = self._seen, self._curve
-        gain = max(GAIN, 1.0 / (MEASURED + seen[num_tokens]))
+        # To each part what it has in the whole: else a slope that was measured while something disturbed could never be put right.
+        by_context = self._drift * self._per_context_token * context / expected
+        gain = max(GAIN, 1.0 / (MEASURED + seen[num_tokens])) * (1.0 - by_context)
         most = OUTLIER * max(1, streak - STREAK)
         surprise = max(-most, min(most, surprise, 1.0))
-        self._drift *= 1.0 + DRIFT_GAIN * surprise
+        self._drift *= 1.0 + DRIFT_GAIN * surprise * (1.0 - by_context)
+        self._per_context_token *= 1.0 + GAIN * by_context * surprise
         curve[num_tokens] *= 1.0 + gain * surprise
         for tokens in range(math.ceil(num_tokens / REACH), min(self.max_tokens, int(num_tokens * REACH)) + 1):
             if seen[tokens] < MEASURED and tokens != num_tokens:

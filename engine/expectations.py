@@ -30,7 +30,6 @@ class Expectations:
         """depths: of each proposer, the most guesses of one draft."""
         self.acceptance = [ProposerAcceptance(depth) for depth in depths]
         self._calibration = [Calibration() for _ in depths]
-        self.num_learnt = 0  # drafts
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""
@@ -49,13 +48,12 @@ class Expectations:
             return None
         return [a / m if m > 0 else 0.0 for a, m in zip(worth.accepted[: end - start], worth.made, strict=False)]
 
-    def learn(self, asked: Asked, row: PlanRow, said: RowVerdict, step: int) -> None:
-        """The target has said this of the row's draft."""
+    def learn(self, asked: Asked, row: PlanRow, said: RowVerdict, step: int) -> int:
+        """The target has said this of the row's draft. Returns whose it was."""
         draft, request_id = row.draft_token_ids, row.request.request_id
         source = row.source[0] if draft else asked.proposer
         if source == FORCED:
-            return  # nobody's merit
-        self.num_learnt += 1
+            return FORCED  # nobody's merit
         # What a drafter's own doubts cut off counts as never made: with their like left out, the rest would look better than all are.
         made = len(draft) if asked.made is None or asked.confidence is not None else asked.made
         if source != asked.proposer:  # that one had nothing, another one behind it did
@@ -67,10 +65,7 @@ class Expectations:
             for node, parent in enumerate(row.parents):
                 if parent < 0 or parent in path:
                     self._calibration[source].observe(asked.confidence[node], node in path)
-
-    def is_known(self, request_id: str) -> bool:
-        """Whether anybody has guessed for that row."""
-        return any(acceptance.last_step(request_id) >= 0 for acceptance in self.acceptance)
+        return source
 
     def forget(self, request_id: str) -> None:
         for acceptance in self.acceptance:

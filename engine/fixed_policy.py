@@ -27,6 +27,8 @@ class FixedPolicy:
         given = self._rules.config.disable_by_batch_size
         return DEFAULT_THRESHOLD if given is None else given
 
+    def look(self, running: Sequence[Request]) -> None: ...
+
     def rests(self, num_rows: int) -> bool:
         return False
 

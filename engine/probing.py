@@ -7,13 +7,13 @@ given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..kernels.record import record
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
 from .costs import CostTable
 from .draft_choice import Candidate
+from .load import Load
 from .plan import StepPlan, Verdict
 from .speculation_policy import Wish
 
@@ -34,15 +34,6 @@ class Probe:
     seconds: float  # expected to be lost if nothing of it is kept
     usual: int  # guesses of the same proposer that it would have had anyway
     is_alone: bool  # nobody else guesses: then all drafting of the step is the probe's
-
-
-@dataclass(slots=True)
-class Load:
-    """A step besides its guesses."""
-
-    num_rows: int  # that get a token
-    num_prompt: int  # tokens computed besides those
-    context: int  # tokens in the cache, over all rows
 
 
 class Probing:
@@ -119,6 +110,23 @@ class Probing:
         self._probed[request.request_id] = self._tried[proposer] = step
         self.probe = Probe(request.request_id, proposer, seconds, depths[j] if proposer == candidate.proposer else 0, not any(depths))
         candidates[j] = Candidate(proposer, depth, candidate.worth)
+        depths[j] = depth
+
+    def try_found(
+        self, wishes: Sequence[Wish], candidates: Sequence[Candidate], depths: list[int], load: Load, budget: int, step: int
+    ) -> None:
+        """The same for guesses that are there for the taking and do not pay: of the row that has waited longest."""
+        waited = [self._probed.get(wish.request.request_id, -1) for wish in wishes]
+        j = min(range(len(wishes)), key=waited.__getitem__)
+        candidate, target = candidates[j], self._costs.target.at(load.context)
+        depth = min(candidate.ceiling, DEPTH, budget)
+        tokens = load.num_rows + load.num_prompt
+        seconds = target(tokens + depth) - target(tokens) + self._costs.drafts[candidate.proposer].seconds(depth, 1)
+        if depth <= 0 or seconds > self._allowance:
+            return
+        request_id = wishes[j].request.request_id
+        self._probed[request_id] = self._tried[candidate.proposer] = step
+        self.probe = Probe(request_id, candidate.proposer, seconds, 0, True)
         depths[j] = depth
 
     def forget(self, request_id: str) -> None:

@@ -92,6 +92,7 @@ class Scheduler:
         """Rows of the next step. Every granted token and every ceiling has its place in the cache."""
         config, controller = self.config, self.controller
         # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
+        controller.look(self.running)
         room = config.max_num_seqs - len(self.running)
         limits = controller.limits(len(self.running) + min(len(self._waiting), room))
 

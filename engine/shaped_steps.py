@@ -45,6 +45,8 @@ class _Shape:
     def threshold(self, max_rows: int) -> int | None:
         return None
 
+    def look(self, running: Sequence[Request]) -> None: ...
+
     def rests(self, num_rows: int) -> bool:
         return False
 

@@ -5,12 +5,12 @@ Owns the limits that the configuration and the requests set, which hold under ei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..kernels.record import record
-from ..proposers.base import Draft
+from ..proposers.base import Draft, KnownRow
 from ..proposers.config import SpeculativeConfig
 from .plan import RowGrant, StepPlan, Verdict
 from .request import Request
@@ -34,6 +34,8 @@ class ProposerInfo:
 
     name: str
     max_tokens: int
+    has_guess: Callable[[KnownRow], bool] | None = None
+    """Of a scout: whether it has anything to go on for a row, told for next to nothing."""
 
 
 @record
@@ -75,6 +77,10 @@ class Policy(Protocol):
 
     def threshold(self, max_rows: int) -> int | None:
         """Running requests above which nobody may guess; None = there is no such number up to max_rows."""
+        ...
+
+    def look(self, running: Sequence[Request]) -> None:
+        """A step begins: who has a guess for these rows already?"""
         ...
 
     def rests(self, num_rows: int) -> bool:

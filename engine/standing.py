@@ -13,11 +13,13 @@ REST = 8  # steps for which "nobody guesses" stands unless the rows change
 LONG_REST = 32  # and when it was the answer again and again
 LONGEST = 128  # steps after which it is asked for again though nothing was learnt: texts grow, and costs change
 HOLD = 4  # steps for which each row's number of guesses stands
+LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs: to listen costs time, too
 WEIGHING_S = 30e-6  # seconds that it takes to ask for one row
 DEAR = 0.04  # share of a step from which asking is worth avoiding
 
 Answer = list[tuple[int, int]]
 """(proposer, guesses) of each row of a step."""
+NOBODY: tuple[int, int] = (-1, 0)
 
 
 def is_dear(num_rows: int, step_s: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -130,6 +130,30 @@ class Feedback:
     num_scheduled: Sequence[int] = ()  # [R] known tokens among the row's hidden states; its draft tokens follow
     token_ids: Sequence[Sequence[int]] = ()  # [R] the row's known tokens after the commit; live views, as in DraftRow
     ended: Sequence[Ended] = ()
+
+
+class KnownRow(Protocol):
+    """A running request as it is known before a step is put together: a part of DraftRow, with live views as there."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def prediction(self) -> Sequence[int]: ...
+    @property
+    def corpus_id(self) -> str: ...
+
+
+@runtime_checkable
+class Scout(Protocol):
+    """A proposer that can say for next to nothing whether it has a guess: it is asked before every step, and only if it has."""
+
+    def has_guess(self, row: KnownRow) -> bool:
+        """Whether `propose` would have something to go on for this row now. Called in any steps, with any rows."""
+        ...
 
 
 class Proposer(Protocol):

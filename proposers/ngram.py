@@ -6,10 +6,10 @@ Owns an n-gram index per request, extended by new tokens only, and one per corpu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from .base import Draft, DraftContext, DraftRow, Feedback, Needs
+from .base import Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs
 from .config import NgramConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS
 from .corpus import Corpora, Corpus
@@ -45,28 +45,37 @@ class NgramProposer:
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self._corpora = corpora if config.shared_pool else None
         self._indices: dict[str, NgramIndex] = {}
+        self._watches: dict[str, _Watch] = {}
         self._pools: dict[str, _Pool] = {}
         self._num_deleted = 0
 
     def propose(self, context: DraftContext) -> Draft:
-        self._follow_corpora(context)
+        self._follow_corpora({row.corpus_id for row in context.rows})
         draft = Draft([], [0], [], [])
         for row in context.rows:
-            index = self._indices.get(row.request_id)
-            if index is None:
-                index = NgramIndex(self._sizes, self._config.match == "latest", linked=self._config.num_branches > 1)
-                self._indices[row.request_id] = index
-            index.extend(row.token_ids[index.num_tokens :])
+            index = self._index(row)
             if row.ceiling:
                 self._add(draft, row, index)
             draft.start_loc.append(len(draft.token_ids))
         return draft
+
+    def has_guess(self, row: KnownRow) -> bool:
+        """Less than a microsecond a token; the index itself is kept up when there is something to look up."""
+        watch = self._watches.get(row.request_id)
+        if watch is None:
+            watch = self._watches[row.request_id] = _Watch(self._sizes[-1])
+        if watch.follow(row.token_ids) or self._corpora is None:
+            return watch.found
+        self._follow_corpora((row.corpus_id,))
+        pool, index = self._pools.get(row.corpus_id), self._index(row)
+        return pool is not None and any(pool.knows(i, index.tail(n)) for i, n in enumerate(self._sizes))
 
     def observe(self, feedback: Feedback) -> None:
         pass
 
     def forget(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
+        self._watches.pop(request_id, None)
 
     def check(self) -> None:
         for index in self._indices.values():
@@ -77,8 +86,24 @@ class NgramProposer:
     def close(self) -> None:
         """Corpora are saved by whoever made them."""
 
+    def _index(self, row: KnownRow) -> NgramIndex:
+        """Of all that is known of the row."""
+        index = self._indices.get(row.request_id)
+        if index is None:
+            index = NgramIndex(self._sizes, self._config.match == "latest", linked=self._config.num_branches > 1)
+            self._indices[row.request_id] = index
+        if index.num_tokens < len(row.token_ids):
+            index.extend(row.token_ids[index.num_tokens :])
+        return index
+
     def _add(self, draft: Draft, row: DraftRow, index: NgramIndex) -> None:
         """Merge the continuations found into a trie: a row of the draft."""
+        if self._config.num_branches == 1:
+            continuation = next(self._continuations(row, index), ())
+            draft.token_ids.extend(continuation)
+            draft.parents.extend(range(-1, len(continuation) - 1))
+            draft.source.extend([0] * len(continuation))
+            return
         first = len(draft.token_ids)
         room, num_branches = min(row.ceiling, self.max_tokens), self._config.num_branches
         nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node, within the row
@@ -108,19 +133,40 @@ class NgramProposer:
             if pool is not None:
                 yield from pool.continuations(i, index.tail(n), size)
 
-    def _follow_corpora(self, context: DraftContext) -> None:
-        """Pools take in what the corpora of these rows have gained; those of corpora that are no more give their memory back."""
+    def _follow_corpora(self, corpus_ids: Iterable[str]) -> None:
+        """Pools take in what these corpora have gained; those of corpora that are no more give their memory back."""
         if self._corpora is None:
             return
         if self._num_deleted != self._corpora.num_deleted:
             self._num_deleted = self._corpora.num_deleted
             self._pools = {corpus_id: pool for corpus_id, pool in self._pools.items() if pool.corpus is self._corpora.get(corpus_id)}
         budget = MAX_POOLED_A_CALL
-        for corpus_id in {row.corpus_id for row in context.rows}:
+        for corpus_id in corpus_ids:
             if (corpus := self._corpora.use(corpus_id)) is not None:
                 if corpus_id not in self._pools:
                     self._pools[corpus_id] = _Pool(corpus, self._sizes, linked=self._config.num_branches > 1)
                 budget -= self._pools[corpus_id].follow(budget)
+
+
+class _Watch:
+    """Whether a growing text's last n tokens were there before: for the smallest n, all that a match of any size needs."""
+
+    __slots__ = ("_n", "_num_tokens", "_seen", "found")
+
+    def __init__(self, n: int) -> None:
+        self.found = False
+        self._n = n
+        self._num_tokens = 0
+        self._seen: set[tuple[int, ...]] = set()
+
+    def follow(self, token_ids: Sequence[int]) -> bool:
+        first, n = max(self._num_tokens - self._n + 1, 0), self._n
+        self._num_tokens = len(token_ids)
+        tail = token_ids[first:]
+        for n_gram in zip(*(tail[i:] for i in range(n)), strict=False):
+            self.found = n_gram in self._seen
+            self._seen.add(n_gram)
+        return self.found
 
 
 class _Pool:
@@ -160,6 +206,9 @@ class _Pool:
             first = place - self._num_dropped
             following = self._tokens[first : first + size].tolist()
             yield following[: following.index(_BREAK)] if _BREAK in following else following
+
+    def knows(self, i: int, tail: int | None) -> bool:
+        return any(True for _ in self._index.places(i, tail))
 
     def check(self) -> None:
         self._index.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 _TOKEN_BITS = 32
 
@@ -31,7 +31,10 @@ class NgramIndex:
         self._forgotten = 0  # places that are no more, and not in the links
         self._before = [0] * len(self.sizes)  # where the last tokens' own n-grams were first or last before now
 
-    def extend(self, token_ids: Iterable[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
+        if not self.num_tokens and not self._linked and len(token_ids) > self.sizes[0]:
+            self._begin(token_ids)
+            return
         heads, lasts, links, before = self._heads, self._lasts, self._links, self._before
         for token in token_ids:
             self.num_tokens += 1
@@ -54,6 +57,25 @@ class NgramIndex:
                 if self._linked:
                     links[i].append(link)
                 before[i] = earlier
+
+    def _begin(self, token_ids: Sequence[int]) -> None:
+        """As one token after the other, for a whole first text: several times as fast."""
+        keys = list(token_ids)
+        by_size = {1: keys}
+        for n in range(2, self.sizes[0] + 1):
+            keys = by_size[n] = [key << _TOKEN_BITS | token for key, token in zip(keys, token_ids[n - 1 :], strict=False)]
+        self.num_tokens = self._run = len(token_ids)
+        self._key = keys[-1]
+        for i, n in enumerate(self.sizes):
+            keys, heads = by_size[n], self._heads[i]
+            last = keys.pop()
+            if self._latest:
+                heads.update(zip(keys, range(n, self.num_tokens), strict=True))
+            else:
+                heads.update(zip(reversed(keys), range(self.num_tokens - 1, n - 1, -1), strict=True))
+            self._before[i] = heads.get(last, 0)
+            if self._latest or last not in heads:
+                heads[last] = self.num_tokens
 
     def skip(self, num_places: int) -> None:
         """Pass over places that are in no n-gram; what comes now is another text."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Draft, DraftContext, Feedback, Needs
+from .base import Draft, DraftContext, Feedback, KnownRow, Needs
 from .config import PredictionConfig
 
 _RESYNC_SIZES = (8, 4, 2)  # tokens of output looked for in the prediction after a divergence, longest first
@@ -37,12 +37,11 @@ class PredictionProposer:
             if not row.prediction:
                 guesses.append(())
                 continue
-            cursor = self._cursors.get(row.request_id)
-            if cursor is None:
-                cursor = self._cursors[row.request_id] = _Cursor(row.prediction, row.num_prompt_tokens)
-            cursor.follow(row.token_ids)
-            guesses.append(cursor.upcoming(min(row.ceiling, self.max_tokens)))
+            guesses.append(self._cursor(row).upcoming(min(row.ceiling, self.max_tokens)))
         return Draft.chains(guesses)
+
+    def has_guess(self, row: KnownRow) -> bool:
+        return bool(row.prediction) and self._cursor(row).has_upcoming
 
     def observe(self, feedback: Feedback) -> None:
         pass
@@ -56,6 +55,14 @@ class PredictionProposer:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+    def _cursor(self, row: KnownRow) -> _Cursor:
+        """Behind all that is known of the row."""
+        cursor = self._cursors.get(row.request_id)
+        if cursor is None:
+            cursor = self._cursors[row.request_id] = _Cursor(row.prediction, row.num_prompt_tokens)
+        cursor.follow(row.token_ids)
+        return cursor
 
 
 class _Cursor:
@@ -79,6 +86,10 @@ class _Cursor:
             else:
                 self._find_again(token_ids[max(self._num_prompt, i + 1 - _RESYNC_SIZES[0]) : i + 1])
         self._followed = len(token_ids)
+
+    @property
+    def has_upcoming(self) -> bool:
+        return not self._lost and self._next < len(self._prediction)
 
     def upcoming(self, num_tokens: int) -> Sequence[int]:
         return () if self._lost else self._prediction[self._next : self._next + num_tokens]

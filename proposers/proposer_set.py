@@ -9,8 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from .base import Draft, DraftContext, DraftRow, Feedback, Needs, Proposer
+from .base import Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs, Proposer, Scout
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 
@@ -98,6 +99,11 @@ class ProposerSet:
             every_step=self._hears_all,
         )
 
+    @property
+    def scouts(self) -> tuple[Callable[[KnownRow], bool] | None, ...]:
+        """Of each proposer, its `has_guess` if it is a scout."""
+        return tuple(partial(self._has_guess, m, m.proposer) if isinstance(m.proposer, Scout) else None for m in self._members)
+
     def listens(self, is_plain: bool) -> bool:
         """Whether anybody wants to hear of a step. is_plain: it had no draft, and no request ended in it."""
         return self._hears_all if is_plain else bool(self.proposers) or self.corpora is not None
@@ -164,6 +170,16 @@ class ProposerSet:
         for member in self._members:
             if member.works:
                 member.proposer.check()
+
+    def _has_guess(self, member: _Member, scout: Scout, row: KnownRow) -> bool:
+        if not member.works:
+            return False
+        try:
+            return scout.has_guess(row)
+        except Exception as error:  # noqa: BLE001 - as above
+            member.failed_this_step = False  # asked for nothing in between, it counts each time
+            self._failed(member, _told(error))
+            return False
 
     def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
         """Let one proposer answer for the rows that are its to answer, and take what is sound."""

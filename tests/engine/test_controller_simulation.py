@@ -16,6 +16,7 @@ from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
+from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig
 
 K = 8
@@ -58,6 +59,7 @@ class World:
     seed: int = 0
     noise: float = 0.05
     known: TargetSeconds | None = None  # what was measured at the start, if that is not the truth
+    finds: Callable[[int], bool] | None = None  # proposer 0 is a scout that has a guess at these positions of an output only
     requests: list[tuple[Request, Kind]] = field(init=False)
     luck: dict[tuple[int, str], list[float]] = field(init=False)  # a guess is right if its chance is above it
 
@@ -88,7 +90,7 @@ class World:
 
 def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
     """How long a token takes under a policy, as long as no row of the batch is idle: a queue that runs dry says nothing about it."""
-    infos = tuple(ProposerInfo(f"p{p}", k) for p in range(len(world.draft_ms)))
+    infos = tuple(ProposerInfo(f"p{p}", k, _scout(world) if p == 0 else None) for p in range(len(world.draft_ms)))
     controller = Controller(config, infos, world.costs())
     waiting = [(_fresh(request), kind) for request, kind in world.requests]
     running: list[tuple[Request, Kind]] = []
@@ -99,6 +101,7 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
             running.append(waiting.pop(0))
         if len(running) < world.batch:
             return total / num_tokens
+        controller.look([request for request, _ in running])
         limits = controller.limits(len(running))
         wishes = [Wish(r, 1, min(limits.max_tokens, r.max_tokens - r.num_output_tokens - 1)) for r, _ in running]
         answers = controller.share(wishes, limits, 512)
@@ -106,6 +109,8 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
         verdicts: list[RowVerdict] = []
         asked: dict[int, list[int]] = {}
         for (request, kind), (proposer, ceiling) in zip(running, answers, strict=True):
+            if proposer == 0 and world.finds and not world.finds(request.num_output_tokens):
+                ceiling = 0
             if ceiling:
                 asked.setdefault(proposer, []).append(ceiling)
             kept = 0
@@ -130,6 +135,11 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
             if request.num_output_tokens >= request.max_tokens:
                 controller.forget(request.request_id)
         running = [(r, kind) for r, kind in running if r.num_output_tokens < r.max_tokens]
+
+
+def _scout(world: World) -> Callable[[KnownRow], bool] | None:
+    finds = world.finds
+    return (lambda row: finds(len(row.token_ids) - row.num_prompt_tokens)) if finds else None
 
 
 def _fresh(request: Request) -> Request:
@@ -198,6 +208,34 @@ def test_not_slower_where_no_k_pays_for_a_mix(name: str) -> None:
     world = World(TARGETS[name], MIX, 16, 48, draft_ms=(0.4,))
     oracle = fixed(world)
     assert adaptive(world) <= 1.02 * min(oracle.values()), oracle
+
+
+def repeats(position: int) -> bool:
+    """Every other 15 tokens of an output are there already."""
+    return position // 15 % 2 == 0
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_scout_guesses_where_it_finds_something_and_nobody_else_pays(batch: int) -> None:
+    """No drafter pays: what the scout finds is all there is to gain, however short its moments are."""
+    world = World(memory_bound, [steady(0.9, 0.05)], batch, 4 * batch + 4, draft_ms=(0.1, 3.0), finds=repeats)
+    alone = World(memory_bound, [steady(0.9)], batch, 4 * batch + 4, draft_ms=(0.1,), finds=repeats)
+    assert adaptive(world) <= 1.05 * min(fixed(alone).values())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_a_scout_whose_guesses_are_wrong_costs_next_to_nothing(name: str, batch: int) -> None:
+    world = World(TARGETS[name], [steady(0.05, 0.05)], batch, 2 * batch + 8, draft_ms=(0.1, 3.0), finds=repeats)
+    assert adaptive(world) <= 1.02 * seconds(world, SpeculativeConfig(off=True))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_scout_steps_in_where_it_is_better_than_who_guesses(batch: int) -> None:
+    kinds = [steady(0.97, 0.6)]
+    world = World(memory_bound, kinds, batch, 4 * batch + 4, draft_ms=(0.1, 0.3), finds=repeats)
+    drafter = World(memory_bound, [steady(0.6)], batch, 4 * batch + 4)
+    assert adaptive(world) < 0.95 * min(fixed(drafter).values())
 
 
 def test_wrong_figures_are_put_right() -> None:

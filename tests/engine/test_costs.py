@@ -81,6 +81,22 @@ class TestTarget:
             cost.observe(4, 5000, RUNGS[4] + 5e-3)
         assert cost.seconds(4) == pytest.approx(RUNGS[4], rel=0.01)
 
+    @pytest.mark.parametrize("factor", [0.02, 20.0, 200.0])
+    def test_a_wrong_slope_by_context_is_put_right(self, factor: float) -> None:
+        """Both are true here: 300 us, and 0.05 us for each token of context."""
+        dice = random.Random(0)
+        cost = target({1: 300e-6, 6: 700e-6, 64: 4e-3}, per_context_token=factor * 5e-8)
+
+        def truth(num_tokens: int, context: int) -> float:
+            return (300e-6 + 80e-6 * (num_tokens - 1)) * dice.gauss(1.0, 0.03) + 5e-8 * context
+
+        for _ in range(1500):
+            tokens, context = dice.choice([1, 1, 6]), dice.randrange(60, 600)
+            cost.observe(tokens, context, truth(tokens, context))
+        for tokens in (1, 6):
+            for context in (60, 250, 600):
+                assert cost.seconds(tokens, context) == pytest.approx(truth(tokens, context), rel=0.2)
+
     def test_doubt_arises_from_repeated_surprise_and_ends(self) -> None:
         cost = target()
         assert not cost.in_doubt(4) and not cost.in_doubt(10_000)

@@ -43,6 +43,7 @@ def test_equals_brute_force_over_growing_and_preempted_texts(seed: int) -> None:
         for i, r in enumerate(rows):
             got = draft.token_ids[draft.start_loc[i] : draft.start_loc[i + 1]]
             assert got == brute_force(r.token_ids, config, r.ceiling)
+            assert proposer.has_guess(r) == bool(brute_force(r.token_ids, config, 1))
         for name, text in texts.items():
             text.extend(dice.randrange(4) for _ in range(dice.randint(0, 4)))
             if dice.random() < 0.1:
@@ -167,6 +168,8 @@ def test_the_pool_has_the_answers_of_the_rows_corpus_only() -> None:
     assert ask("ours", [1, 2]) == [3, 4, 5]  # and not on into the next answer
     assert ask("theirs", [1, 2]) == [7] and ask("", [1, 2]) == []
     assert ask("ours", [1, 2, 6, 1, 2]) == [6, 1, 2]  # the own text goes first
+    has = {corpus_id: proposer.has_guess(row("new" + corpus_id, [5, 1, 2], 5, corpus_id)) for corpus_id in ("ours", "theirs", "")}
+    assert has == {"ours": True, "theirs": True, "": False}
     corpora.delete("ours")
     assert ask("ours", [1, 2]) == [] and proposer.max_tokens == 5
     alone = NgramProposer(NgramConfig(5, 2, 2), corpora=corpora)

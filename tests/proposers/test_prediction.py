@@ -123,7 +123,10 @@ def test_equals_exhaustive_search() -> None:
         proposer, output = PredictionProposer(PredictionConfig(4)), list[int]()
         while len(output) < 40:
             at = cursor(output, prediction)
-            assert guess(proposer, output, prediction) == ([] if at is None else prediction[at : at + 4])
+            expected = [] if at is None else prediction[at : at + 4]
+            if dice.random() < 0.5:
+                assert proposer.has_guess(row(output, prediction)) == bool(expected)
+            assert guess(proposer, output, prediction) == expected
             for _ in range(dice.randint(1, 3)):
                 follows = at is not None and at < len(prediction) and dice.random() < 0.8
                 output.append(prediction[at] if follows and at is not None else dice.randrange(6))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.kernels.layout import FINAL, KVLayerSpec
-from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Needs
+from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, KnownRow, Needs
 from foretoken.proposers.corpus import Corpora
 from foretoken.proposers.corpus_files import CorpusFolder
 from foretoken.proposers.proposer_set import ProposerSet
@@ -60,6 +60,18 @@ class Raising(Scripted):
 class Deaf(Scripted):
     def observe(self, feedback: Feedback) -> None:
         raise ValueError("what?")
+
+
+class Finding(Scripted):
+    """Has a guess for what the script names."""
+
+    def has_guess(self, row: KnownRow) -> bool:
+        return row.request_id in self.guesses
+
+
+class Stumbling(Scripted):
+    def has_guess(self, row: KnownRow) -> bool:
+        raise RuntimeError("where am I?")
 
 
 class Clock:
@@ -121,6 +133,15 @@ def test_drafters_with_a_cache_see_every_row_that_may_speculate_but_guess_for_th
     assert draft.filled == {(1, f"r{i}"): 3 for i in (1, 2, 4, 5)}
     ask(ProposerSet([first, drafter]), row("r1", ceiling=0))
     assert len(drafter.seen) == 2  # it keeps up though nobody wants a guess
+
+
+def test_scouts_say_whether_they_have_a_guess_and_broken_ones_are_switched_off() -> None:
+    proposers = ProposerSet([Scripted("a", {}), Finding("b", {"r1": [1]}), Stumbling("c", {})])
+    plain, finding, stumbling = proposers.scouts
+    assert plain is None and finding is not None and stumbling is not None
+    assert finding(row("r1")) and not finding(row("r2"))
+    assert not any(stumbling(row("r1")) for _ in range(5))
+    assert list(off_reasons(proposers)) == ["c"] and [health.num_failures for health in proposers.stats()] == [0, 0, 3]
 
 
 def test_where_guessing_is_weighed_drafters_with_a_cache_read_their_own_rows_only() -> None:

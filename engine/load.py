@@ -1,0 +1,24 @@
+"""What a step has to do besides its guesses. A value; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .speculation_policy import Wish
+
+
+@dataclass(slots=True)
+class Load:
+    num_rows: int  # that get a token
+    num_prompt: int  # tokens computed besides those
+    context: int  # tokens in the cache, over all rows
+
+    @classmethod
+    def of(cls, wishes: Sequence[Wish]) -> Load:
+        num_rows = num_scheduled = context = 0
+        for wish in wishes:
+            num_rows += wish.samples
+            num_scheduled += wish.num_scheduled
+            context += wish.request.num_computed_tokens
+        return cls(num_rows, num_scheduled - num_rows, context)

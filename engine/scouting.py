@@ -1,0 +1,173 @@
+"""Guesses of proposers that can say for next to nothing whether they have one: looked for in every step, whoever rests.
+
+A decision that stands for some steps cannot know in which of them a text will repeat itself. Owns whether looking is worth its time, and
+what such guesses promised and took; what they are expected to bring is in expectations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .assignment import Assignment
+from .balance import Balance
+from .costs import CostTable
+from .draft_choice import MARGIN, Candidate, choose
+from .expectations import Expectations
+from .load import Load
+from .probing import Probing
+from .request import Request
+from .speculation_policy import Wish
+from .standing import HOLD, LISTEN_EVERY, NOBODY, Answer, is_dear
+
+LOOK_S = 10e-6  # seconds that it takes to look for one row
+SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """A decision for a row, where deciding takes long against a step."""
+
+    depth: int
+    base: tuple[int, int]  # who else guessed for it then, and how much
+    left: int  # steps
+
+
+class Scouting:
+    """Of one engine."""
+
+    def __init__(self, assignment: Assignment, expectations: Expectations, costs: CostTable, probing: Probing) -> None:
+        self.balance = Balance()
+        self.promised_rate = 0.0  # tokens a second, of the latest answer
+        self._assignment = assignment
+        self._expectations = expectations
+        self._costs = costs
+        self._probing = probing
+        self.found: dict[str, list[tuple[int, int]]] = {}  # (proposer, most guesses) that have something, by request; of this step
+        self.stands = False  # this step's answer was decided in an earlier one
+        self.pays = self._assignment.has_scouts  # when it was decided last
+        self._remembers: dict[tuple[str, int], _Remembered] = {}  # by request and proposer
+        self._periods: dict[int, int] = {}  # by number of rows, steps of which one looks while it does not pay
+
+    def looks(self, num_rows: int, step: int) -> bool:
+        """Whether to look in this step, though nothing else is decided in it: in all if it pays, else as often as costs next to nothing."""
+        if not self._assignment.has_scouts:
+            return False
+        if not self.pays and num_rows not in self._periods:
+            self._periods[num_rows] = 1 + int(num_rows * LOOK_S / (SHARE * self._costs.target.seconds(num_rows)))
+        return self.pays or step % self._periods[num_rows] == 0
+
+    def look(self, running: Sequence[Request]) -> None:
+        """Find out who has a guess for rows that decode."""
+        self.found.clear()
+        for request in running:
+            if len(request.token_ids) - request.num_computed_tokens == 1:
+                for p, has_guess, most in self._assignment.row(request).scouts:
+                    if has_guess(request) and most:
+                        self.found.setdefault(request.request_id, []).append((p, most))
+
+    def read_prompts(self, wishes: Sequence[Wish]) -> None:
+        """Let scouts read prompts while they are computed: such a step is long anyway, and the first token's need not wait for it."""
+        if self.pays:
+            for wish in wishes:
+                if wish.num_scheduled > 1:
+                    for _, has_guess, _ in self._assignment.row(wish.request).scouts:
+                        has_guess(wish.request)
+
+    def add_to(self, answer: Answer, wishes: Sequence[Wish], budget: int, step: int) -> Answer:
+        """The answer, with the scouts' guesses where they bring more. At most budget guesses in all."""
+        wanted = self._wanted(wishes)
+        if not wanted:
+            return answer
+        known, new = self._remembered(wanted, answer, wishes)
+        if new:
+            self._decide(known, new, answer, wishes, budget, step)
+        self.stands = not new
+        if not any(depth for _, depth in known.values()):
+            return answer
+        answer = [*answer]
+        for place, (p, depth) in known.items():
+            if depth and depth <= budget:
+                answer[place] = p, depth
+                budget -= depth
+        return answer
+
+    def listens(self, step: int) -> bool:
+        """Whether to learn what this step took though nothing was decided in it."""
+        return step % LISTEN_EVERY == 0
+
+    def _key(self, request_id: str, p: int) -> tuple[str, int]:
+        """Of rows that nobody has guessed for yet one is what another is."""
+        return (request_id if self._expectations.acceptance[p].last_step(request_id) >= 0 else "", p)
+
+    def forget(self, request_id: str) -> None:
+        for p in range(len(self._expectations.acceptance)):
+            self._remembers.pop((request_id, p), None)
+
+    def _decide(
+        self, known: dict[int, tuple[int, int]], new: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish],
+        budget: int, step: int,
+    ) -> None:  # fmt: skip
+        """Add to what is known how many guesses the others get."""
+        load = Load.of(wishes)
+        found = self._best(new, answer, wishes, load)
+        if not found:
+            return
+        taken = sum(ceiling for place, (_, ceiling) in enumerate(answer) if place not in known and place not in found)
+        taken += sum(depth for _, depth in known.values())
+        candidates, budget = list(found.values()), budget - taken
+        choice = choose(candidates, load.num_rows, load.num_prompt + taken, load.context, budget, self._costs)
+        depths, self.promised_rate = choice.depths, choice.rate
+        if choice.rate < self.balance.disappointment(load.num_rows / choice.plain_rate) * MARGIN * choice.plain_rate:
+            depths = [0] * len(candidates)
+            self.balance.forgive()
+        self.pays = any(depths)
+        if is_dear(len(wishes), load.num_rows / choice.plain_rate):
+            for place, candidate, depth in zip(found, candidates, depths, strict=True):
+                key = self._key(wishes[place].request.request_id, candidate.proposer)
+                self._remembers[key] = _Remembered(depth, answer[place], HOLD)
+        if not self.pays and not taken:
+            self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
+        for place, candidate, depth in zip(found, candidates, depths, strict=True):
+            known[place] = candidate.proposer, depth
+
+    def _remembered(
+        self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish]
+    ) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int, int]]]:
+        """By place, (proposer, depth) of decisions that still stand; and what has to be decided."""
+        known: dict[int, tuple[int, int]] = {}
+        new: list[tuple[int, int, int]] = []
+        for one in wanted:
+            place, p, ceiling = one
+            said = self._remembers.get(self._key(wishes[place].request.request_id, p))
+            if said is None or not said.left or said.base != answer[place]:
+                new.append(one)
+                continue
+            said.left -= 1
+            if place not in known or said.depth > known[place][1]:
+                known[place] = p, min(said.depth, ceiling)
+        return known, [one for one in new if not known.get(one[0], NOBODY)[1]] if known else new
+
+    def _wanted(self, wishes: Sequence[Wish]) -> list[tuple[int, int, int]]:
+        """(place, proposer, ceiling) of all that was found and that there is room for."""
+        wanted: list[tuple[int, int, int]] = []
+        for place, wish in enumerate(wishes):
+            if wish.num_scheduled == 1 and wish.room > 0:
+                for p, most in self.found.get(wish.request.request_id, ()):
+                    wanted.append((place, p, min(wish.room, most)))
+        return wanted
+
+    def _best(self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish], load: Load) -> dict[int, Candidate]:
+        """By place, what brings most: of two scouts the better one, and none that brings less than who guesses there already."""
+        best: dict[int, Candidate] = {}
+        acceptance, rate = self._expectations.acceptance, self._assignment.rate
+        for place, p, ceiling in wanted:
+            request_id = wishes[place].request.request_id
+            worth = acceptance[p].worth(request_id)
+            rival, rival_worth = (best[place].proposer, best[place].worth) if place in best else (answer[place][0], None)
+            if place in best or answer[place][1]:
+                rival_worth = rival_worth or acceptance[rival].worth(request_id)
+                if rate(p, worth, load.num_rows, load.context) <= rate(rival, rival_worth, load.num_rows, load.context):
+                    continue
+            best[place] = Candidate(p, ceiling, worth)
+        return best
