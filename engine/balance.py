@@ -13,9 +13,11 @@ RECENT = 0.99  # fade of the speed-up's two sums with each step
 
 
 class Balance:
-    """Of one engine."""
+    """Of one engine, or of one kind of guesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = MOST) -> None:
+        """most: that disappointment may ask for."""
+        self._most = most
         self._promised = self._took = 0.0  # seconds that steps with guesses should have taken, and did
         self._plain = self._all = 0.0  # seconds that the latest tokens would have taken without guesses, and did
 
@@ -25,14 +27,15 @@ class Balance:
         return self._plain / self._all if self._all else None
 
     def disappointment(self, plain_step_s: float) -> float:
-        """How much longer guessing took than it was expected to, lately: 1 = not at all, at most MOST.
+        """How much longer guessing took than it was expected to, lately: 1 = not at all.
 
         Estimates of costs and of chances are each a little wrong, and where guessing hardly pays their errors decide.
         """
         doubt = DOUBTED_STEPS * plain_step_s
-        return min(MOST, max(1.0, (self._took + doubt) / (self._promised + doubt)))
+        return min(self._most, max(1.0, (self._took + doubt) / (self._promised + doubt)))
 
     def forgive(self) -> None:
+        """Guessing was not worth it: what was promised and taken counts that much less."""
         self._promised, self._took = FORGIVEN * self._promised, FORGIVEN * self._took
 
     def settle(self, num_tokens: int, promised_rate: float, took_s: float) -> None:

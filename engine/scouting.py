@@ -21,6 +21,9 @@ from .speculation_policy import Wish
 from .standing import HOLD, LISTEN_EVERY, NOBODY, Answer, is_dear
 
 LOOK_S = 10e-6  # seconds that it takes to look for one row
+MOST_DISAPPOINTMENT = 1.5  # a lone guess runs code that is in no cache, and may take twice what it does in a row of them
+PATIENCE = 32  # steps in which nothing is found until one looks more rarely
+DECIDE_S = 20e-6  # and to decide for one that something was found for, and to learn what became of it
 SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
 
 
@@ -37,7 +40,7 @@ class Scouting:
     """Of one engine."""
 
     def __init__(self, assignment: Assignment, expectations: Expectations, costs: CostTable, probing: Probing) -> None:
-        self.balance = Balance()
+        self.balance = Balance(MOST_DISAPPOINTMENT)
         self.promised_rate = 0.0  # tokens a second, of the latest answer
         self._assignment = assignment
         self._expectations = expectations
@@ -45,21 +48,27 @@ class Scouting:
         self._probing = probing
         self.found: dict[str, list[tuple[int, int]]] = {}  # (proposer, most guesses) that have something, by request; of this step
         self.stands = False  # this step's answer was decided in an earlier one
-        self.pays = self._assignment.has_scouts  # when it was decided last
+        self._patience = PATIENCE  # steps for which one looks in vain
         self._remembers: dict[tuple[str, int], _Remembered] = {}  # by request and proposer
         self._periods: dict[int, int] = {}  # by number of rows, steps of which one looks while it does not pay
 
+    @property
+    def pays(self) -> bool:
+        """Whether something came of it lately."""
+        return self._assignment.has_scouts and self._patience > 0
+
     def looks(self, num_rows: int, step: int) -> bool:
         """Whether to look in this step, though nothing else is decided in it: in all if it pays, else as often as costs next to nothing."""
-        if not self._assignment.has_scouts:
-            return False
-        if not self.pays and num_rows not in self._periods:
+        if self._patience > 0:
+            return self._assignment.has_scouts
+        if num_rows not in self._periods:
             self._periods[num_rows] = 1 + int(num_rows * LOOK_S / (SHARE * self._costs.target.seconds(num_rows)))
-        return self.pays or step % self._periods[num_rows] == 0
+        return self._assignment.has_scouts and step % self._periods[num_rows] == 0
 
     def look(self, running: Sequence[Request]) -> None:
         """Find out who has a guess for rows that decode."""
         self.found.clear()
+        self._patience -= bool(running)
         for request in running:
             if len(request.token_ids) - request.num_computed_tokens == 1:
                 for p, has_guess, most in self._assignment.row(request).scouts:
@@ -85,6 +94,8 @@ class Scouting:
         self.stands = not new
         if not any(depth for _, depth in known.values()):
             return answer
+        if self._probing.probe is None:
+            self._patience = PATIENCE
         answer = [*answer]
         for place, (p, depth) in known.items():
             if depth and depth <= budget:
@@ -118,15 +129,19 @@ class Scouting:
         candidates, budget = list(found.values()), budget - taken
         choice = choose(candidates, load.num_rows, load.num_prompt + taken, load.context, budget, self._costs)
         depths, self.promised_rate = choice.depths, choice.rate
-        if choice.rate < self.balance.disappointment(load.num_rows / choice.plain_rate) * MARGIN * choice.plain_rate:
+        step_s = load.num_rows / choice.plain_rate
+        effort = (len(wishes) * LOOK_S + len(candidates) * DECIDE_S) / step_s  # to be earned, too
+        if choice.rate < self.balance.disappointment(step_s) * (MARGIN + effort) * choice.plain_rate:
             depths = [0] * len(candidates)
             self.balance.forgive()
-        self.pays = any(depths)
-        if is_dear(len(wishes), load.num_rows / choice.plain_rate):
+        pays = any(depths)
+        if not pays:
+            self._patience = 0
+        if is_dear(len(wishes), step_s):
             for place, candidate, depth in zip(found, candidates, depths, strict=True):
                 key = self._key(wishes[place].request.request_id, candidate.proposer)
                 self._remembers[key] = _Remembered(depth, answer[place], HOLD)
-        if not self.pays and not taken:
+        if not pays and not taken:
             self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
         for place, candidate, depth in zip(found, candidates, depths, strict=True):
             known[place] = candidate.proposer, depth
