@@ -1,0 +1,92 @@
+"""Scouts: proposers that say before every step whether they have a guess. Whole worlds with them are in test_controller_simulation.py."""
+
+from __future__ import annotations
+
+from rows import a_request
+
+from foretoken.engine.controller import Controller
+from foretoken.engine.costs import LADDER, CostFigures, CostTable
+from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
+from foretoken.engine.request import Request
+from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
+from foretoken.proposers.base import KnownRow
+from foretoken.proposers.config import SpeculativeConfig
+
+MS = 1e-3
+K = 4
+
+
+class Text:
+    """One row whose text repeats itself when it is told to, and a controller with prompt lookup alone."""
+
+    def __init__(self, step_s: float) -> None:
+        self.request: Request = a_request("r", max_tokens=10_000)
+        self.repeats = False
+        self.num_looks = 0
+        self.step_s = step_s
+        draft = {"ngram": {(k, rows): 0.01 * step_s for k in (1, K) for rows in (1, 8)}}
+        costs = CostTable(CostFigures({tokens: step_s * (1 + 0.1 * tokens) for tokens in LADDER}, 0.0, draft), ("ngram",), 64)
+        self.controller = Controller(SpeculativeConfig(), (ProposerInfo("ngram", K, self._has_guess),), costs)
+        self.request.num_computed_tokens = len(self.request.token_ids) - 1
+
+    def _has_guess(self, row: KnownRow) -> bool:
+        self.num_looks += 1
+        return self.repeats
+
+    def step(self, is_right: bool = True) -> int:
+        """Returns how many guesses were asked for."""
+        request = self.request
+        self.controller.look([request])
+        limits = self.controller.limits(1)
+        (_, k), = self.controller.share([Wish(request, 1, min(K, limits.max_tokens))], limits, 64)
+        draft = [5] * k
+        row = PlanRow(request, request.num_computed_tokens, 1, draft, list(range(-1, k - 1)), [0] * k, [0], samples=True)
+        said = RowVerdict(list(range(k if is_right else 0)), [5] * ((k if is_right else 0) + 1))
+        request.token_ids += said.token_ids
+        request.num_computed_tokens = len(request.token_ids) - 1
+        seconds = self.step_s * (1 + 0.1 * row.num_tokens)
+        self.controller.observe(StepPlan([row], 16), Verdict([said]), 0.0, StepTimes(seconds, (0.01 * self.step_s * bool(k),)))
+        return k
+
+
+def test_guesses_come_with_the_first_repetition_and_go_with_it() -> None:
+    text = Text(10 * MS)
+    assert [text.step() for _ in range(20)] == [0] * 20
+    text.repeats = True
+    assert text.step() > 0 and text.step() > 0
+    text.repeats = False
+    assert text.step() == 0
+    text.repeats = True
+    assert text.step() > 0
+
+
+def test_where_nothing_is_ever_found_one_looks_more_rarely() -> None:
+    """A step of a third of a millisecond: to look takes some hundredths of it."""
+    text = Text(0.3 * MS)
+    for _ in range(40):
+        text.step()
+    text.num_looks = 0
+    for _ in range(200):
+        assert text.step() == 0
+    assert 20 <= text.num_looks <= 40
+    text.repeats = True
+    assert any(text.step() for _ in range(10))
+
+
+def test_wrong_guesses_are_given_up_but_for_a_try_now_and_then_and_right_ones_taken_up_again() -> None:
+    text = Text(10 * MS)
+    text.repeats = True
+    for _ in range(300):
+        text.step(is_right=False)
+    guesses = [text.step(is_right=False) for _ in range(500)]
+    assert 0 < sum(map(bool, guesses)) <= 40
+    for _ in range(300):
+        text.step()
+    assert all(text.step() for _ in range(20))
+
+
+def test_to_look_and_find_nothing_is_not_to_be_off() -> None:
+    text = Text(10 * MS)
+    for _ in range(10):
+        assert text.step() == 0
+    assert text.controller.latest.off is None
