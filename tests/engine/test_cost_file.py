@@ -46,7 +46,7 @@ def change(**values: Any) -> Callable[[str], str]:
         lambda text: "[" * 100_000,
         lambda text: "\x00" * 100,
         lambda text: text + " " * (1 << 20),
-        change(format=2),
+        change(format=1),
         change(conditions={"model": "another", "cpu": "b"}),
         change(target={}),
         change(target=[1, 2]),
