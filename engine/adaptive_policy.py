@@ -208,6 +208,8 @@ class AdaptivePolicy:
 
     def _guessed_again(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
         """A step of scouts' guesses that were decided in an earlier one: what it teaches can wait until the next decision."""
+        if len(self._asked) > LEARNT_ROWS:
+            self._unlearnt.clear()  # the latest step teaches as much as there is time for
         self._unlearnt.append((self._asked, plan, verdict, self._step))
         seconds = times.step + sum(times.draft)
         self._probing.earn(seconds)

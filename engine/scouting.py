@@ -18,12 +18,13 @@ from .load import Load
 from .probing import Probing
 from .request import Request
 from .speculation_policy import Wish
-from .standing import HOLD, LISTEN_EVERY, NOBODY, Answer, is_dear
+from .standing import LISTEN_EVERY, NOBODY, Answer, is_dear
 
 LOOK_S = 10e-6  # seconds that it takes to look for one row
 MOST_DISAPPOINTMENT = 1.5  # a lone guess runs code that is in no cache, and may take twice what it does in a row of them
 PATIENCE = 32  # steps in which nothing is found until one looks more rarely
 DECIDE_S = 20e-6  # and to decide for one that something was found for, and to learn what became of it
+STANDS = 8  # steps for which a decision does, where deciding takes long against a step
 SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
 
 
@@ -33,7 +34,7 @@ class _Remembered:
 
     depth: int
     base: tuple[int, int]  # who else guessed for it then, and how much
-    left: int  # steps
+    until: int  # step
 
 
 class Scouting:
@@ -88,9 +89,10 @@ class Scouting:
         wanted = self._wanted(wishes)
         if not wanted:
             return answer
-        known, new = self._remembered(wanted, answer, wishes)
-        if new:
-            self._decide(known, new, answer, wishes, budget, step)
+        known, new = self._remembered(wanted, answer, wishes, step)
+        if new:  # for all at once: decisions that end in different steps would be as many as steps
+            known = {}
+            self._decide(known, wanted, answer, wishes, budget, step)
         self.stands = not new
         if not any(depth for _, depth in known.values()):
             return answer
@@ -140,14 +142,14 @@ class Scouting:
         if is_dear(len(wishes), step_s):
             for place, candidate, depth in zip(found, candidates, depths, strict=True):
                 key = self._key(wishes[place].request.request_id, candidate.proposer)
-                self._remembers[key] = _Remembered(depth, answer[place], HOLD)
+                self._remembers[key] = _Remembered(depth, answer[place], step + STANDS)
         if not pays and not taken:
             self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
         for place, candidate, depth in zip(found, candidates, depths, strict=True):
             known[place] = candidate.proposer, depth
 
     def _remembered(
-        self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish]
+        self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish], step: int
     ) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int, int]]]:
         """By place, (proposer, depth) of decisions that still stand; and what has to be decided."""
         known: dict[int, tuple[int, int]] = {}
@@ -155,10 +157,9 @@ class Scouting:
         for one in wanted:
             place, p, ceiling = one
             said = self._remembers.get(self._key(wishes[place].request.request_id, p))
-            if said is None or not said.left or said.base != answer[place]:
+            if said is None or said.until < step or said.base != answer[place]:
                 new.append(one)
                 continue
-            said.left -= 1
             if place not in known or said.depth > known[place][1]:
                 known[place] = p, min(said.depth, ceiling)
         return known, [one for one in new if not known.get(one[0], NOBODY)[1]] if known else new

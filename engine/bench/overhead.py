@@ -125,8 +125,10 @@ def measure(
     config = SpeculativeConfig(adaptive=costs is not None, disable_by_batch_size=num_rows, off=not proposers)
     names = [p.name for p in proposers]
     table = None if costs is None else CostTable(costs, names, num_rows * (num_draft_tokens + 1))
-    controller = Controller(config, tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers), table)
-    shared, observed = Timed(controller.share), Timed(controller.observe)
+    infos = [ProposerInfo(p.name, p.max_tokens, scout) for p, scout in zip(proposers, proposer_set.scouts, strict=True)]
+    controller = Controller(config, tuple(infos), table)
+    looked, shared, observed = Timed(controller.look), Timed(controller.share), Timed(controller.observe)
+    setattr(controller, "look", looked)  # noqa: B010 - as below
     setattr(controller, "share", shared)  # noqa: B010 - a type checker would want their signatures
     setattr(controller, "observe", observed)  # noqa: B010
     runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), full_logits_wanted)
@@ -143,11 +145,11 @@ def measure(
     controlling: list[float] = []
     tokens = core.committer.generation_tokens
     for _ in range(steps):
-        model.seconds = shared.seconds = observed.seconds = 0.0
+        model.seconds = looked.seconds = shared.seconds = observed.seconds = 0.0
         started = time.perf_counter()
         core.step(0.0)
         times.append(time.perf_counter() - started - model.seconds)
-        controlling.append(shared.seconds + observed.seconds)
+        controlling.append(looked.seconds + shared.seconds + observed.seconds)
     tokens = core.committer.generation_tokens - tokens
     times.sort()
     controlling.sort()
