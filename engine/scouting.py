@@ -89,11 +89,10 @@ class Scouting:
         wanted = self._wanted(wishes)
         if not wanted:
             return answer
-        known, new = self._remembered(wanted, answer, wishes, step)
-        if new:  # for all at once: decisions that end in different steps would be as many as steps
-            known = {}
-            self._decide(known, wanted, answer, wishes, budget, step)
-        self.stands = not new
+        known = self._remembered(wanted, answer, wishes, step)
+        self.stands = known is not None
+        if known is None:  # for all at once: decisions that end in different steps would be as many as steps
+            known = self._decide(wanted, answer, wishes, budget, step)
         if not any(depth for _, depth in known.values()):
             return answer
         if self._probing.probe is None:
@@ -118,16 +117,14 @@ class Scouting:
             self._remembers.pop((request_id, p), None)
 
     def _decide(
-        self, known: dict[int, tuple[int, int]], new: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish],
-        budget: int, step: int,
-    ) -> None:  # fmt: skip
-        """Add to what is known how many guesses the others get."""
+        self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish], budget: int, step: int
+    ) -> dict[int, tuple[int, int]]:
+        """By place, (proposer, guesses)."""
         load = Load.of(wishes)
-        found = self._best(new, answer, wishes, load)
+        found = self._best(wanted, answer, wishes, load)
         if not found:
-            return
-        taken = sum(ceiling for place, (_, ceiling) in enumerate(answer) if place not in known and place not in found)
-        taken += sum(depth for _, depth in known.values())
+            return {}
+        taken = sum(ceiling for place, (_, ceiling) in enumerate(answer) if place not in found)
         candidates, budget = list(found.values()), budget - taken
         choice = choose(candidates, load.num_rows, load.num_prompt + taken, load.context, budget, self._costs)
         depths, self.promised_rate = choice.depths, choice.rate
@@ -145,24 +142,22 @@ class Scouting:
                 self._remembers[key] = _Remembered(depth, answer[place], step + STANDS)
         if not pays and not taken:
             self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
-        for place, candidate, depth in zip(found, candidates, depths, strict=True):
-            known[place] = candidate.proposer, depth
+        return {place: (candidate.proposer, depth) for place, candidate, depth in zip(found, candidates, depths, strict=True)}
 
     def _remembered(
         self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish], step: int
-    ) -> tuple[dict[int, tuple[int, int]], list[tuple[int, int, int]]]:
-        """By place, (proposer, depth) of decisions that still stand; and what has to be decided."""
+    ) -> dict[int, tuple[int, int]] | None:
+        """By place, (proposer, guesses) of decisions that still stand; None if some row has none that does."""
         known: dict[int, tuple[int, int]] = {}
-        new: list[tuple[int, int, int]] = []
-        for one in wanted:
-            place, p, ceiling = one
+        undecided: set[int] = set()
+        for place, p, ceiling in wanted:
             said = self._remembers.get(self._key(wishes[place].request.request_id, p))
             if said is None or said.until < step or said.base != answer[place]:
-                new.append(one)
+                undecided.add(place)
                 continue
             if place not in known or said.depth > known[place][1]:
                 known[place] = p, min(said.depth, ceiling)
-        return known, [one for one in new if not known.get(one[0], NOBODY)[1]] if known else new
+        return None if any(not known.get(place, NOBODY)[1] for place in undecided) else known
 
     def _wanted(self, wishes: Sequence[Wish]) -> list[tuple[int, int, int]]:
         """(place, proposer, ceiling) of all that was found and that there is room for."""
