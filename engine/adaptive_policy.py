@@ -215,7 +215,7 @@ class AdaptivePolicy:
         self._probing.earn(seconds)
         committed = sum(len(said.token_ids) for said in verdict.rows)
         self._scouting.balance.settle(committed, self._scouting.promised_rate, seconds)
-        if self._scouting.listens(self._step) and times.step > 0 and all(row.num_scheduled == 1 for row in plan.rows):
+        if self._step % LISTEN_EVERY == 0 and times.step > 0 and all(row.num_scheduled == 1 for row in plan.rows):
             context, num_rows = sum(row.num_computed for row in plan.rows), len(plan.rows)
             self.costs.target.observe(plan.num_tokens, context, times.step)
             self._observe_drafts(times.draft)

@@ -18,12 +18,12 @@ from .load import Load
 from .probing import Probing
 from .request import Request
 from .speculation_policy import Wish
-from .standing import LISTEN_EVERY, NOBODY, Answer, is_dear
+from .standing import NOBODY, Answer, is_dear
 
-LOOK_S = 10e-6  # seconds that it takes to look for one row
+LOOK_S = 10e-6  # seconds that it takes to look for one row, ...
+DECIDE_S = 20e-6  # ... and to decide for one that something was found for, and to learn what became of it
 MOST_DISAPPOINTMENT = 1.5  # a lone guess runs code that is in no cache, and may take twice what it does in a row of them
 PATIENCE = 32  # steps in which nothing is found until one looks more rarely
-DECIDE_S = 20e-6  # and to decide for one that something was found for, and to learn what became of it
 STANDS = 8  # steps for which a decision does, where deciding takes long against a step
 SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
 
@@ -98,15 +98,13 @@ class Scouting:
         if self._probing.probe is None:
             self._patience = PATIENCE
         answer = [*answer]
+        budget -= sum(ceiling for place, (_, ceiling) in enumerate(answer) if not known.get(place, NOBODY)[1])
         for place, (p, depth) in known.items():
-            if depth and depth <= budget:
-                answer[place] = p, depth
+            if depth:
+                depth = max(0, min(depth, budget))  # what stands was decided when there may have been more room
+                answer[place] = (p, depth) if depth else NOBODY
                 budget -= depth
         return answer
-
-    def listens(self, step: int) -> bool:
-        """Whether to learn what this step took though nothing was decided in it."""
-        return step % LISTEN_EVERY == 0
 
     def _key(self, request_id: str, p: int) -> tuple[str, int]:
         """Of rows that nobody has guessed for yet one is what another is."""
@@ -140,7 +138,7 @@ class Scouting:
             for place, candidate, depth in zip(found, candidates, depths, strict=True):
                 key = self._key(wishes[place].request.request_id, candidate.proposer)
                 self._remembers[key] = _Remembered(depth, answer[place], step + STANDS)
-        if not pays and not taken:
+        if not pays and not any(ceiling for _, ceiling in answer):
             self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
         return {place: (candidate.proposer, depth) for place, candidate, depth in zip(found, candidates, depths, strict=True)}
 

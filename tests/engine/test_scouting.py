@@ -33,12 +33,12 @@ class Text:
         self.num_looks += 1
         return self.repeats
 
-    def step(self, is_right: bool = True) -> int:
+    def step(self, is_right: bool = True, budget: int = 64) -> int:
         """Returns how many guesses were asked for."""
         request = self.request
         self.controller.look([request])
         limits = self.controller.limits(1)
-        (_, k), = self.controller.share([Wish(request, 1, min(K, limits.max_tokens))], limits, 64)
+        (_, k), = self.controller.share([Wish(request, 1, min(K, limits.max_tokens))], limits, budget)
         draft = [5] * k
         row = PlanRow(request, request.num_computed_tokens, 1, draft, list(range(-1, k - 1)), [0] * k, [0], samples=True)
         said = RowVerdict(list(range(k if is_right else 0)), [5] * ((k if is_right else 0) + 1))
@@ -83,6 +83,14 @@ def test_wrong_guesses_are_given_up_but_for_a_try_now_and_then_and_right_ones_ta
     for _ in range(300):
         text.step()
     assert all(text.step() for _ in range(20))
+
+
+def test_decisions_that_stand_keep_to_the_budget_of_the_step() -> None:
+    """Steps so short that a decision stands for some: the next step has room for fewer guesses."""
+    text = Text(0.3 * MS)
+    text.repeats = True
+    assert any(text.step(budget=64) == K for _ in range(20))
+    assert [text.step(budget=2) for _ in range(3)] == [2, 2, 2]
 
 
 def test_to_look_and_find_nothing_is_not_to_be_off() -> None:
