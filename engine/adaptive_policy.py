@@ -21,7 +21,7 @@ from .probing import Probing
 from .request import Request
 from .scouting import Scouting
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
-from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear
+from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear, listening_period
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
@@ -85,8 +85,10 @@ class AdaptivePolicy:
 
     def look(self, running: Sequence[Request]) -> None:
         num_rows = len(running)
-        looks = self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows)
-        self._scouting.look(running if looks else ())
+        if self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
+            self._scouting.look(running)
+        else:
+            self._scouting.found.clear()
 
     def rests(self, num_rows: int) -> bool:
         return self._rest.covers(num_rows) and not self._scouting.found
@@ -240,8 +242,9 @@ class AdaptivePolicy:
         self._probing.earn(seconds)
         self._num_rested += 1
         # A step behind one with guesses finds the caches full of other things: that is no measure of doing without.
-        is_settled = self._num_rested > SETTLED and self._rest.steps_left % LISTEN_EVERY == 0
-        if is_settled and seconds > 0 and all(row.num_scheduled == 1 for row in plan.rows):
+        if self._num_rested <= SETTLED or seconds <= 0 or self._rest.steps_left % listening_period(seconds):
+            return
+        if all(row.num_scheduled == 1 for row in plan.rows):
             context = sum(row.num_computed for row in plan.rows)
             self.costs.target.observe(plan.num_tokens, context, seconds)
             self._balance.add(self.costs.target.seconds(plan.num_tokens, context), seconds)
@@ -255,9 +258,12 @@ class AdaptivePolicy:
         self._assignment.forget(request_id)
         self.expectations.forget(request_id)
 
+    @property
+    def off(self) -> str | None:
+        return None if self._asked or self._is_open or self._scouting.pays else SLOWER
+
     def state(self) -> PolicyState:
-        is_on = self._asked or self._is_open or self._scouting.pays
-        return PolicyState(self._k, None if is_on else SLOWER, self._balance.speedup)
+        return PolicyState(self._k, self._balance.speedup)
 
     def _passes_by(self, wishes: Sequence[Wish]) -> bool:
         """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.

@@ -22,6 +22,7 @@ from .stats import EngineStats
 
 NOT_MEASURED = StepTimes()
 RESTING = StepLimits(0, SLOWER)
+LOOKING = StepLimits(0)  # what it counts as while guesses are looked for: to look and find nothing is no reason
 
 
 class Controller:
@@ -58,12 +59,13 @@ class Controller:
         if limits.off is not None:
             budget = 0
         answer = self.policy.share(wishes, budget)
-        off = limits.off if limits is not RESTING else self.policy.state().off  # to look and find nothing is no reason
-        if off is None and budget and any(w.room > 0 for w in wishes) and self.policy.state().off and not any(k for _, k in answer):
-            off = SLOWER
-        self.latest = limits if off == limits.off else replace(limits, off=off)
-        if off:
-            self.steps_off[off] += 1
+        self.latest = limits
+        if limits is RESTING:
+            self.latest = limits if self.policy.off else LOOKING
+        elif budget and self.policy.off and any(w.room > 0 for w in wishes) and not any(k for _, k in answer):
+            self.latest = StepLimits(limits.max_tokens, SLOWER)
+        if self.latest.off:
+            self.steps_off[self.latest.off] += 1
         return answer
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:

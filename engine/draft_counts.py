@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,10 +21,10 @@ class DraftSums:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def add(self, other: DraftSums) -> None:
-        self.drafts += other.drafts
-        self.draft_tokens += other.draft_tokens
-        self.accepted_tokens += other.accepted_tokens
+    def add(self, drafts: int, draft_tokens: int, accepted_tokens: int) -> None:
+        self.drafts += drafts
+        self.draft_tokens += draft_tokens
+        self.accepted_tokens += accepted_tokens
 
 
 @dataclass(slots=True)
@@ -49,23 +49,22 @@ class DraftCounts:
         if not guessed:
             return
         token_seconds = step_s / max(plan.num_tokens, 1)
-        depths: Counter[int] = Counter()  # accepted tokens of a draft -> drafts
-        step = DraftSums()
+        per_position = self._accepted_per_position
+        drafted = accepted = 0
         for row, said in guessed:
-            depths[len(said.accepted)] += 1
-            of_row = DraftSums(1, len(row.draft_token_ids), len(said.accepted))
-            step.add(of_row)
+            num_drafted, num_accepted = len(row.draft_token_ids), len(said.accepted)
+            drafted += num_drafted
+            accepted += num_accepted
+            if num_accepted > len(per_position):
+                per_position.extend([0] * (num_accepted - len(per_position)))
+            for position in range(num_accepted):
+                per_position[position] += 1
             if row.source[0] != FORCED:
                 total = self._of_proposers[row.source[0]]
-                total.add(of_row)
-                total.verify_seconds += token_seconds * of_row.draft_tokens
-        self.sums.add(step)
-        self._bucket(int(now)).add(step)
-        per_position = self._accepted_per_position
-        per_position.extend([0] * (max(depths) - len(per_position)))
-        for depth, count in depths.items():
-            for position in range(depth):
-                per_position[position] += count
+                total.add(1, num_drafted, num_accepted)
+                total.verify_seconds += token_seconds * num_drafted
+        self.sums.add(len(guessed), drafted, accepted)
+        self._bucket(int(now)).add(len(guessed), drafted, accepted)
 
     @property
     def totals(self) -> tuple[ProposerStats, ...]:
@@ -80,7 +79,7 @@ class DraftCounts:
         self._drop_old(int(now))
         recent = DraftSums()
         for _, sums in self._recent:
-            recent.add(sums)
+            recent.add(sums.drafts, sums.draft_tokens, sums.accepted_tokens)
         return replace(
             stats,
             num_drafts=self.sums.drafts,

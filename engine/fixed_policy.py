@@ -16,6 +16,8 @@ DEFAULT_THRESHOLD = 16
 class FixedPolicy:
     """Even shares of the draft budget, whatever becomes of the guesses."""
 
+    off: str | None = None  # nobody is ever refused for what guessing brings
+
     def __init__(self, rules: RequestLimits) -> None:
         self._rules = rules
         self._k = 0.0

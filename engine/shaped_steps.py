@@ -32,6 +32,8 @@ class Sample:
 class _Shape:
     """The policy of a measurement: asks for exactly what is to be measured, and keeps what the core says of it."""
 
+    off: str | None = None
+
     def __init__(self, verifies: bool) -> None:
         """verifies: whether made guesses go to the target. If drafting is to be measured, they would only cost time."""
         self.depths: Sequence[int] = ()  # guesses of each row of the next step

@@ -64,7 +64,6 @@ class PolicyState:
     """For people: what the policy thinks of the moment."""
 
     k: float = 0.0  # mean guesses asked for in the latest step, over the rows that could have some
-    off: str | None = None
     speedup: float | None = None  # estimated, against no speculation; None = unknown
 
 
@@ -102,6 +101,11 @@ class Policy(Protocol):
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None: ...
 
     def forget(self, request_id: str) -> None: ...
+
+    @property
+    def off(self) -> str | None:
+        """Why nobody guesses of late, if it is the policy that does not want it."""
+        ...
 
     def state(self) -> PolicyState: ...
 

@@ -13,7 +13,10 @@ REST = 8  # steps for which "nobody guesses" stands unless the rows change
 LONG_REST = 32  # and when it was the answer again and again
 LONGEST = 128  # steps after which it is asked for again though nothing was learnt: texts grow, and costs change
 HOLD = 4  # steps for which each row's number of guesses stands
-LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs: to listen costs time, too
+LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs, ...
+LISTEN_RARELY = 16  # ... or fewer, down to one of these, ...
+LISTENING_S = 20e-6  # ... so that listening, which takes so many seconds, ...
+LISTENING_SHARE = 0.005  # ... takes no more of the time
 WEIGHING_S = 30e-6  # seconds that it takes to ask for one row
 DEAR = 0.04  # share of a step from which asking is worth avoiding
 
@@ -25,6 +28,11 @@ NOBODY: tuple[int, int] = (-1, 0)
 def is_dear(num_rows: int, step_s: float) -> bool:
     """Whether to ask takes long against a step of step_s seconds. Where it does not, every one is worth a new decision."""
     return num_rows * WEIGHING_S > DEAR * step_s
+
+
+def listening_period(step_s: float) -> int:
+    """Steps of step_s seconds each, of which one is listened to."""
+    return max(LISTEN_EVERY, min(int(LISTENING_S / (LISTENING_SHARE * step_s)), LISTEN_RARELY))
 
 
 class Rest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +15,10 @@ FORCED = -1
 """In `Draft.source`: a grammar left no choice about this token, so that no proposer guessed it."""
 
 
+Hears = Literal["every step", "own steps", "ends"]
+"""The steps after which a proposer's `observe` is called: all, those it was asked in, or none; and those in which a request ends."""
+
+
 @dataclass(frozen=True)
 class Needs:
     """What a proposer wants from the engine, declared once and never discovered."""
@@ -22,7 +26,7 @@ class Needs:
     hidden: tuple[int, ...] = ()  # boundary ids of target hidden states (kernels/layout.py), FINAL included
     kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
-    every_step: bool = True  # `observe` is to be called after steps without a draft in which no request ended, too
+    hears: Hears = "every step"
 
     @property
     def ingests(self) -> bool:
@@ -168,7 +172,7 @@ class Proposer(Protocol):
         ...
 
     def observe(self, feedback: Feedback) -> None:
-        """After each commit; most proposers ignore it."""
+        """After the commit of the steps that it wants to hear of (`Needs.hears`); perhaps of others, too."""
         ...
 
     def forget(self, request_id: str) -> None:

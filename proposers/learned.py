@@ -20,7 +20,7 @@ class LearnedProposer:
         self.name = name
         self.max_tokens = cache.max_tokens
         hidden = () if cache.features is None else cache.features.boundaries
-        self.needs = Needs(tuple(sorted(set(hidden))), kv_layers, guesser.scratch_slots, every_step=bool(hidden))
+        self.needs = Needs(tuple(sorted(set(hidden))), kv_layers, guesser.scratch_slots, hears="every step" if hidden else "own steps")
         self._cache = cache
         self._guesser = guesser
 

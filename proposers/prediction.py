@@ -25,7 +25,7 @@ class PredictionProposer:
     """
 
     name = "prediction"
-    needs = Needs(every_step=False)
+    needs = Needs(hears="ends")
 
     def __init__(self, config: PredictionConfig) -> None:
         self.max_tokens = config.num_speculative_tokens

@@ -37,12 +37,18 @@ class _Member:
     index: int
     proposer: Proposer
     health: ProposerHealth
+    ingests: bool
     failures_in_a_row: int = 0  # steps, not calls: a step fails once, in propose or in observe
     failed_this_step: bool = False
+    was_asked: bool = False  # in the latest `propose` of the set
 
     @property
     def works(self) -> bool:
         return self.health.off_reason is None
+
+    def hears(self, has_proposed: bool, has_ended: bool) -> bool:
+        said = self.proposer.needs.hears
+        return has_ended or said == "every step" or (has_proposed and self.was_asked and said == "own steps")
 
 
 @dataclass
@@ -51,6 +57,7 @@ class _Asking:
 
     wanted: list[int]
     guesses: list[Guess | None]
+    num_open: int  # rows that want tokens and have no guess yet
     filled: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
@@ -78,8 +85,8 @@ class ProposerSet:
         """
         self.proposers = tuple(proposers)
         self.corpora = corpora
-        self._hears_all = any(p.needs.every_step for p in proposers)
-        self._members = [_Member(i, p, ProposerHealth(p.name)) for i, p in enumerate(proposers)]
+        self._hears_all = any(p.needs.hears == "every step" for p in proposers)
+        self._members = [_Member(i, p, ProposerHealth(p.name), p.needs.ingests) for i, p in enumerate(proposers)]
         self._clock = clock
         self._vocab_size = vocab_size
         self._is_weighed = is_weighed
@@ -96,7 +103,6 @@ class ProposerSet:
             hidden=tuple(sorted({boundary for needs in all_needs for boundary in needs.hidden})),
             kv_layers=tuple(layer for needs in all_needs for layer in needs.kv_layers),
             scratch_slots=max((needs.scratch_slots for needs in all_needs), default=0),
-            every_step=self._hears_all,
         )
 
     @property
@@ -104,9 +110,11 @@ class ProposerSet:
         """Of each proposer, its `has_guess` if it is a scout."""
         return tuple(partial(self._has_guess, m, m.proposer) if isinstance(m.proposer, Scout) else None for m in self._members)
 
-    def listens(self, is_plain: bool) -> bool:
-        """Whether anybody wants to hear of a step. is_plain: it had no draft, and no request ended in it."""
-        return self._hears_all if is_plain else bool(self.proposers) or self.corpora is not None
+    def listens(self, has_proposed: bool, has_ended: bool) -> bool:
+        """Whether anybody wants to hear of a step. has_proposed: there was a call of `propose` in it; has_ended: a request ended."""
+        if not has_ended and not has_proposed:
+            return self._hears_all
+        return (has_ended and self.corpora is not None) or any([m.hears(has_proposed, has_ended) for m in self._members])
 
     @property
     def num_ingesting(self) -> int:
@@ -127,18 +135,23 @@ class ProposerSet:
         room = [row.ceiling if row.computed_after == len(row.token_ids) else 0 for row in rows]
         forced = [row.forced[:most] for row, most in zip(rows, room, strict=True)]
         # What fills the row's room already needs no proposer.
-        asking = _Asking([most if len(run) < most else 0 for run, most in zip(forced, room, strict=True)], [None] * len(rows))
+        wanted = [most if len(run) < most else 0 for run, most in zip(forced, room, strict=True)]
+        asking = _Asking(wanted, [None] * len(rows), sum(most > 0 for most in wanted))
+        first = min([row.assigned for row in rows], default=0)
         for member in self._members:
-            if member.works:
+            member.was_asked = False
+            if member.works and (member.ingests or (asking.num_open and first <= member.index)):
                 self._ask(member, context, asking)
         return merged([behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled)
 
-    def observe(self, feedback: Feedback) -> None:
+    def observe(self, feedback: Feedback, has_proposed: bool = True) -> None:
+        """has_proposed: as in `listens`."""
         if self.corpora is not None:
             for ended in feedback.ended:
                 self.corpora.add(ended.corpus_id, ended.token_ids, ended.request_id)
+        has_ended = any(feedback.finished)
         for member in self._members:
-            if member.works:
+            if member.works and member.hears(has_proposed, has_ended):
                 started = self._clock()
                 try:
                     member.proposer.observe(feedback)
@@ -184,7 +197,7 @@ class ProposerSet:
     def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
         """Let one proposer answer for the rows that are its to answer, and take what is sound."""
         rows, last = context.rows, member.index
-        ingests = member.proposer.needs.ingests  # then it must see every row that it may ever guess for in every step, to keep up
+        ingests = member.ingests  # then it must see every row that it may ever guess for in every step, to keep up
         first = last if ingests and self._is_weighed else 0
         mine = [
             first <= row.assigned <= last and wanted > 0 and guess is None
@@ -195,6 +208,7 @@ class ProposerSet:
             return
         shown = [_as_seen_by(member.index, rows[i], mine[i]) for i in places] if ingests else [rows[i] for i in places]
 
+        member.was_asked = True
         if not member.failed_this_step:
             member.failures_in_a_row = 0
         member.failed_this_step = False
@@ -215,8 +229,9 @@ class ProposerSet:
             self._failed(member, fault)
             return
         for place, i in enumerate(places):
-            if mine[i]:
-                asking.guesses[i] = taken(draft, place, asking.wanted[i], member.index)
+            if mine[i] and (guess := taken(draft, place, asking.wanted[i], member.index)) is not None:
+                asking.guesses[i] = guess
+                asking.num_open -= 1
 
     def _failed(self, member: _Member, reason: str) -> None:
         health = member.health

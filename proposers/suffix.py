@@ -30,7 +30,7 @@ class SuffixProposer:
     nothing is guessed where nothing matches. Rows see no corpus but their own.
     """
 
-    needs = Needs(every_step=False)
+    needs = Needs(hears="ends")
 
     def __init__(self, config: SuffixConfig, name: str = "suffix", corpora: Corpora | None = None) -> None:
         """corpora: None, or max_cached_requests 0 = only a request's own text is looked at."""

@@ -9,7 +9,7 @@ from .config import SyntheticConfig
 class SyntheticProposer:
     """Guesses the token p modulo the vocabulary for position p, for every row that may guess."""
 
-    needs = Needs(every_step=False)
+    needs = Needs(hears="ends")
 
     def __init__(self, config: SyntheticConfig, name: str, vocab_size: int) -> None:
         self.name = name

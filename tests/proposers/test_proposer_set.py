@@ -306,6 +306,43 @@ def test_names_needs_and_checks() -> None:
         proposers.check()
 
 
+def test_a_step_is_told_to_those_who_want_to_hear_of_it() -> None:
+    members = [
+        Scripted("all", {}, Needs(hears="every step")),
+        Scripted("own", {"r": [1]}, Needs(hears="own steps")),
+        Scripted("ends", {"r": [2]}, Needs(hears="ends")),
+    ]
+    proposers = ProposerSet(members[1:])
+
+    def told(has_proposed: bool, has_ended: bool) -> list[str]:
+        for member in members:
+            member.heard.clear()
+        if proposers.listens(has_proposed, has_ended):
+            proposers.observe(replace(FEEDBACK, finished=[has_ended]), has_proposed)
+        return [member.name for member in members if member.heard]
+
+    ask(proposers, row("r", assigned=1))
+    assert told(True, False) == []  # a guess of somebody who learns nothing from it: nobody is told
+    ask(proposers, row("r"))
+    assert told(True, False) == ["own"]
+    assert told(False, False) == []
+    assert told(False, True) == ["own", "ends"]
+
+    proposers = ProposerSet(members)
+    ask(proposers, row("r", assigned=2))
+    assert told(True, False) == ["all"] and told(False, False) == ["all"]
+    assert told(True, True) == ["all", "own", "ends"]
+
+
+def test_who_comes_behind_the_one_with_a_guess_is_not_asked() -> None:
+    first, second, third = (Scripted(name, {"r": [i]}) for i, name in enumerate("abc"))
+    proposers = ProposerSet([first, second, third])
+    assert ask(proposers, row("r", assigned=1))[0] == [[1]]
+    assert (len(first.seen), len(second.seen), len(third.seen)) == (0, 1, 0)
+    assert ask(proposers, row("r", assigned=1), row("s", assigned=1))[0] == [[1], []]  # s is left for the third
+    assert [seen.request_id for seen in third.seen[0]] == ["s"]
+
+
 class Stuck(Scripted):
     def close(self) -> None:
         raise OSError("the disk is full")
