@@ -24,7 +24,8 @@ LOOK_S = 10e-6  # seconds that it takes to look for one row, ...
 DECIDE_S = 20e-6  # ... and to decide for one that something was found for, and to learn what became of it
 MOST_DISAPPOINTMENT = 1.5  # a lone guess runs code that is in no cache, and may take twice what it does in a row of them
 PATIENCE = 32  # steps in which nothing is found until one looks more rarely
-STANDS = 8  # steps for which a decision does, where deciding takes long against a step
+STANDS = 8  # steps for which a decision does, where deciding takes long against a step, ...
+REFUSAL_STANDS = 64  # ... and one against guesses: nothing is learnt from those that are not made
 SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
 
 
@@ -137,7 +138,7 @@ class Scouting:
         if is_dear(len(wishes), step_s):
             for place, candidate, depth in zip(found, candidates, depths, strict=True):
                 key = self._key(wishes[place].request.request_id, candidate.proposer)
-                self._remembers[key] = _Remembered(depth, answer[place], step + STANDS)
+                self._remembers[key] = _Remembered(depth, answer[place], step + (STANDS if pays else REFUSAL_STANDS))
         if not pays and not any(ceiling for _, ceiling in answer):
             self._probing.try_found([wishes[place] for place in found], candidates, depths, load, budget, step)
         return {place: (candidate.proposer, depth) for place, candidate, depth in zip(found, candidates, depths, strict=True)}
