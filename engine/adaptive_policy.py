@@ -57,6 +57,8 @@ class AdaptivePolicy:
         self._asked: dict[str, Asked] = {}
         self._was_open: dict[str, Asked] = {}
         self._has_scouted = False  # in this step, and guesses have come of it
+        self._has_begun = False  # this step, without guesses
+        self.has_left = False
         self._num_rested = 0  # steps in a row that nobody has guessed in
         self._unlearnt: list[tuple[dict[str, Asked], StepPlan, Verdict, int]] = []
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
@@ -83,8 +85,9 @@ class AdaptivePolicy:
                 return num_rows - 1
         return max_rows
 
-    def look(self, running: Sequence[Request]) -> None:
+    def look(self, running: Sequence[Request], has_begun: bool) -> None:
         num_rows = len(running)
+        self._has_begun, self.has_left = has_begun, False
         if self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
             self._scouting.look(running)
         else:
@@ -110,6 +113,9 @@ class AdaptivePolicy:
             self._scouting.read_prompts(wishes)
         may_add = budget > 0 and self._scouting.found and self._probing.probe is None
         answer = self._scouting.add_to(base, wishes, budget, self._step) if may_add else base
+        if answer is not base and self._has_begun and not any(ceiling for _, ceiling in base):
+            # It would only be computed behind the step that has begun, and then that one may as well bring its token.
+            self.has_left, answer, self._probing.probe = True, base, None
         self._has_scouted = answer is not base
         self._is_resting = self._is_resting and not self._has_scouted
         self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}

@@ -40,9 +40,9 @@ class Controller:
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
 
-    def look(self, running: Sequence[Request]) -> None:
-        """A step begins with these rows, newcomers aside."""
-        self.policy.look(running)
+    def look(self, running: Sequence[Request], has_begun: bool = False) -> None:
+        """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule."""
+        self.policy.look(running, has_begun)
 
     def limits(self, num_rows: int) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do at most."""

@@ -76,7 +76,7 @@ class EngineCore:
         started = self._started = self._stopwatch()
         self._proposing = 0.0
         self._now = now
-        grants = self.scheduler.schedule(now)
+        grants = self.scheduler.schedule(now, self.runner.has_begun)
         deltas: list[TokenDelta] = []
         if grants.rows:
             draft = self._propose(grants)
@@ -185,7 +185,7 @@ class EngineCore:
             return [self.committer.fail(rows[0].request, message, "engine_error")]
         deltas: list[TokenDelta] = []
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-            part = Grants(half, 0, grants.block_size, grants.speculation_off)
+            part = Grants(half, 0, grants.block_size)
             deltas.extend(self._run(part, Draft.empty(len(half))))
         return deltas
 

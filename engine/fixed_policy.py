@@ -17,6 +17,7 @@ class FixedPolicy:
     """Even shares of the draft budget, whatever becomes of the guesses."""
 
     off: str | None = None  # nobody is ever refused for what guessing brings
+    has_left = False
 
     def __init__(self, rules: RequestLimits) -> None:
         self._rules = rules
@@ -29,7 +30,7 @@ class FixedPolicy:
         given = self._rules.config.disable_by_batch_size
         return DEFAULT_THRESHOLD if given is None else given
 
-    def look(self, running: Sequence[Request]) -> None: ...
+    def look(self, running: Sequence[Request], has_begun: bool) -> None: ...
 
     def rests(self, num_rows: int) -> bool:
         return False

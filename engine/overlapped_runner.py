@@ -92,6 +92,10 @@ class OverlappedRunner(Runner):
         self.num_used = 0  # those that were then planned
         self.num_matched = 0  # steps whose drafts were walked on the device
 
+    @property
+    def has_begun(self) -> bool:
+        return self._ahead is not None
+
     def use_verifier(self, verifier: Verifier) -> None:
         self._verifier = verifier
 

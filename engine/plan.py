@@ -45,7 +45,7 @@ class Grants:
     rows: list[RowGrant]
     max_ingest_tokens: int  # as in DraftContext
     block_size: int
-    speculation_off: str | None = None  # why no row may guess in this step
+    is_steady: bool = False  # nobody may guess and nobody waits: the next step is likely the same rows, one token on
 
     @property
     def may_draft(self) -> bool:
@@ -110,7 +110,7 @@ class StepPlan:
     draft_probs: Tensor | None = None  # [sum of draft lengths, V], p/q rules only
     filled: Mapping[tuple[int, str], int] = field(default_factory=dict)  # as in Draft
     scored: Sequence[ScoredPart] = ()
-    is_steady: bool = False  # nobody may guess and nobody waits: the next step is likely the same rows, one token on
+    is_steady: bool = False  # as in Grants
 
     @property
     def num_scored(self) -> int:

@@ -18,6 +18,11 @@ class Runner:
 
     lookahead = 0  # places behind each row's tokens that it wants reserved
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it computes the next step already, as if nothing changed and nobody guessed: any other would come behind that one."""
+        return False
+
     def __init__(
         self, executor: Executor, kv: KVTensors, hidden: tuple[int, ...], wants_full_logits: Callable[[Request], bool]
     ) -> None:

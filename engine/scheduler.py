@@ -88,11 +88,14 @@ class Scheduler:
             heapq.heapify(self._waiting)
         request.status = Status.FINISHED
 
-    def schedule(self, now: float) -> Grants:
-        """Rows of the next step. Every granted token and every ceiling has its place in the cache."""
+    def schedule(self, now: float, has_begun: bool = False) -> Grants:
+        """Rows of the next step. Every granted token and every ceiling has its place in the cache.
+
+        has_begun: the step is computed already, as far as nothing changes and nobody guesses.
+        """
         config, controller = self.config, self.controller
         # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
-        controller.look(self.running)
+        controller.look(self.running, has_begun)
         room = config.max_num_seqs - len(self.running)
         limits = controller.limits(len(self.running) + min(len(self._waiting), room))
 
@@ -146,7 +149,8 @@ class Scheduler:
         ingest = 0
         if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
-        return Grants(rows, ingest, self.kv.block_size, limits.off)
+        is_steady = not (self._waiting or num_drafts or ingest or controller.policy.has_left)
+        return Grants(rows, ingest, self.kv.block_size, is_steady)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
@@ -162,8 +166,8 @@ class Scheduler:
             if grant.ceiling > len(nodes):
                 self.kv.roll_back(grant.request.request_id, keep=grant.num_computed + grant.num_scheduled + len(nodes))
         scored = scored_parts(rows) if self._scoring else ()
-        is_steady = not self._waiting and not grants.may_draft
-        return StepPlan(rows, grants.block_size, None if draft.probs is None else draft.probs[kept], draft.filled, scored, is_steady)
+        probs = None if draft.probs is None else draft.probs[kept]
+        return StepPlan(rows, grants.block_size, probs, draft.filled, scored, grants.is_steady)
 
     def check(self) -> None:
         """Raise if a request stands in two queues or in none, or a table belongs to nobody."""

@@ -33,6 +33,7 @@ class _Shape:
     """The policy of a measurement: asks for exactly what is to be measured, and keeps what the core says of it."""
 
     off: str | None = None
+    has_left = False
 
     def __init__(self, verifies: bool) -> None:
         """verifies: whether made guesses go to the target. If drafting is to be measured, they would only cost time."""
@@ -47,7 +48,7 @@ class _Shape:
     def threshold(self, max_rows: int) -> int | None:
         return None
 
-    def look(self, running: Sequence[Request]) -> None: ...
+    def look(self, running: Sequence[Request], has_begun: bool) -> None: ...
 
     def rests(self, num_rows: int) -> bool:
         return False

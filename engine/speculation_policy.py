@@ -78,8 +78,13 @@ class Policy(Protocol):
         """Running requests above which nobody may guess; None = there is no such number up to max_rows."""
         ...
 
-    def look(self, running: Sequence[Request]) -> None:
-        """A step begins: who has a guess for these rows already?"""
+    def look(self, running: Sequence[Request], has_begun: bool) -> None:
+        """A step begins: who has a guess for these rows already? has_begun: as in Scheduler.schedule."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Whether guesses that pay were left for the next step, since this one had begun without them."""
         ...
 
     def rests(self, num_rows: int) -> bool:

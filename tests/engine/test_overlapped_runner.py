@@ -10,10 +10,14 @@ import simulation
 from overlapping import overlapped_core, plain_core
 from simulation import World, fresh, simulate
 
+from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
+from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.proposers.config import SpeculativeConfig
+from foretoken.engine.speculation_policy import ProposerInfo
+from foretoken.proposers.config import PredictionConfig, SpeculativeConfig
+from foretoken.proposers.prediction import PredictionProposer
 
 
 def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +99,26 @@ def test_rows_that_draw_are_ahead_too() -> None:
     assert isinstance(runner, OverlappedRunner)
     assert runner.num_ahead == runner.num_used == 23
     assert [request.token_ids[3:] for request in drawn] == expected
+
+
+def test_a_guess_that_is_found_throws_no_step_away() -> None:
+    """The prediction is the end of the answer: it is found in mid-text, while the next plain step is under way."""
+    world = World(5)
+    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    request = Request("r", [1, 2, 3], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 0.0, 60, seed=0)
+    answer = simulation.run_alone(world, request)
+    request = fresh(request)
+    request.prediction = answer[30:]
+    core = overlapped_core(world, [PredictionProposer(PredictionConfig())], SpeculativeConfig(), 200)
+    infos = [ProposerInfo(p.name, p.max_tokens, scout) for p, scout in zip(core.proposers.proposers, core.proposers.scouts, strict=True)]
+    costs = CostTable(CostFigures({tokens: 0.01 + 0.0001 * tokens for tokens in LADDER}), core.proposers.names, 64)
+    core.controller = core.scheduler.controller = Controller(SpeculativeConfig(), tuple(infos), costs)
+    core.add_request(request)
+    steps = finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    assert request.token_ids[3:] == answer and steps < 45
+    assert runner.num_used == runner.num_ahead >= 15
 
 
 def test_rows_that_want_logprobs_are_waited_for() -> None:

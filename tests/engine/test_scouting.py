@@ -33,10 +33,10 @@ class Text:
         self.num_looks += 1
         return self.repeats
 
-    def step(self, is_right: bool = True, budget: int = 64) -> int:
+    def step(self, is_right: bool = True, budget: int = 64, has_begun: bool = False) -> int:
         """Returns how many guesses were asked for."""
         request = self.request
-        self.controller.look([request])
+        self.controller.look([request], has_begun)
         limits = self.controller.limits(1)
         (_, k), = self.controller.share([Wish(request, 1, min(K, limits.max_tokens))], limits, budget)
         draft = [5] * k
@@ -98,3 +98,12 @@ def test_to_look_and_find_nothing_is_not_to_be_off() -> None:
     for _ in range(10):
         assert text.step() == 0
     assert text.controller.latest.off is None
+
+
+def test_what_is_found_while_a_plain_step_is_under_way_is_left_for_the_next() -> None:
+    text = Text(10 * MS)
+    for _ in range(20):
+        assert text.step(has_begun=True) == 0 and not text.controller.policy.has_left
+    text.repeats = True
+    assert text.step(has_begun=True) == 0 and text.controller.policy.has_left
+    assert text.step() > 0 and not text.controller.policy.has_left
