@@ -18,7 +18,7 @@ from ..proposers.base import Proposer
 from ..proposers.proposer_set import ProposerSet
 from .core import EngineCore
 from .costs import LADDER, CostFigures
-from .shaped_steps import Filler, ShapedSteps
+from .shaped_steps import Filler, Sample, ShapedSteps
 
 BUDGET_S = 2.5
 """For everything; a network so slow that the least there is to measure takes longer is measured all the same."""
@@ -29,6 +29,7 @@ TOKENS_PER_ROW = 8  # up to here one row with guesses, behind it several: as rea
 VISITS = 3  # to each number, far apart: what disturbs one hardly disturbs all
 SAMPLES = 2  # in one visit
 SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
+PREPARING = 2  # steps of one shape, at most, in which something may be compiled or recorded for all that come later
 LONG_CONTEXT = 1024
 DRAFT_CONTEXT = 32
 DRAFT_ROWS = 8
@@ -43,10 +44,15 @@ class _Budget:
         self._seconds = seconds
         self._bar = bar
         self._started = time.perf_counter()
+        self.is_steady = False  # a long step stayed long: then no other prepares anything
 
     def left(self, share: float = 1.0) -> float:
         """Seconds until this share of the budget is spent."""
         return share * self._seconds - (time.perf_counter() - self._started)
+
+    def forgive(self, seconds: float) -> None:
+        """That time went into something that is needed anyway."""
+        self._started += seconds
 
     def show(self) -> None:
         self._bar.update(min(self._seconds, time.perf_counter() - self._started) - self._bar.n)
@@ -76,7 +82,7 @@ def measure(
         drafts: dict[str, Mapping[tuple[int, int], float]] = {}
         for index, proposer in enumerate(guessing):
             alone = ShapedSteps(open_core(ProposerSet([proposer])), text, budget.show, verifies=False)
-            if grid := _draft(alone, proposer.max_tokens, budget.left() / (len(guessing) - index)):
+            if grid := _draft(alone, proposer.max_tokens, budget, len(guessing) - index):
                 drafts[proposer.name] = grid
     return CostFigures(target, slope, drafts)
 
@@ -90,9 +96,9 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
 
     def visit(tokens: int) -> None:
         num_rows = -(-tokens // TOKENS_PER_ROW)
-        steps.start(num_rows, context)
+        _start(steps, num_rows, context, budget)
         for _ in range(SAMPLES):
-            sample = steps.step([(tokens + row) // num_rows - 1 for row in range(num_rows)])
+            sample = _settled(steps, [(tokens + row) // num_rows - 1 for row in range(num_rows)], budget)
             if sample is None:
                 return steps.stop()  # the cache or the model's length leaves no room
             samples.setdefault(sample.num_tokens, []).append(sample.seconds)
@@ -107,7 +113,7 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
         seconds = median_low(samples[near]) * max(tokens, near) / near
         return 2 * seconds if seconds > SLOW_S else (1 + SAMPLES) * seconds
 
-    steps.start(1, context)  # the first step of a process is no measure of the others
+    _start(steps, 1, context, budget)  # the first step of a process is no measure of the others
     for tokens in (*COARSE, *(tokens for tokens in LADDER if tokens not in COARSE)):
         if tokens <= most and (len(samples) < LEAST or expected(tokens) < budget.left(TARGET_SHARE / 2)):
             visit(tokens)
@@ -129,7 +135,7 @@ def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> flo
     context = room // size * size
     if context < 8 * size or 8 * plain > budget.left(CONTEXT_SHARE):
         return 0.0
-    steps.start(1, size)
+    _start(steps, 1, size, budget)
     steps.stop()
     steps.lengthen(context)
     seconds: dict[int, list[float]] = {size: [], context: []}
@@ -137,7 +143,7 @@ def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> flo
         if 2 * (1 + SAMPLES) * plain > budget.left(CONTEXT_SHARE) and seconds[context]:
             break
         for length, taken in seconds.items():
-            steps.start(1, length)
+            _start(steps, 1, length, budget)
             taken += [sample.seconds for sample in (steps.step([0]) for _ in range(SAMPLES)) if sample is not None]
     steps.stop()
     if not all(seconds.values()):
@@ -145,20 +151,20 @@ def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> flo
     return max(0.0, min(seconds[context]) - min(seconds[size])) / (context - size)  # what disturbs only ever adds
 
 
-def _draft(steps: ShapedSteps, most: int, seconds: float) -> dict[tuple[int, int], float]:
-    """(k, rows) -> seconds of one proposer, for all k and rows that are in it at all. `seconds`: the time there is."""
+def _draft(steps: ShapedSteps, most: int, budget: _Budget, num_left: int) -> dict[tuple[int, int], float]:
+    """(k, rows) -> seconds of one proposer, for all k and rows that are in it at all. num_left: proposers that share what is left."""
     size, max_rows = steps.core.scheduler.kv.block_size, steps.core.scheduler.config.max_num_seqs
     context = min(-(-DRAFT_CONTEXT // size) * size, steps.core.scheduler.max_model_len // (2 * size) * size)
     few, many = (1,), tuple({1, min(DRAFT_ROWS, max_rows)})
     ends, middle = tuple({1, most}), tuple({1, min(MIDDLE_DEPTH, most), most})
     grid: dict[tuple[int, int], float] = {}
-    started = time.perf_counter()
-    steps.start(1, context)  # once for all: the others find it in the cache
+    before, seconds = budget.left(), budget.left() / num_left
+    _start(steps, 1, context, budget)  # once for all: the others find it in the cache
     for depths, rows in ((ends, few), (ends, many), (middle, many)):
-        spent = time.perf_counter() - started
+        spent = before - budget.left()
         if grid and 3 * spent > seconds - spent:
             break
-        cells = {(k, r): _draft_seconds(steps, k, r, context) for r in rows for k in depths if (k, r) not in grid}
+        cells = {(k, r): _draft_seconds(steps, k, r, context, budget) for r in rows for k in depths if (k, r) not in grid}
         found = {key: cell for key, cell in cells.items() if cell is not None}
         if len(found) < len(cells):
             break  # no room for so much, or the proposer is broken
@@ -167,17 +173,45 @@ def _draft(steps: ShapedSteps, most: int, seconds: float) -> dict[tuple[int, int
     return dict(sorted(grid.items()))
 
 
-def _draft_seconds(steps: ShapedSteps, depth: int, num_rows: int, context: int) -> float | None:
-    steps.start(num_rows, context)
+def _draft_seconds(steps: ShapedSteps, depth: int, num_rows: int, context: int, budget: _Budget) -> float | None:
+    _start(steps, num_rows, context, budget)
     taken: list[float] = []
     for _ in range(DRAFT_SAMPLES):
-        sample = steps.step([depth] * num_rows)
+        sample = _settled(steps, [depth] * num_rows, budget)
         if sample is None or any(health.num_failures for health in steps.core.proposers.stats()):
             return None
         taken.append(sample.draft_seconds)
         if sample.seconds > SLOW_S:
             break
     return median_low(taken)
+
+
+def _start(steps: ShapedSteps, num_rows: int, context: int, budget: _Budget) -> None:
+    """Rows for the steps that come. Their prompts' pass may prepare something, too."""
+    started = time.perf_counter()
+    steps.start(num_rows, context)
+    took = time.perf_counter() - started
+    if took > SLOW_S and not budget.is_steady:
+        budget.forgive(took)
+
+
+def _settled(steps: ShapedSteps, depths: Sequence[int], budget: _Budget) -> Sample | None:
+    """A step of that shape; not one in which kernels were compiled or a graph was recorded, which takes long and happens once."""
+    sample = steps.step(depths)
+    if sample is None or sample.whole_s <= SLOW_S or budget.is_steady:
+        return sample
+    first_s, spent = sample.whole_s, 0.0
+    for _ in range(PREPARING):
+        spent += sample.whole_s
+        again = steps.step(depths)
+        if again is None:
+            return sample
+        sample = again
+        if sample.whole_s < first_s / 2:
+            budget.forgive(spent)
+            return sample
+    budget.is_steady = True
+    return sample
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:

@@ -28,6 +28,10 @@ class Sample:
     seconds: float  # without the proposers
     draft_seconds: float
 
+    @property
+    def whole_s(self) -> float:
+        return self.seconds + self.draft_seconds
+
 
 class _Shape:
     """The policy of a measurement: asks for exactly what is to be measured, and keeps what the core says of it."""

@@ -123,6 +123,40 @@ def test_a_slow_network_has_few_rungs_and_a_slower_one_two(tiny_target: Path, mo
     assert slower.num_runs < 20
 
 
+def test_what_is_prepared_in_the_first_step_of_a_shape_is_no_part_of_its_time(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kernels that are compiled and graphs that are recorded on a GPU: a third of a second each, more than there is time for."""
+
+    class Preparing(Slow):
+        def run(self, *args: Any, **kwargs: Any) -> ForwardOutput:
+            batch = args[0]
+            shape = len(batch.token_ids), len(batch.seq_lens)
+            if shape not in shapes:
+                shapes.add(shape)
+                time.sleep(0.35)
+            return super().run(*args, **kwargs)
+
+    shapes: set[tuple[int, int]] = set()
+    engine = start(tiny_target, adaptive=False)
+    figures = measured(engine, monkeypatch, Preparing(engine.core.runner.executor, 2e-3), budget_s=1.0)
+    assert {1, 2, 4, 8, 16, 32, 64} <= set(figures.target)
+    assert max(figures.target.values()) < 0.1
+
+
+def test_a_drafters_preparation_is_no_part_of_its_time(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Preparing(Sleeper):
+        num_calls = 0
+
+        def propose(self, context: DraftContext) -> Draft:
+            self.num_calls += 1
+            if self.num_calls in (2, 5):  # not the prompt's
+                time.sleep(0.4)
+            return super().propose(context)
+
+    engine = start(tiny_target, adaptive=False)
+    figures = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.0), Preparing(), budget_s=1.0)
+    assert figures.draft is not None and max(figures.draft["sleeper"].values()) < 0.2
+
+
 def test_each_proposers_times_are_found_by_depth_and_rows(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start(tiny_target, adaptive=False)
     sleeper = Sleeper()

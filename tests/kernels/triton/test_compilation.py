@@ -20,7 +20,8 @@ REGISTERS = 64 * 1024  # of a multiprocessor
 def build(group: str, cache: Path) -> list[dict[str, Any]]:
     """In a process of its own: here kernels are interpreted."""
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    variables |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE.parents[1] / "support")}
+    known = [Path(path).resolve() for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    variables |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(map(str, [HERE.parents[1] / "support", *known]))}
     run = subprocess.run([sys.executable, HERE / "compile_kernels.py", group], env=variables, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads(run.stdout)
