@@ -37,12 +37,6 @@ class Node(NamedTuple):
         return len(self.request.token_ids) + len(self.path)
 
 
-def penalised(request: Request) -> bool:
-    """Whether any of the three penalties is on."""
-    p = request.params
-    return p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
-
-
 @dataclass(slots=True)
 class LogitEdits:
     """What one request does to its logits. Arrays that the native sampler reads belong to this object."""
@@ -72,7 +66,7 @@ class LogitEdits:
         phrases = [list(ids) for ids in request.bad_word_ids if len(ids) > 1 and ids[-1] in known]
         stops = [t for t in {*request.eos_token_ids, *p.stop_token_ids} if t in known] if p.min_tokens else []
         bias = {t: b for t, b in p.logit_bias.items() if t in known}
-        counts = _Counts(request.prompt_token_ids) if penalised(request) else None
+        counts = _Counts(request.prompt_token_ids) if request.params.is_penalised else None
         if allowed is None and not (banned or phrases or stops or bias or counts or request.grammar or request.thinking):
             return None
         return cls(

@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..kernels.record import record
@@ -144,6 +145,17 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @cached_property
+    def is_penalised(self) -> bool:
+        """Whether any of the three penalties is on."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @cached_property
+    def needs_scores(self) -> bool:
+        """Whether the best token of a step is not all there is to know, whatever the request says besides."""
+        wanted = self.logprobs is not None or self.allowed_token_ids is not None or bool(self.logit_bias)
+        return wanted or not self.greedy or self.is_penalised
 
     @property
     def speculation_settings(self) -> Speculation:

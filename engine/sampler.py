@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..kernels import noise, sampling
 from ..kernels.noise import Purpose
-from .logit_edits import LogitEdits, Node, penalised
+from .logit_edits import LogitEdits, Node
 from .logit_filters import Filters, narrowed
 from .plan import PlanRow
 from .request import Request, TokenLogprobs
@@ -29,17 +29,13 @@ _AT_ONCE = 1 << 18
 
 def full_logits_wanted(request: Request) -> bool:
     """Whether the request's nodes need whole logits rows; else the forward's argmax says it all."""
-    params = request.params
+    params = request.params  # asked for twice a row and step
     return (
-        params.temperature != 0.0
-        or params.logprobs is not None
-        or params.allowed_token_ids is not None
+        params.needs_scores
         or request.grammar is not None
         or (request.thinking is not None and request.thinking.watches)
-        or bool(params.logit_bias)
         or bool(request.bad_word_ids)
-        or request.num_output_tokens < params.min_tokens
-        or penalised(request)
+        or (params.min_tokens > 0 and request.num_output_tokens < params.min_tokens)
     )
 
 

@@ -111,9 +111,11 @@ class Verifier:
         walks = self._walks(plan, target)
         if self._rates is not None:
             self._decree([walk for walk in walks if walk.row.draft_token_ids and walk.error is None], target.logits)
-        if target.logits is not None:
-            open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
-            self._choose(open_walks, plan, target.logits, target.chosen)
+        open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
+        if target.chosen is not None:
+            _look_up(open_walks, target.chosen)
+        elif target.logits is not None:
+            self._choose(open_walks, plan, target.logits)
         verdicts = [_verdict(walk) for walk in walks]
         return verdicts if target.logits is None else _with_logprobs(walks, verdicts, target.logits)
 
@@ -127,13 +129,14 @@ class Verifier:
                 continue
             end = first + 1 + len(row.draft_token_ids)
             if full_logits_wanted(row.request):
-                assert target.logits is not None, "the forward left out logits that full_logits_wanted"
                 walk = _Walk(row, [-1] * (end - first), tops[first:end], first_logits, first_draft)
                 first_logits += end - first
-                try:
-                    self.sampler.prepare(row.request, target.logits.shape[1])
-                except InvalidRequest as error:
-                    walk.error = str(error)
+                if target.chosen is None:
+                    assert target.logits is not None, "the forward left out logits that full_logits_wanted"
+                    try:
+                        self.sampler.prepare(row.request, target.logits.shape[1])
+                    except InvalidRequest as error:
+                        walk.error = str(error)
             else:
                 walk = _Walk(row, argmax[first:end], tops[first:end], -1, first_draft)
             walks.append(walk)
@@ -141,7 +144,7 @@ class Verifier:
         assert first + plan.num_scored == len(argmax), "the forward's nodes are not the plan's"
         return walks
 
-    def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor, known: Tensor | None) -> None:
+    def _choose(self, walks: list[_Walk], plan: StepPlan, logits: Tensor) -> None:
         """Fill in the tokens of rows with logits, as far as their paths go."""
         # Trees keep sample-and-match, whose output depends on no guess and so is lossless wherever guesses come from (for fixed,
         # one-hot guesses it is the p/q rule). Greedy rows have no probabilities to compare.
@@ -152,10 +155,7 @@ class Verifier:
             self._judge([w for w in drawn if w.row.is_chain], logits, plan.draft_probs)
         walks = [w for w in walks if w.accepted is None]
         # A node's token is the one its draft would find there, penalties for the path to it included: the walk only looks it up.
-        if known is not None:  # made before the step was waited for; nobody guessed in it
-            chosen = [known[walk.first_logits : walk.first_logits + len(walk.tokens)].tolist() for walk in walks]
-        else:
-            chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
+        chosen = self.sampler.choose(logits, [walk.row for walk in walks], [walk.first_logits for walk in walks])
         for walk, tokens in zip(walks, chosen, strict=True):
             walk.tokens = tokens
 
@@ -217,6 +217,13 @@ class Verifier:
         walk.follow(path, token)
 
 
+def _look_up(walks: Sequence[_Walk], chosen: Tensor) -> None:
+    """Take over choices that were made before the step was waited for. Nobody guessed in it, and no row wants logprobs."""
+    known = chosen.tolist()
+    for walk in walks:
+        walk.tokens = known[walk.first_logits : walk.first_logits + len(walk.tokens)]
+
+
 def _coin_keys(row: PlanRow) -> Tensor:
     """[1 + len(draft)] int64, by step and depth (see `noise.step_stream`). The last one is spare."""
     request, count = row.request, 1 + len(row.draft_token_ids)
@@ -235,9 +242,10 @@ def _verdict(walk: _Walk) -> RowVerdict:
         return RowVerdict([], [], error=walk.error, error_code="invalid_parameters")
     tokens, tops = walk.tokens, walk.tops
     accepted = walk.path() if walk.accepted is None else walk.accepted
-    nodes = [0, *(i + 1 for i in accepted)]
-    emitted = [tokens[i] for i in nodes]
-    if min(emitted) < 0 or not all(math.isfinite(tops[i]) for i in nodes):
+    emitted = [tokens[0], *[tokens[i + 1] for i in accepted]]
+    # A sum is quickly made; if it is finite, so are its parts.
+    is_finite = math.isfinite(sum(tops)) or (math.isfinite(tops[0]) and all(math.isfinite(tops[i + 1]) for i in accepted))
+    if min(emitted) < 0 or not is_finite:
         return RowVerdict([], [], error=_NOT_FINITE)
     return RowVerdict(accepted, emitted)
 

@@ -40,8 +40,9 @@ def fault_of(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
         if type(token) is not int or not 0 <= token < limit:
             return f"{token!r} is no token id"
     for start, end in zip(starts, starts[1:], strict=False):
-        if any(not -1 <= draft.parents[start + node] < node for node in range(end - start)):
-            return "a parent does not stand before its child"
+        for node, parent in enumerate(draft.parents[start:end]):
+            if not -1 <= parent < node:
+                return "a parent does not stand before its child"
     if draft.confidence is not None and (len(draft.confidence) != total or not all(map(math.isfinite, draft.confidence))):
         return "confidence is not one finite number a token"
     if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != total):
