@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..kernels import native
-from ..kernels.graphs import GraphExecutor
+from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..proposers.config import SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
@@ -31,6 +31,7 @@ from .request import Request
 from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
+from .shaped_steps import ShapedSteps
 from .speculation_policy import PREDICTION, ProposerInfo
 from .verifier import Verifier
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 TORCH_THREADS = torch.get_num_threads()  # what torch, or OMP_NUM_THREADS, chose for this process
 SMALL_NETWORK_BYTES = 32 * 2**20  # of weight files
+WARM_CONTEXT = 32  # tokens that drafters read before their first guesses
+WARM_STEPS = 2  # the first behind a prompt, and one behind a verification
 MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the lazy dog looks after the quick brown fox. "
 
 
@@ -69,8 +72,11 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
     runner = open_runner(config, model, drafters, progress)
+    _warm_up(config, model, runner, drafters, progress)
     costs, keep_costs = _costs(config, speculative, model, runner, drafters, progress)
     core = assemble(config, speculative, model, runner, proposers, costs, keep_costs)
+    for network in _graph_networks(model, drafters):
+        network.be_patient()
     capacity = drafters.num_blocks * config.cache.block_size
     intake = Intake(
         tokenizer=model.tokenizer,
@@ -134,17 +140,58 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     executor, hidden = model.executor, drafters.proposers.needs.hidden
     if not isinstance(executor, GraphExecutor):
         return Runner(executor, drafters.target_kv, hidden, full_logits_wanted)
-    drafted = max((p.max_tokens for p in drafters.proposers.proposers), default=0)
+    drafted = max((p.max_tokens for p in drafters.proposers.proposers if p.name != PREDICTION), default=0)  # few requests bring one
     progress("capturing graphs")
     executor.capture(drafters.target_kv, hidden, config.scheduler.max_num_seqs, 1 + drafted, progress)
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
+
+
+def _warm_up(config: EngineConfig, model: LoadedModel, runner: Runner, drafters: Drafters, progress: Progress) -> None:
+    """Let the drafters of a GPU guess now: what is compiled and recorded for that would be taken for a drafter that hangs later on.
+
+    For 1, 2, 4 ... rows and as many as there may be, because kernels are built anew for such sizes; each with all their guesses.
+    """
+    networks, size = drafters.networks, config.cache.block_size
+    if not any(network.has_graphs for network in networks):
+        return
+    progress("capturing graphs of drafters")
+    context = min(-(-WARM_CONTEXT // size) * size, model.max_model_len // (2 * size) * size)
+    text = (_text(model) * (context + 1))[: 8 * context + 64]
+    for proposer in drafters.proposers.proposers:
+        if not proposer.max_tokens or not (proposer.needs.kv_layers or proposer.needs.hidden):
+            continue  # without a network
+        alone = ProposerSet([proposer], clock=lambda: 0.0)  # slow is what it may be here
+        steps = ShapedSteps(_shaped_core(config, model, runner, alone), text, lambda: None)
+        most = max(1, min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens // (1 + proposer.max_tokens)))
+        steps.start(1, context)  # the others find the text in the cache
+        for num_rows in sorted({most, *(1 << power for power in range(most.bit_length()))}, reverse=True):
+            steps.start(num_rows, context)
+            for _ in range(WARM_STEPS):
+                steps.step([proposer.max_tokens] * num_rows)
+        steps.stop()
+    progress(f"drafters: {_captured(networks).describe()}")
+
+
+def _graph_networks(model: LoadedModel, drafters: Drafters) -> tuple[GraphExecutor, ...]:
+    return (*((model.executor,) if isinstance(model.executor, GraphExecutor) else ()), *drafters.networks)
+
+
+def _captured(networks: Iterable[GraphExecutor]) -> CaptureReport:
+    return sum((network.captured for network in networks), CaptureReport())
 
 
 def _gpu_lines(model: LoadedModel, drafters: Drafters) -> list[str]:
     """How a GPU's memory is divided, and what its graphs took."""
     if not isinstance(model.executor, GraphExecutor) or not drafters.gpu_memory:
         return []
-    return [f"memory      {drafters.gpu_memory}", f"graphs      {model.executor.captured.describe()}"]
+    return [f"memory      {drafters.gpu_memory}", f"graphs      {_captured(_graph_networks(model, drafters)).describe()}"]
+
+
+def _shaped_core(config: EngineConfig, model: LoadedModel, runner: Runner, alone: ProposerSet) -> EngineCore:
+    """A core that takes steps of any shape, with guesses of this set."""
+    scheduler = replace(config.scheduler, max_draft_tokens_per_step=config.scheduler.max_num_batched_tokens)
+    shaped = replace(config, scheduler=scheduler, cache=replace(config.cache, enable_prefix_caching=True))
+    return assemble(shaped, SpeculativeConfig(adaptive=False), model, runner, alone)
 
 
 def _costs(
@@ -158,10 +205,7 @@ def _costs(
     figures = file.load(proposers.names)
     if figures is None:
         progress("measuring what steps cost")
-        scheduler = replace(config.scheduler, max_draft_tokens_per_step=config.scheduler.max_num_batched_tokens)
-        shaped = replace(config, scheduler=scheduler, cache=replace(config.cache, enable_prefix_caching=True))
-        fixed = SpeculativeConfig(adaptive=False)
-        figures = measure(lambda alone: assemble(shaped, fixed, model, runner, alone), proposers.proposers, _text(model))
+        figures = measure(lambda alone: _shaped_core(config, model, runner, alone), proposers.proposers, _text(model))
         if figures is None:
             return None, lambda core: None
         file.save(figures)

@@ -49,6 +49,7 @@ class Drafters:
     found: tuple[str, ...]  # lines for the banner
     learned: tuple[str, ...]  # names of proposers whose guesses depend on weights from a folder
     gpu_memory: str = ""  # how a GPU's memory is divided, for people
+    networks: tuple[GraphExecutor, ...] = ()  # of all proposers, those that run on a GPU
 
 
 def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: LoadedModel, progress: Progress) -> Drafters:
@@ -88,7 +89,8 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     return_probs = speculative.rejection_sample_method in ("standard", "block")
     proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, is_weighed=speculative.adaptive)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
-    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, (*loading.found, *_found(loaded)), learned, gpu_line)
+    found, networks = (*loading.found, *_found(loaded)), tuple(loading.networks)
+    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, found, learned, gpu_line, networks)
 
 
 def _gpu_cache(
@@ -116,6 +118,7 @@ class _Loading:
         self._target = target
         self._progress = progress
         self.found: list[str] = []
+        self.networks: list[GraphExecutor] = []
 
     def bind(self, program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
         plan = self._target.plan
@@ -126,7 +129,7 @@ class _Loading:
         if (wanted == "int8" or wanted == "int4" and not plan.execution.on_gpu) and not native:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
         execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
-        return bind_program(program, weights, execution, self._target.executor.bank)
+        return self._noted(bind_program(program, weights, execution, self._target.executor.bank))
 
     def bind_layer(self, layer: DraftLayer, weights: Mapping[str, Tensor]) -> Executor:
         from ..kernels.transformers_layer import TransformersLayerExecutor  # reads modeling code of transformers
@@ -154,7 +157,12 @@ class _Loading:
         bank = target.executor.bank if own and target.plan.kind != "transformers" else None
         loaded = load_model(settings, self._progress, narrow, num_layers, bank)
         self.found.append(f"draft       {loaded.path.name}: {loaded.plan.describe()}")
-        return LoadedDraft(loaded.executor, loaded.tokenizer, loaded.hf_config.get_text_config().to_dict(), loaded.path)
+        return LoadedDraft(self._noted(loaded.executor), loaded.tokenizer, loaded.hf_config.get_text_config().to_dict(), loaded.path)
+
+    def _noted(self, executor: Executor) -> Executor:
+        if isinstance(executor, GraphExecutor):
+            self.networks.append(executor)
+        return executor
 
 
 def _found(loaded: list[LoadedProposer]) -> list[str]:

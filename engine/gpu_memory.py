@@ -83,7 +83,7 @@ def run_largest_step(executors: Sequence[GraphExecutor], scheduler: SchedulerCon
         kv = executor.allocate(PROFILED_BLOCKS, block_size)
         inputs = {name: torch.zeros(tokens, width) for name, width in program.inputs.items()}
         hidden = tuple(range(min(3, len(program.boundaries))))
-        executor.run(padding(tokens, wanted, block_size), kv, hidden, inputs)
+        executor.network.run(padding(tokens, wanted, block_size), kv, hidden, inputs)  # no graph: it would keep the cache for ever
 
 
 def padding(tokens: int, wanted: int, block_size: int) -> RaggedBatch:

@@ -22,6 +22,7 @@ from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import ForwardOutput, KVTensors, RaggedBatch
 from ..kernels.matching import Guesses
 from ..kernels.started import Fetched, Started, StartingExecutor
+from ..kernels.upload import upload
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
@@ -114,10 +115,13 @@ class OverlappedRunner(Runner):
             self.num_matched += 1
             logits = started.logits if plan.scored else None
             return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=matched.get())
-        output = started.finish() if taken is None else _rows(started.finish(), taken)
+        # What was begun writes over the scores, and all choices that are made from them are made.
+        output = started.finish() if following is None else started.best()
+        if taken is not None:
+            output = _rows(output, taken)
         if following is None or following.chosen is None:
             return output
-        return ForwardOutput(output.argmax, output.top, output.logits, output.hidden, following.chosen.get())
+        return ForwardOutput(output.argmax, output.top, None, output.hidden, following.chosen.get())
 
     def final_states(self, plan: StepPlan) -> Tensor:
         self._ahead = None  # the step behind it would read its tokens where this pass writes its own
@@ -264,5 +268,4 @@ def _rows(output: ForwardOutput, taken: list[_Place]) -> ForwardOutput:
 
 def _index(values: list[int], like: Tensor) -> Tensor:
     """On the device of another tensor, without waiting for it."""
-    index = torch.tensor(values, dtype=torch.int64)
-    return index.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else index
+    return upload(torch.tensor(values, dtype=torch.int64), like.device)

@@ -30,20 +30,29 @@ class Choosing:
     width: int | None  # only the first so many columns may; None = all, but for `barred`
     token_ids: Tensor | None  # [V] token id of each column; None = the column
     barred: Tensor | None  # [V] bool, columns of token ids that may not be chosen
+    is_free: bool  # whether every column may be: then the best of a pass is the best there is
 
     @classmethod
     def of(cls, token_ids: Tensor | None, columns: int, vocab_size: int | None) -> Choosing:
         """vocab_size: of the draws; None = every column."""
         if token_ids is None:
-            return cls(vocab_size or columns, vocab_size, None, None)
+            return cls(vocab_size or columns, vocab_size, None, None, vocab_size is None or vocab_size >= columns)
         limit = int(token_ids.max()) + 1 if vocab_size is None else vocab_size
         barred = token_ids >= limit
-        return cls(limit, None, token_ids, barred if bool(barred.any()) else None)
+        has_barred = bool(barred.any())
+        return cls(limit, None, token_ids, barred if has_barred else None, not has_barred)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """[N, n] float32, -inf where nothing may be chosen."""
-        scores = logits[:, : self.width].float()
+        """[N, n] in their own dtype, -inf where nothing may be chosen."""
+        scores = logits[:, : self.width]
         return scores if self.barred is None else scores.masked_fill(self.barred, -torch.inf)
+
+    def best(self, computed: Computed, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids [N] int64 and scores [N] float32 of the best that may be chosen. A pass finds that of all columns by itself."""
+        if self.is_free:
+            return computed.argmax, computed.top
+        best, columns = scores.max(-1)
+        return columns if self.token_ids is None else self.token_ids[columns], best.float()
 
     def by_token(self, scores: Tensor) -> Tensor:
         """[N, vocab_size]: noise belongs to token ids, so that target and draft race under the same."""
@@ -115,7 +124,7 @@ def chain(
     computed = compute(batch, hidden, inputs)
     last = starts  # where the chains' last tokens stood in the pass
     found: list[Tensor] = []
-    likely: list[Tensor] = []
+    said: list[tuple[Tensor, Tensor, Tensor]] = []  # scores of what was chosen and of the best, and what a softmax divides by
     kept: list[Tensor] = []
     for step in range(steps):
         if step:
@@ -139,10 +148,11 @@ def chain(
         if keep_logits:
             kept.append(computed.logits.float())
         scores = choosing.scores(computed.logits)
-        best, columns = scores.max(-1)
-        tokens = columns if choosing.token_ids is None else choosing.token_ids[columns]
+        tokens, best = choosing.best(computed, scores)
+        total = torch.sub(scores, best[:, None]).exp_().sum(-1)  # sub makes float32 of both in the same launch
         chosen = best
         if draws is not None:
+            scores = scores.float()
             temperatures = draws.temperatures[:, None]
             sampled = choosing.by_token(scores / torch.where(temperatures > 0, temperatures, 1.0))
             drawn = device_noise.draw(torch.softmax(sampled, -1), draws.keys[:, step])
@@ -150,5 +160,6 @@ def chain(
             draws_own = draws.temperatures > 0
             tokens, chosen = torch.where(draws_own, drawn, tokens), torch.where(draws_own, drawn_score, best)
         found.append(tokens)
-        likely.append((chosen - scores.logsumexp(-1)).exp())
-    return ChainTensors(torch.stack(found, 1), torch.stack(likely, 1), kept)
+        said.append((chosen, best, total))
+    chosen, best, total = (torch.stack(scores, 1) for scores in zip(*said, strict=True))
+    return ChainTensors(torch.stack(found, 1), (chosen - best).exp() / total, kept)

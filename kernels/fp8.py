@@ -23,6 +23,10 @@ LEAST_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs that multiply e4m3."""
 
 
+FewRows = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""(x [T, in], values [out, in] e4m3, scales [out], bias [out], residual [T, out]) -> (x @ values.T) * scales + bias + residual."""
+
+
 @dataclass(frozen=True)
 class Fp8Matrix:
     """A weight [out, in] as weight[o, i] = values[o, i] * scales[o]."""
@@ -45,29 +49,38 @@ class Fp8Matrix:
         return cls(*quantised(weight.contiguous()))
 
     def product(
-        self, bias: Tensor | None, few: Callable[[Tensor, Tensor], Tensor], most_few: int
+        self, bias: Tensor | None, few: FewRows, most_few: int, quantise: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> Callable[[Tensor, Tensor | None], Tensor]:
         """(x [T, in], residual [T, out] or None) -> x @ weight.T + bias + residual, in x's dtype.
 
-        few: (x, values) -> x @ values.T for at most most_few rows of x, in x's dtype.
+        few: does it all for at most most_few rows of x. quantise: as `quantised`.
         """
-        columns, scales = self.values.t(), self.scales.t().contiguous()
+        columns, scales, flat_scales = self.values.t(), self.scales.t().contiguous(), self.scales.flatten()
 
         def apply(x: Tensor, residual: Tensor | None) -> Tensor:
             if 0 < len(x) <= most_few:
-                out = few(x, self.values)
-                out = out * scales.to(x) if residual is None else torch.addcmul(residual, out, scales.to(x))
-            else:
-                narrow, row_scales = quantised(x)
-                out = torch._scaled_mm(narrow, columns, row_scales, scales, out_dtype=x.dtype, use_fast_accum=True)
-                out = out if residual is None else out.add_(residual)
+                return few(x, self.values, flat_scales, bias, residual)
+            narrow, row_scales = quantise(x)
+            dtype = product_dtype(x.dtype, x.device)
+            out = torch._scaled_mm(narrow, columns, row_scales, scales, out_dtype=dtype, use_fast_accum=True).to(x.dtype)
+            out = out if residual is None else out.add_(residual)
             return out if bias is None else out.add_(bias)
 
         return apply
 
 
+def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What products of many rows come out as where dtype is wanted.
+
+    Only Hopper's have another type than bfloat16 under a scale for each row. Its rounding is small beside that of the factors.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+        return torch.bfloat16
+    return dtype
+
+
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [n, k] as e4m3 [n, k] times scales [n, 1] float32; a row of zeros has scale 1."""
+    """x [n, k] as e4m3 [n, k] times scales [n, 1] float32; a row of zeros has scale 1. triton/quantise.py does it in one launch."""
     wide = x.float()
     scales = wide.abs().amax(-1, keepdim=True) / LARGEST
     scales = torch.where(scales > 0, scales, 1.0)

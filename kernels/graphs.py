@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +18,15 @@ from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .started import Fetched, Started, to_host
-from .static_batch import Ladder, Rung, StaticBatch
+from .static_batch import Ladder, Rung, StaticBatch, block_tables
 from .torch_executor import Computed, TorchExecutor, on_device
 
 MOST_CHAIN_ROWS = 256
 """Chains of more rows than this run op by op: by then launches hide behind the work."""
+
+PATIENCE = 16
+"""While requests are served a shape runs op by op so many times before it is recorded: recording stops all of them for a moment, which
+a shape that hardly ever comes is not worth."""
 
 T = TypeVar("T")
 
@@ -35,19 +39,61 @@ class CaptureReport:
     seconds: float = 0.0
     num_bytes: int = 0
 
+    def __add__(self, other: CaptureReport) -> CaptureReport:
+        return CaptureReport(self.num_graphs + other.num_graphs, self.seconds + other.seconds, self.num_bytes + other.num_bytes)
+
     def describe(self) -> str:
         """`25 graphs captured in 8.1 s, 310 MB`."""
         return f"{self.num_graphs} graphs captured in {self.seconds:.1f} s, {self.num_bytes / 1e6:.0f} MB"
 
 
+class Recorder(Protocol):
+    """What makes graphs."""
+
+    captured: CaptureReport  # by it so far
+
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], object], T]:
+        """What does the work again, over the same memory, and where it leaves its results. The work is done once, too."""
+        ...
+
+
+class CudaRecorder:
+    """Records for one executor on one GPU, all graphs sharing their memory: no two of them run at once. Implements `Recorder`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.captured = CaptureReport()
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # One for everything: cuBLAS keeps a workspace for each stream that it was ever used on, graphs share memory only if they
+        # were recorded on the same one, and the one that torch would choose belongs to whichever GPU was the first.
+        self._stream = torch.cuda.Stream(device)
+
+    def record(self, work: Callable[[], T]) -> tuple[Callable[[], object], T]:
+        """Run it once, so that all kernels are compiled and all handles of this thread made, then record it."""
+        started, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = work()
+        added = max(torch.cuda.memory_reserved(self._device) - before, 0)
+        self.captured += CaptureReport(1, time.perf_counter() - started, added)
+        return graph.replay, result
+
+
 class GraphExecutor:
     """A `TorchExecutor` on a GPU whose small passes are graphs. Implements `Executor`.
 
-    On a device without graphs (a CPU) every pass runs op by op through the same code.
+    On a device without graphs (a CPU) every pass runs op by op through the same code. A shape is recorded when it is first wanted,
+    until the executor is told to be patient.
     """
 
-    def __init__(self, network: TorchExecutor, ladder: Ladder | None = None) -> None:
-        """ladder: None = the usual one on a GPU."""
+    def __init__(self, network: TorchExecutor, ladder: Ladder | None = None, recorder: Recorder | None = None) -> None:
+        """ladder: None = the usual one. recorder: None = the device's own, if it has graphs."""
         self.network = network
         self.kv_layers: tuple[KVLayerSpec, ...] = network.kv_layers
         self.vocab_size = network.vocab_size
@@ -59,15 +105,29 @@ class GraphExecutor:
         self.recurrent = network.recurrent
         self.program = network.program
         self.device = network.device
-        self.captured = CaptureReport()
         self.ladder = ladder or Ladder()
-        self._has_graphs = self.device.type == "cuda"
+        self._on_gpu = self.device.type == "cuda"
         self._enter()
-        self._pool = torch.cuda.graph_pool_handle() if self._has_graphs else None
+        self._recorder = CudaRecorder(self.device) if recorder is None and self._on_gpu else recorder
+        self._patience = 0
         self._passes: dict[tuple[int, Rung, tuple[int, ...]], _Pass] = {}
-        self._chains: dict[tuple[int, Rung, Rung, int, int | None, bool], _Chain] = {}
+        self._chains: dict[tuple[int, Rung, int, int | None, bool], _Chain] = {}
         self._choosing: dict[int | None, Choosing] = {}
         self._logits: Tensor | None = None
+        self._tables: dict[int, Tensor] = {}  # of each cache: what is filled last stands there
+
+    @property
+    def has_graphs(self) -> bool:
+        return self._recorder is not None
+
+    @property
+    def captured(self) -> CaptureReport:
+        """All graphs so far."""
+        return CaptureReport() if self._recorder is None else self._recorder.captured
+
+    def be_patient(self) -> None:
+        """From now on somebody waits for every pass: no shape is recorded before it has been wanted PATIENCE times."""
+        self._patience = PATIENCE
 
     def allocate(self, num_blocks: int, block_size: int) -> KVTensors:
         return self.network.allocate(num_blocks, block_size)
@@ -93,24 +153,22 @@ class GraphExecutor:
         self._enter()
         num_tokens, num_scores = len(batch.token_ids), len(batch.logits_indices)
         with torch.inference_mode():
-            rung = self.ladder.rung(batch) if self._has_graphs else None
+            rung = self.ladder.rung(batch) if self.has_graphs else None
             if rung is None:
                 moved = on_device(batch, self.device)
                 if tokens is not None:
                     moved = replace(moved, token_ids=tokens)
                 computed = self.network.compute(moved, kv, hidden, inputs)
             else:
-                graph = self._pass(rung, kv, hidden)
-                graph.static.fill(batch)
-                if tokens is not None:
-                    graph.static.batch.token_ids[:num_tokens].copy_(tokens)
-                computed = graph.replay(inputs)
+                prepared = self._pass(rung, kv, hidden)
+                prepared.fill(batch, inputs, tokens)
+                computed = prepared.work(self._recorder, self._patience)
             # What a replay left is overwritten by the next one: whatever outlives this step is copied in stream order.
             states = {boundary: state[:num_tokens] for boundary, state in computed.hidden.items()}
             if rung is not None:
                 states = {boundary: state.clone() for boundary, state in states.items()}
             wanted = batch.full_logits
-            if len(wanted) and self._has_graphs:
+            if len(wanted) and self._on_gpu:
                 wanted = wanted.pin_memory().to(self.device, non_blocking=True)
             return Started(replace(computed, hidden=states), num_scores, wanted)
 
@@ -136,9 +194,8 @@ class GraphExecutor:
         host_draws = ChainDraws.of(draws, steps) if draws is not None and drawn else None
         keeps = draws is not None and draws.keep_logits
         with torch.inference_mode():
-            size = self.ladder.rung(batch) if self._has_graphs and not keeps else None
-            rows = self.ladder.up(len(batch.seq_lens))
-            if size is None or rows is None or rows > MOST_CHAIN_ROWS:
+            rung = self.ladder.chain_rung(batch) if self.has_graphs and not keeps else None
+            if rung is None or rung.rows > MOST_CHAIN_ROWS:
                 moved_draws = None
                 if host_draws is not None:
                     moved_draws = ChainDraws(host_draws.temperatures.to(self.device), host_draws.keys.to(self.device))
@@ -146,11 +203,12 @@ class GraphExecutor:
                     on_device(batch, self.device), kv, counts.to(self.device), steps, vocab_size, inputs, moved_draws, keeps
                 )
             else:
-                graph = self._captured_chain(Rung(size.tokens, rows), kv, steps, vocab_size, drawn)
-                found = graph.replay(batch, counts, inputs, host_draws)
+                prepared = self._chain(rung, kv, steps, vocab_size, drawn)
+                prepared.fill(batch, counts, inputs, host_draws)
+                found = prepared.work(self._recorder, self._patience)
             token_ids, confidence = to_host(found.token_ids[: len(counts)]), to_host(found.confidence[: len(counts)])
             logits = torch.stack(found.logits, 1).cpu() if keeps else None
-            if self._has_graphs:
+            if self._on_gpu:
                 torch.cuda.current_stream().synchronize()
         return ChainOutput(token_ids, confidence, logits)
 
@@ -165,15 +223,15 @@ class GraphExecutor:
         """Record passes of up to so many rows now, of one token each and of tokens_per_row, so that no request waits for it; and
         compile what comes behind them.
 
-        The largest goes first: others fit its memory. Passes of other shapes are recorded when they come.
+        The largest goes first: others fit its memory. Passes of other shapes are recorded when they come, or have come often.
         """
-        if not self._has_graphs:
+        if self._recorder is None:
             return
         shapes = {(rows * tokens, rows) for rows in self.ladder.below(most_rows) for tokens in {1, tokens_per_row}}
         for tokens, rows in sorted(shapes, reverse=True):
-            if (rung := self.ladder.rung_of(tokens, rows)) is not None:
-                self._pass(rung, kv, hidden)
-        if self.program.logits:
+            if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:
+                self._pass(rung, kv, hidden).work.record(self._recorder)
+        if self.program.logits and self._on_gpu:
             from .triton.matching import warm_up
 
             with torch.inference_mode():
@@ -183,9 +241,7 @@ class GraphExecutor:
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:
         key = (id(kv), rung, hidden)
         if key not in self._passes:
-            static = self._static(rung, kv)
-            widths = self.program.inputs.items()
-            inputs = {name: torch.zeros(rung.tokens, width, dtype=self.network.dtype, device=self.device) for name, width in widths}
+            static, inputs = self._static(rung, kv), self._inputs(rung)
             logits = self._logits_buffer(rung)
 
             def work() -> Computed:
@@ -194,24 +250,32 @@ class GraphExecutor:
                     return computed
                 return replace(computed, logits=logits.copy_(computed.logits))
 
-            graph, computed = self._record(work)
-            self._passes[key] = _Pass(static, inputs, graph, computed, kv)
+            self._passes[key] = _Pass(static, inputs, _Work(work), kv)
         return self._passes[key]
 
     def _logits_buffer(self, rung: Rung) -> Tensor | None:
-        """[tokens, V], the same memory for all graphs: what a graph keeps to itself no other can use, and logits are long."""
+        """[scores, V], the same memory for all graphs: what a graph keeps to itself no other can use, and logits are long."""
         if not self.program.logits:
             return None
-        if self._logits is None or len(self._logits) < rung.tokens:
-            self._logits = torch.empty(rung.tokens, self.vocab_size, dtype=self.network.dtype, device=self.device)
-        return self._logits[: rung.tokens]
+        if self._logits is None or len(self._logits) < rung.scores:
+            self._logits = torch.empty(rung.scores, self.vocab_size, dtype=self.network.dtype, device=self.device)
+        return self._logits[: rung.scores]
 
-    def _captured_chain(self, rung: Rung, kv: KVTensors, steps: int, vocab_size: int | None, drawn: bool) -> _Chain:
-        chains = Rung(rung.rows, rung.rows)
-        key = (id(kv), rung, chains, steps, vocab_size, drawn)
+    def _chain(self, rung: Rung, kv: KVTensors, steps: int, vocab_size: int | None, drawn: bool) -> _Chain:
+        key = (id(kv), rung, steps, vocab_size, drawn)
         if key not in self._chains:
             self._choose(vocab_size)  # reads a map on the host, which no graph may
-            self._chains[key] = _Chain.record(self, self._static(rung, kv), kv, steps, vocab_size, drawn)
+            static, inputs = self._static(rung, kv), self._inputs(rung)
+            counts = torch.ones(rung.rows, dtype=torch.int64, device=self.device)
+            draws = None
+            if drawn:
+                keys = torch.zeros(rung.rows, steps, dtype=torch.int64, device=self.device)
+                draws = ChainDraws(torch.zeros(rung.rows, device=self.device), keys)
+
+            def work() -> ChainTensors:
+                return self._chain_by_ops(static.batch, kv, counts, steps, vocab_size, inputs, draws)
+
+            self._chains[key] = _Chain(static, counts, inputs, draws, _Work(work), kv)
         return self._chains[key]
 
     def _chain_by_ops(
@@ -238,96 +302,86 @@ class GraphExecutor:
 
     def _enter(self) -> None:
         """Kernels start on the thread's own GPU, whatever GPU their tensors are on."""
-        if self._has_graphs:
+        if self._on_gpu:
             torch.cuda.set_device(self.device)
 
     def _static(self, rung: Rung, kv: KVTensors) -> StaticBatch:
-        blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
-        return StaticBatch(rung, blocks, kv.block_size, self.device)
+        tables = self._tables.get(id(kv))
+        if tables is None or len(tables) < rung.rows:
+            blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
+            tables = self._tables[id(kv)] = block_tables(rung.rows, blocks, self.device)
+        return StaticBatch(rung, tables, kv.block_size)
 
-    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Run it once, so that all kernels are compiled and all handles made, then record it."""
-        started, before = time.perf_counter(), torch.cuda.memory_reserved(self.device)
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream), torch.inference_mode():
-            work()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=self._pool):
-            result = work()
-        report = self.captured
-        self.captured = CaptureReport(
-            report.num_graphs + 1,
-            report.seconds + time.perf_counter() - started,
-            report.num_bytes + max(torch.cuda.memory_reserved(self.device) - before, 0),
-        )
-        return graph, result
+    def _inputs(self, rung: Rung) -> dict[str, Tensor]:
+        """name -> [T, width]"""
+        widths = self.program.inputs.items()
+        return {name: torch.zeros(rung.tokens, width, dtype=self.network.dtype, device=self.device) for name, width in widths}
+
+
+class _Work(Generic[T]):
+    """Work over memory that stays where it is: run op by op until it is recorded, then replayed."""
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self._run = run
+        self._num_runs = 0
+        self._recorded: tuple[Callable[[], object], T] | None = None
+
+    def __call__(self, recorder: Recorder | None, patience: int) -> T:
+        """What it reads must be in place: to record it is to do it once more, which changes nothing only with the same values."""
+        if self._num_runs >= patience and recorder is not None:
+            self.record(recorder)
+        if self._recorded is None:
+            self._num_runs += 1
+            return self._run()
+        replay, result = self._recorded
+        replay()
+        return result
+
+    def record(self, recorder: Recorder) -> None:
+        if self._recorded is None:
+            self._recorded = recorder.record(self._run)
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """A recorded pass, what it reads and what it leaves."""
+    """A pass of one shape, and what it reads."""
 
     static: StaticBatch
     inputs: Mapping[str, Tensor]  # name -> [T, width]
-    graph: torch.cuda.CUDAGraph
-    computed: Computed
+    work: _Work[Computed]
     kv: KVTensors  # kept, so that its address stays its own
 
-    def replay(self, inputs: Mapping[str, Tensor] | None) -> Computed:
-        for name, tensor in (inputs or {}).items():
-            self.inputs[name][: len(tensor)].copy_(tensor, non_blocking=True)
-        self.graph.replay()
-        return self.computed
+    def fill(self, batch: RaggedBatch, inputs: Mapping[str, Tensor] | None, tokens: Tensor | None) -> None:
+        """tokens: on the device, instead of the batch's."""
+        self.static.fill(batch)
+        if tokens is not None:
+            self.static.batch.token_ids[: len(tokens)].copy_(tokens)
+        _fill_inputs(self.inputs, inputs)
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A recorded chain of so many steps for as many chains as its rung has rows."""
+    """Chains of so many steps, as many as the rung has rows, and what they read."""
 
     static: StaticBatch
     counts: Tensor  # [N]
     inputs: Mapping[str, Tensor]
     draws: ChainDraws | None
-    graph: torch.cuda.CUDAGraph
-    found: ChainTensors
+    work: _Work[ChainTensors]
     kv: KVTensors
 
-    @classmethod
-    def record(
-        cls, executor: GraphExecutor, static: StaticBatch, kv: KVTensors, steps: int, vocab_size: int | None, drawn: bool
-    ) -> _Chain:
-        network, device = executor.network, executor.device
-        tokens, rows = static.rung.tokens, static.rung.rows
-        counts = torch.ones(rows, dtype=torch.int64, device=device)
-        widths = network.program.inputs.items()
-        inputs = {name: torch.zeros(tokens, width, dtype=network.dtype, device=device) for name, width in widths}
-        draws = None
-        if drawn:
-            draws = ChainDraws(torch.zeros(rows, device=device), torch.zeros(rows, steps, dtype=torch.int64, device=device))
-        batch = chain_batch(static)
-        graph, found = executor._record(lambda: executor._chain_by_ops(batch, kv, counts, steps, vocab_size, inputs, draws))
-        return cls(static, counts, inputs, draws, graph, found, kv)
-
-    def replay(
-        self, batch: RaggedBatch, counts: Tensor, inputs: Mapping[str, Tensor] | None, draws: ChainDraws | None
-    ) -> ChainTensors:
+    def fill(self, batch: RaggedBatch, counts: Tensor, inputs: Mapping[str, Tensor] | None, draws: ChainDraws | None) -> None:
         self.static.fill(batch)
         _fill(self.counts, counts, 1)
-        for name, tensor in (inputs or {}).items():
-            self.inputs[name][: len(tensor)].copy_(tensor, non_blocking=True)
+        _fill_inputs(self.inputs, inputs)
         if self.draws is not None and draws is not None:
             _fill(self.draws.temperatures, draws.temperatures, 0)
             _fill(self.draws.keys, draws.keys, 0)
-        self.graph.replay()
-        return self.found
 
 
-def chain_batch(static: StaticBatch) -> RaggedBatch:
-    """What a chain starts from: as many scores as there are rows, padding's behind those of the chains."""
-    return replace(static.batch, logits_indices=static.batch.logits_indices[: static.rung.rows])
+def _fill_inputs(static: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None) -> None:
+    for name, tensor in (inputs or {}).items():
+        static[name][: len(tensor)].copy_(tensor, non_blocking=True)
 
 
 def _fill(static: Tensor, values: Tensor, padding: int) -> None:

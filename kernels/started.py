@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class Fetched:
 
 class Started:
     """A pass that was handed to the device. What it says of its nodes the next pass overwrites: by then it must have been used
-    there, matched or sent."""
+    there, matched, or sent, which keeps no logits."""
 
     def __init__(self, computed: Computed, num_scores: int, wanted: Tensor) -> None:
         """computed: behind the pass's own entries there may be padding. wanted: full_logits of the batch, on the device."""
@@ -58,9 +58,8 @@ class Started:
         return full_logits(self._computed, self._wanted)
 
     def send(self) -> None:
-        """Let argmax and top come to the host, and keep the logits."""
+        """Let argmax and top come to the host. Nothing is done about logits: they are many, and mostly nobody asks for them."""
         if self._sent is None:
-            _ = self.logits
             self._sent = Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores])
 
     def match(self, guesses: Guesses, chosen: Tensor | None) -> Fetched:
@@ -71,14 +70,22 @@ class Started:
             return Fetched.of(matching.match(self.argmax, self.top, chosen, guesses))[0]
         return Fetched.of(match(self.argmax, self.top, chosen, guesses))[0]
 
-    def finish(self) -> ForwardOutput:
-        """Wait for the device, and only for this pass. Who wants states only goes on with them there: there is nothing to wait for."""
+    def best(self) -> ForwardOutput:
+        """Wait for the device, and only for this pass. For argmax, top and states: who wants states only goes on with them there, so
+        that there is nothing to wait for."""
         self.send()
         assert self._sent is not None
         argmax, top = (sent.get() for sent in self._sent)
-        return ForwardOutput(argmax, top, self.logits, self.hidden)
+        return ForwardOutput(argmax, top, None, self.hidden)
+
+    def finish(self) -> ForwardOutput:
+        """The same with logits, before another pass is started."""
+        logits = self.logits
+        output = self.best()
+        return ForwardOutput(output.argmax, output.top, logits, output.hidden)
 
 
+@runtime_checkable
 class StartingExecutor(Executor, Protocol):
     """An executor that need not be waited for."""
 
@@ -96,8 +103,15 @@ class StartingExecutor(Executor, Protocol):
     def fetch(self, tensor: Tensor) -> Fetched: ...
 
 
+def to_lists(*tensors: Tensor) -> list[list[Any]]:
+    """Their numbers, waited for once."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return [tensor.tolist() for tensor in tensors]
+    return [fetched.get().tolist() for fetched in Fetched.of(*tensors)]
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """A copy that is under way; a CPU tensor is copied at once."""
     if not tensor.is_cuda:
-        return tensor.clone()
+        return tensor.to("cpu", copy=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

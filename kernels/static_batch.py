@@ -23,20 +23,30 @@ TOKEN_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96,
 TOKENS_PER_ROW = (1, 2, 4, 8)
 """A rung has room for as many rows as it has tokens, or for these shares of them: single tokens, and drafts of some lengths."""
 
-_WIDE = ("token_ids", "positions", "slot_mapping", "tree_mask", "logits_indices")  # [T] int64 each
-_NARROW = ("seq_lens", "num_causal", "first_places")  # [R] int32 each
+SCORE_COUNTS = (64, 256)
+"""A rung scores as many tokens as it has, or so few if that is half of them at most: of a prompt's chunk one is wanted. The head's
+product of up to 64 rows takes as long as reading its weights does, so that fewer would save nothing."""
+
+ALIGNMENT = 16
+"""Bytes. Kernels are built once for pointers that are divisible by it and once more for each mix of some that are not."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A size that batches are padded to: this many tokens, as many scores, at most this many rows."""
+    """A size that batches are padded to: this many tokens and scores, at most this many rows.
+
+    has_firsts: whether rows may begin behind place 0. Attention that need not look has a faster loop.
+    """
 
     tokens: int
     rows: int
+    scores: int
+    has_firsts: bool = False
 
     def holds(self, batch: RaggedBatch) -> bool:
         """Whether the batch can be padded to it."""
-        return max(len(batch.token_ids), len(batch.logits_indices)) <= self.tokens and len(batch.seq_lens) <= self.rows
+        fits = len(batch.token_ids) <= self.tokens and len(batch.logits_indices) <= self.scores and len(batch.seq_lens) <= self.rows
+        return fits and (self.has_firsts or batch.first_places is None)
 
 
 class Ladder:
@@ -55,14 +65,21 @@ class Ladder:
 
     def rung(self, batch: RaggedBatch) -> Rung | None:
         """For this batch; None if no size holds it."""
-        return self.rung_of(max(len(batch.token_ids), len(batch.logits_indices)), len(batch.seq_lens)) if len(batch.token_ids) else None
+        tokens, scores = len(batch.token_ids), len(batch.logits_indices)
+        return self.rung_of(tokens, len(batch.seq_lens), scores, batch.first_places is not None) if tokens else None
 
-    def rung_of(self, tokens: int, rows: int) -> Rung | None:
+    def rung_of(self, tokens: int, rows: int, scores: int, has_firsts: bool = False) -> Rung | None:
         """Rows come in few steps too, as shares of the tokens: kernels cut their work by tokens a row."""
-        size = self.up(max(tokens, rows))
+        size = self.up(max(tokens, rows, scores))
         if size is None:
             return None
-        return Rung(size, next(share for share in sorted(-(-size // n) for n in TOKENS_PER_ROW) if share >= rows))
+        share = next(share for share in sorted(-(-size // n) for n in TOKENS_PER_ROW) if share >= rows)
+        return Rung(size, share, next((few for few in SCORE_COUNTS if scores <= few <= size // 2), size), has_firsts)
+
+    def chain_rung(self, batch: RaggedBatch) -> Rung | None:
+        """For chains that start from this batch: no more scores than rows, of which each has one chain or none."""
+        size, rows = self.rung(batch), self.up(len(batch.seq_lens))
+        return None if size is None or rows is None else Rung(size.tokens, rows, rows, size.has_firsts)
 
     def below(self, most: int) -> Ladder:
         """Sizes up to the first that holds `most`."""
@@ -77,45 +94,43 @@ class StaticBatch:
     wanted scores those of token 0 again: computed, and nobody looks.
     """
 
-    def __init__(self, rung: Rung, max_blocks: int, block_size: int, device: torch.device) -> None:
-        """max_blocks: of the longest row's table."""
-        self.rung, self._device = rung, device
+    def __init__(self, rung: Rung, tables: Tensor, block_size: int) -> None:
+        """tables: see `block_tables`."""
+        self.rung, self._device = rung, tables.device
         tokens, rows = rung.tokens, rung.rows
-        self._wide_bytes = len(_WIDE) * tokens * 8
-        num_bytes = self._wide_bytes + (len(_NARROW) * rows + rows + 1) * 4
-        self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        pinned = device.type == "cuda"
-        self._stages = [_Stage(torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)) for _ in range(STAGES)]
+        wide, narrow = torch.int64, torch.int32
+        self._layout = [
+            *((name, tokens, wide) for name in ("token_ids", "positions", "slot_mapping", "tree_mask")),
+            ("logits_indices", rung.scores, wide),
+            *((name, rows, narrow) for name in ("seq_lens", "num_causal", *(("first_places",) if rung.has_firsts else ()))),
+            ("query_start_loc", rows + 1, narrow),
+        ]
+        num_bytes = sum(_aligned(count * dtype.itemsize) for _, count, dtype in self._layout)
+        self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        self._stages = [_Stage(memory, self._views(memory)) for memory in self._host_memory(num_bytes)]
         self._turn = 0
-        self._tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
-        views = self._views(self._packed)
+        self._tables = tables[:rows]
         self.batch = RaggedBatch(
             block_tables=self._tables,
-            full_logits=torch.zeros(0, dtype=torch.int64, device=device),
+            full_logits=torch.zeros(0, dtype=torch.int64, device=self._device),
             block_size=block_size,
-            **views,
+            **self._views(self._packed),
         )
-        self._empty()
+        self.batch.slot_mapping.fill_(-1)  # nothing but padding: what a graph is captured on writes no place of any cache
 
     def fill(self, batch: RaggedBatch) -> None:
         """Take in a batch of the host that the rung holds. Returns before the device has it; later work there finds it."""
-        rung = self.rung
-        assert rung.holds(batch), "a batch above its rung"
+        assert self.rung.holds(batch), "a batch above its rung"
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % STAGES
         stage.wait()
-        views = self._views(stage.memory)
-        padding = {"slot_mapping": -1}
-        for name in (*_WIDE, *_NARROW):
+        for name, view in stage.views.items():
             values: Tensor | None = getattr(batch, name)
-            view, count = views[name], 0
+            count = 0
             if values is not None:
                 count = len(values)
                 view[:count] = values
-            view[count:] = padding.get(name, 0)
-        starts = views["query_start_loc"]
-        starts[: len(batch.query_start_loc)] = batch.query_start_loc
-        starts[len(batch.query_start_loc) :] = batch.query_start_loc[-1]
+            view[count:] = batch.query_start_loc[-1] if name == "query_start_loc" else -1 if name == "slot_mapping" else 0
         self._packed.copy_(stage.memory, non_blocking=True)
         tables = batch.block_tables[:, : self._tables.shape[1]]  # no place stands behind the last position
         if self._device.type == "cuda":
@@ -123,23 +138,35 @@ class StaticBatch:
         self._tables[: len(tables), : tables.shape[1]].copy_(tables, non_blocking=True)
         stage.sent(self._device)
 
-    def _empty(self) -> None:
-        """Nothing but padding: what a graph is captured on writes no place of any cache."""
-        self._packed.zero_()
-        self.batch.slot_mapping.fill_(-1)
+    def _host_memory(self, num_bytes: int) -> list[Tensor]:
+        pinned = self._device.type == "cuda"
+        return [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(STAGES)]
 
     def _views(self, memory: Tensor) -> dict[str, Tensor]:
-        tokens, rows = self.rung.tokens, self.rung.rows
-        wide = memory[: self._wide_bytes].view(torch.int64).split([tokens] * len(_WIDE))
-        narrow = memory[self._wide_bytes :].view(torch.int32).split([*[rows] * len(_NARROW), rows + 1])
-        return dict(zip((*_WIDE, *_NARROW, "query_start_loc"), (*wide, *narrow), strict=True))
+        views: dict[str, Tensor] = {}
+        start = 0
+        for name, count, dtype in self._layout:
+            num_bytes = count * dtype.itemsize
+            views[name] = memory[start : start + num_bytes].view(dtype)
+            start += _aligned(num_bytes)
+        return views
+
+
+def block_tables(rows: int, max_blocks: int, device: torch.device) -> Tensor:
+    """[rows, max_blocks] int32, for static batches of up to so many rows. They may share it: each finds there what it was filled
+    with as long as none of the others is filled. max_blocks: of the longest row's table."""
+    return torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class _Stage:
     """Host memory that the device copies from."""
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: Tensor, views: dict[str, Tensor]) -> None:
+        self.memory, self.views = memory, views
         self._event: torch.cuda.Event | None = None
 
     def sent(self, device: torch.device) -> None:

@@ -41,6 +41,7 @@ from .program import (
 )
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
+from .upload import upload_packed
 from .weight_bank import NetworkWeights, WeightBank
 
 ROWS, MATRIX = "rows", "matrix"
@@ -98,11 +99,11 @@ def full_logits(computed: Computed, wanted: Tensor) -> Tensor | None:
 
 
 def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
-    """The batch where a network computes; the same object if it is there."""
+    """The batch where a network computes, without waiting for it; the same object if it is there."""
     if batch.token_ids.device == device or device.type == "cpu":
         return batch
     values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return dataclasses.replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+    return dataclasses.replace(batch, **upload_packed({name: v for name, v in values.items() if isinstance(v, Tensor)}, device))
 
 
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 from .fp8 import FP8, nearest
 from .layout import KVLayerSpec
+from .upload import upload
 
 
 class TorchKV:
@@ -29,8 +32,14 @@ class TorchKV:
         self.block_size = block_size
         self._device, self._dtype, self._is_fp8 = torch.device(device), dtype, is_fp8
         slots, stored = num_blocks * block_size, FP8 if is_fp8 else dtype
-        self.k = [torch.empty(slots, spec.num_kv_heads, spec.k_dim, dtype=stored, device=device) for spec in layers]
-        self.v = [torch.empty(slots, spec.num_kv_heads, spec.v_dim, dtype=stored, device=device) for spec in layers]
+        shapes = [(spec.num_kv_heads, spec.k_dim) for spec in layers] + [(spec.num_kv_heads, spec.v_dim) for spec in layers]
+        # Those of one shape lie in one piece of memory, so that a few calls move slots in all layers.
+        stacks = {shape: torch.empty(count, slots, *shape, dtype=stored, device=device) for shape, count in Counter(shapes).items()}
+        caches = {shape: iter(stack.unbind()) for shape, stack in stacks.items()}
+        every = [next(caches[shape]) for shape in shapes]
+        self.k, self.v = every[: len(layers)], every[len(layers) :]
+        firsts = [torch.arange(len(stack), device=device)[:, None] * slots for stack in stacks.values()]
+        self._stacks = [(_copyable(stack.flatten(0, 1)), first) for stack, first in zip(stacks.values(), firsts, strict=True)]
         self._k_scratch = self._v_scratch = torch.empty(0, dtype=stored, device=device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -70,9 +79,10 @@ class TorchKV:
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [n] to dst [n] in all layers, as if all were read before any is written."""
-        src, dst = src.to(self._device), dst.to(self._device)
-        for cache in map(_copyable, (*self.k, *self.v)):
-            cache.index_copy_(0, dst, cache.index_select(0, src))
+        moved = upload(torch.stack([src, dst]), self._device)
+        for stack, firsts in self._stacks:
+            sources, targets = (firsts + moved[:, None]).flatten(1)
+            stack.index_copy_(0, targets, stack.index_select(0, sources))
 
 
 def _copyable(cache: Tensor) -> Tensor:

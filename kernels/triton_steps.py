@@ -22,6 +22,7 @@ from .triton.cache_write import rotate_and_store
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
 from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.norms import rms_norm
+from .triton.quantise import quantised
 
 SPLIT_PLACES = 512
 """In batch-invariant mode every context is cut here, whatever else runs."""
@@ -70,7 +71,11 @@ class TritonKernels:
         workspace, skinny_rows = self._workspace, self._skinny_rows
         if self._becomes_fp8(op, bind):
             narrow = bind.weights.get(op.weights, "fp8", bind.dtype, lambda: Fp8Matrix.of(bind.packed(op.weights).t()))
-            return narrow.product(bias, lambda x, values: skinny_linear(x, values, workspace), skinny_rows)
+
+            def few(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+                return skinny_linear(x, values, workspace, bias, residual, scales)
+
+            return narrow.product(bias, few, skinny_rows, quantised)
         matrix = self._matrix(op, bind)
         if isinstance(matrix, Int4Matrix):
             if self.is_batch_invariant:

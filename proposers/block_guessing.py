@@ -58,7 +58,7 @@ class BlockGuesser:
         columns = self._stages[-1].block.token_ids
         if self._heads is None:
             return pick(feeds, logits, self._drawing, columns)
-        return draw(feeds, logits, hidden, self._drawing, columns, self._heads)
+        return draw(feeds, logits.cpu(), hidden.cpu(), self._drawing, columns, self._heads)  # the heads' weights lie on the host
 
     def _read(self, feeds: Sequence[Feed], states: Tensor, block_size: int) -> None:
         """Write the entries of start:stop."""
@@ -82,7 +82,7 @@ class BlockGuesser:
             if not is_last:
                 batch = replace(batch, logits_indices=_NOTHING, full_logits=_NOTHING)
             wanted = (FINAL,) if not is_last or self._heads is not None else ()
-            output = stage.block.run(batch, stage.kv, wanted, {stage.input: hidden} if stage.input else None).on_host()
+            output = stage.block.run(batch, stage.kv, wanted, {stage.input: hidden} if stage.input else None)
             hidden = output.hidden[FINAL].float().contiguous() if wanted else hidden
             if is_last:
                 assert output.logits is not None

@@ -118,8 +118,8 @@ def _heads(draft: BlockDraft, tensors: DraftTensors, config: BlockConfig, bind: 
 
 
 def _product(network: StateNetwork) -> Callable[[Tensor], Tensor]:
-    """[n, FEATURE] -> [n, FINAL] of it."""
-    return lambda x: network.run(x, boundaries=(FINAL,)).hidden[FINAL].float()
+    """[n, FEATURE] -> [n, FINAL] of it, on the host as the rest of the heads."""
+    return lambda x: network.run(x, boundaries=(FINAL,)).hidden[FINAL].float().cpu()
 
 
 def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:

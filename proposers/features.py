@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.record import record
+from ..kernels.upload import upload
 from .base import Feedback
 
 MAX_BUFFERED = 256
@@ -23,6 +24,12 @@ WHOLE_STEP = 16
 
 MOST_WASTE = 4
 """... unless it has more than so many times the tokens that were kept: many such steps may be held."""
+
+MOST_PIECES = 16
+"""Steps whose states one request holds on a device before its own are cut out: others' lie beside them, and memory is short there."""
+
+MOST_NEW_EDGES = 64
+"""States of blocks' last positions that stay on a device before they are brought to the host."""
 
 
 @record
@@ -57,15 +64,15 @@ class _Held:
             piece = self.pieces.popleft()
             self.first += piece.end - piece.begin
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """[stop - start, width] of these positions."""
+    def rows(self, start: int, stop: int, step: int = 1) -> Tensor:
+        """[n, width] float32 of positions start:stop:step."""
         if len(self.pieces) > 1 or len(self.pieces[0].columns) > 1:
             parts = [piece.cut() for piece in self.pieces]
             states = torch.cat(parts) if len(parts) > 1 else parts[0]
             self.pieces = deque([_Piece([states], 0, states.shape[0])])
         (piece,) = self.pieces
         begin = piece.begin - self.first
-        return piece.columns[0][begin + start : begin + stop].float()
+        return piece.columns[0][begin + start : begin + stop : step].float()
 
 
 class Features:
@@ -83,6 +90,7 @@ class Features:
         self._max_buffered = max_buffered
         self._held: dict[str, _Held] = {}
         self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
+        self._new_edges: dict[int, Tensor] = {}  # block -> [width], later than what stands there: on a device until they are many
         self._device = torch.device("cpu")  # where the target leaves its states
 
     @staticmethod
@@ -95,17 +103,16 @@ class Features:
             return
         columns = [feedback.hidden[boundary] for boundary in self.boundaries]
         self._device = columns[0].device
-        # What is left on a GPU may lie where the next step's states will.
         num_tokens = feedback.query_start_loc[-1]
         num_kept = sum(feedback.num_scheduled) + sum(map(len, feedback.accepted))
-        is_whole = self._device.type == "cpu" and num_tokens <= min(WHOLE_STEP * len(feedback.request_ids), MOST_WASTE * num_kept)
+        is_whole = num_tokens <= min(WHOLE_STEP * len(feedback.request_ids), MOST_WASTE * num_kept)
         for i, request_id in enumerate(feedback.request_ids):
             if feedback.finished[i]:
                 continue
             begin, known, path = feedback.query_start_loc[i], feedback.num_scheduled[i], feedback.accepted[i]
             piece = _Piece(columns, begin, begin + known + len(path))
             if list(path) != list(range(len(path))):
-                rows = torch.tensor([*range(begin, begin + known), *(begin + known + node for node in path)])
+                rows = upload(torch.tensor([*range(begin, begin + known), *(begin + known + node for node in path)]), self._device)
                 piece = _Piece([column[rows] for column in columns], 0, len(rows))
             elif not is_whole:
                 piece = _Piece([piece.cut()], 0, known + len(path))
@@ -135,15 +142,26 @@ class Features:
     def keep_edges(self, request_id: str, block_table: Sequence[int]) -> None:
         """Remember, for each block that ends among the states held, its last one."""
         held, size = self._held.get(request_id), self.block_size
-        if held is not None:
-            for position in range(held.start + -(held.start + 1) % size, held.stop, size):
-                self._edges[block_table[position // size]] = held.rows(position, position + 1)[0]
+        if held is None:
+            return
+        positions = range(held.start + -(held.start + 1) % size, held.stop, size)
+        if not positions:
+            return
+        states = held.rows(positions[0], held.stop, size)
+        blocks = [block_table[position // size] for position in positions]
+        if states.device.type == "cpu":
+            self._edges.index_copy_(0, torch.tensor(blocks), states)
+            return
+        self._new_edges.update(zip(blocks, states.clone(), strict=True))
+        if len(self._new_edges) >= MOST_NEW_EDGES:  # one copy to the host for all of them: each would be waited for
+            self._edges[[*self._new_edges]] = torch.stack([*self._new_edges.values()]).cpu()
+            self._new_edges.clear()
 
     def prepend_edge(self, request_id: str, block: int) -> None:
         """Put the last state of a filled block in front of those held, which begin right behind the block."""
         held = self._held[request_id]
         rest = self.rows(request_id, held.start, held.stop)
-        states = torch.cat([self._edges[block][None].to(rest), rest])
+        states = torch.cat([self._new_edges.get(block, self._edges[block])[None].to(rest), rest])
         held.start = held.first = held.start - 1
         held.pieces = deque([_Piece([states], 0, len(states))])
 
@@ -166,3 +184,5 @@ class Features:
         if held.stop - held.start > kept:
             held.drop_before(held.stop - kept)
         held.add(piece)
+        if len(held.pieces) > MOST_PIECES and self._device.type != "cpu":
+            held.rows(held.start, held.stop)

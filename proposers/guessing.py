@@ -13,16 +13,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..kernels import device_noise
 from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import Draws, Executor, KVTensors
 from ..kernels.noise import Purpose, keys, sample, step_stream, stream
 from ..kernels.record import record
+from ..kernels.started import to_lists
+from ..kernels.upload import upload
 from .base import Draft, DraftRow
 from .config import SampleMethod
 from .drafting import Feed, batch_lists
 
 FEATURE = "feature"
 """The input buffer of drafters' programs that takes what `Network.encode` makes of the target's states, or their own."""
+
+_AT_ONCE = 1 << 19
+"""Most scores that a CPU is given to look at: it looks several times, and its caches should hold them. Affects speed only."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +77,47 @@ class Drawing:
     def probs(self, temperature: float, token_ids: Tensor, logits: Tensor | None, columns: Tensor | None) -> Tensor:
         """[n, vocab_size] float32, what token_ids [n] were drawn from by logits [n, V]: one-hot for greedy rows."""
         if not temperature:
-            return torch.zeros(len(token_ids), self.vocab_size).scatter_(1, token_ids[:, None], 1.0)
+            return torch.zeros(len(token_ids), self.vocab_size, device=token_ids.device).scatter_(1, token_ids[:, None], 1.0)
         assert logits is not None
         return torch.softmax(self.by_token(logits, columns) / temperature, -1)
 
     def by_token(self, logits: Tensor, columns: Tensor | None) -> Tensor:
         """[n, vocab_size] float32: scores by token id, -inf where the drafter has none. columns: `Executor.token_ids`."""
-        if columns is None and logits.shape[1] == self.vocab_size:
-            return logits.float()
-        scores = torch.full((len(logits), self.vocab_size), -torch.inf)
+        if columns is None and logits.shape[1] >= self.vocab_size:
+            return logits[:, : self.vocab_size].float()
+        scores = torch.full((len(logits), self.vocab_size), -torch.inf, device=logits.device)
         if columns is None:
-            width = min(logits.shape[1], self.vocab_size)
-            scores[:, :width] = logits[:, :width]
+            scores[:, : logits.shape[1]] = logits
         else:
-            scores[:, columns] = logits.float()
+            scores[:, _moved(columns, logits.device)] = logits.float()
         return scores
+
+    def choose(self, scores: Tensor, rows: Sequence[DraftRow], positions: Sequence[int]) -> Tensor:
+        """[n] a token from each of scores [n, vocab_size], which go to these positions of rows [n]: the best, or drawn as the row's
+        target draws. Not waited for."""
+        tokens = scores.argmax(-1)
+        drawn = [n for n, row in enumerate(rows) if row.draw.temperature] if self.samples else []
+        if not drawn:
+            return tokens
+        temperatures = upload(torch.tensor([rows[n].draw.temperature for n in drawn])[:, None], scores.device)
+        under = keys([self.stream(rows[n]) for n in drawn], [positions[n] for n in drawn])
+        if len(drawn) == len(rows):
+            return _sample(scores / temperatures, under)
+        some = upload(torch.tensor(drawn), scores.device)
+        return tokens.index_copy_(0, some, _sample(scores[some] / temperatures, under))
+
+
+def _sample(logits: Tensor, under: Tensor) -> Tensor:
+    """`noise.sample` by the noise of a device where the logits are on one."""
+    if logits.device.type == "cpu":
+        return sample(logits, under)
+    return device_noise.draw(torch.softmax(logits, -1), upload(under, logits.device))
+
+
+@lru_cache(8)
+def _moved(columns: Tensor, device: torch.device) -> Tensor:
+    """`Executor.token_ids` where the scores are: there are few maps, and they never change."""
+    return columns.to(device)
 
 
 @record
@@ -194,44 +226,58 @@ class ParallelGuesser:
         lists.full_logits += range(len(lists.logits_indices))
         inputs = feature_input(network, self._with_masks(feeds, states))
         output = network.executor.run(self._batches.batch(lists), network.kv, inputs=inputs)
-        return pick(feeds, output.on_host().logits, self._drawing, network.executor.token_ids)
+        return pick(feeds, output.logits, self._drawing, network.executor.token_ids)
 
     def _with_masks(self, feeds: Sequence[Feed], states: Tensor | None) -> Tensor | None:
         if states is None:
             return None
+        if self._mask_state is not None:
+            self._mask_state = self._mask_state.to(states)  # it is moved once
         parts: list[Tensor] = []
         start = 0
         for feed in feeds:
             own = states[start : start + feed.stop - feed.start]
             parts.append(own)
             if feed.count > 1:
-                parts.append((own[-1] if self._mask_state is None else self._mask_state.to(own)).expand(feed.count - 1, -1))
+                parts.append((own[-1] if self._mask_state is None else self._mask_state).expand(feed.count - 1, -1))
             start += len(own)
         return torch.cat(parts)
 
 
 def pick(feeds: Sequence[Feed], logits: Tensor | None, drawing: Drawing, columns: Tensor | None) -> Guesses:
-    """Independent guesses of each feed's places from logits [sum of counts, V]."""
+    """Independent guesses of each feed's places from logits [sum of counts, V], of which only what is guessed comes to the host."""
     guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+    able = [i for i, feed in enumerate(feeds) if feed.count]
+    if not able:
+        return guesses
+    assert logits is not None and guesses.confidence is not None
+    at_once = len(able)
+    if logits.device.type == "cpu":
+        at_once = max(1, _AT_ONCE // (logits.shape[1] * max(feeds[i].count for i in able)))
     probs: list[Tensor] = []
     start = 0
-    for i, feed in enumerate(feeds):
-        if not feed.count:
-            continue
-        assert logits is not None and guesses.confidence is not None
-        scores = drawing.by_token(logits[start : start + feed.count], columns)
-        start += feed.count
-        temperature = feed.row.draw.temperature if drawing.samples else 0.0
-        tokens = scores.argmax(-1)
-        if temperature:
-            first = len(feed.row.token_ids)
-            under = keys([drawing.stream(feed.row)] * feed.count, range(first, first + feed.count))
-            tokens = sample(scores / temperature, under)
-        guesses.token_ids[i] = tokens.tolist()
-        guesses.confidence[i] = torch.softmax(scores, -1).gather(1, tokens[:, None])[:, 0].clamp(max=1.0).tolist()
-        if drawing.return_probs:
-            probs.append(drawing.probs(temperature, tokens, scores, None))
-    return replace(guesses, probs=torch.cat(probs) if probs else None)
+    for first in range(0, len(able), at_once):
+        some = able[first : first + at_once]
+        rows = [feeds[i].row for i in some for _ in range(feeds[i].count)]
+        positions = [len(feeds[i].row.token_ids) + ahead for i in some for ahead in range(feeds[i].count)]
+        scores = drawing.by_token(logits[start : start + len(rows)], columns)
+        chosen = drawing.choose(scores, rows, positions)
+        token_ids, confidence = to_lists(chosen, share_of(scores, chosen))
+        begin = 0
+        for i in some:
+            end = begin + feeds[i].count
+            guesses.token_ids[i], guesses.confidence[i] = token_ids[begin:end], confidence[begin:end]
+            if drawing.return_probs:
+                temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
+                probs.append(drawing.probs(temperature, chosen[begin:end], scores[begin:end], None))
+            begin = end
+        start += len(rows)
+    return replace(guesses, probs=torch.cat(probs).cpu()) if probs else guesses
+
+
+def share_of(scores: Tensor, tokens: Tensor) -> Tensor:
+    """[n] float32, the probability of tokens [n] at temperature 1 by scores [n, V]."""
+    return torch.softmax(scores, -1).gather(1, tokens[:, None])[:, 0].clamp(max=1.0)
 
 
 def length_of_chain(confidence: Sequence[float], threshold: float) -> int:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..kernels.batch_lists import BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput
+from ..kernels.started import StartingExecutor
+from ..kernels.upload import upload
 from .base import Draft, DraftContext, Feedback, Needs
 from .drafting import Feed
 from .features import WHOLE_STEP
@@ -26,16 +28,21 @@ class Network:
         self.executor = executor
         self._kv = executor.allocate(1, 16)  # it has no layers that would write there
         self._has_logits = executor.vocab_size > 0
+        self._starting = executor if isinstance(executor, StartingExecutor) else None
         self._batches = BatchMemory()
 
     def run(self, states: Tensor, token_ids: Sequence[int] | None = None, boundaries: tuple[int, ...] = ()) -> ForwardOutput:
-        """states [R, width] and token ids [R] -> logits [R, V], if it has any, and the states that are asked for."""
+        """states [R, width] and token ids [R] -> logits [R, V], if it has any, and the states that are asked for, where it computes."""
         batch = self._batches.batch(single_tokens([0] * states.shape[0] if token_ids is None else token_ids, self._has_logits))
-        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()}).on_host()
+        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()})
 
     def logits(self, states: Tensor) -> Tensor:
-        """[R, V] float32."""
-        logits = self.run(states).logits
+        """[R, V] float32, where it computes. Not waited for if the executor need not be."""
+        if self._starting is None:
+            logits = self.run(states).logits
+        else:
+            batch = self._batches.batch(single_tokens([0] * states.shape[0]))
+            logits = self._starting.start(batch, self._kv, inputs={FEATURE: states.float().contiguous()}).logits
         assert logits is not None
         return logits
 
@@ -77,7 +84,8 @@ class LastStateProposer:
         stacked = torch.stack(states).float()
         sound: list[bool] = stacked.isfinite().all(-1).tolist()
         if not all(sound):  # one of them would spoil the whole batch's guesses, not only its own row's
-            feeds, stacked = [feed for feed, is_sound in zip(feeds, sound, strict=True) if is_sound], stacked[torch.tensor(sound)]
+            stacked = stacked[upload(torch.tensor(sound), stacked.device)]
+            feeds = [feed for feed, is_sound in zip(feeds, sound, strict=True) if is_sound]
             if not feeds:
                 return Draft.empty(len(context.rows))
         return self._heads.guess(feeds, stacked).draft(feeds, len(context.rows))
@@ -90,9 +98,9 @@ class LastStateProposer:
         nodes = [feedback.accepted[i][-1] if feedback.accepted[i] else -1 for i in rows]  # -1 = the last known token
         places = [feedback.query_start_loc[i] + feedback.num_scheduled[i] + node for i, node in zip(rows, nodes, strict=True)]
         states = feedback.hidden[FINAL]
-        # Most are never read, so a step's states stay as they are, unless they are many, or on a GPU, where the next step's may be put.
-        if rows and (states.device.type != "cpu" or states.shape[0] > WHOLE_STEP * len(feedback.request_ids)):
-            states, places = states[torch.tensor(places)], [*range(len(rows))]
+        # Most are never read, so a step's states, which are its own, stay as they are, unless they are many.
+        if rows and states.shape[0] > WHOLE_STEP * len(feedback.request_ids):
+            states, places = states[upload(torch.tensor(places), states.device)], [*range(len(rows))]
         for i, place in zip(rows, places, strict=True):
             self._states[feedback.request_ids[i]] = feedback.num_committed[i] - 1, states, place
 

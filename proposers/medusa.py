@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap
+from ..kernels.started import to_lists
+from ..kernels.upload import upload
 from .config import MedusaConfig, StaticTree
 from .config_entry import SpeculativeConfigError
 from .drafting import Feed
@@ -140,7 +142,7 @@ class _Scores:
         return self.outputs[0].executor.token_ids
 
     def of(self, states: Tensor, num_heads: int) -> Tensor:
-        """[R, num_heads, V] float32 from states [R, H]."""
+        """[R, num_heads, V] float32 from states [R, H], where the heads compute."""
         hidden = self.blocks.run(states, boundaries=tuple(range(num_heads))).hidden
         last = [hidden[head] for head in range(num_heads)]
         if len(self.outputs) == 1:  # one pass over a large matrix instead of one for each head
@@ -155,10 +157,12 @@ class _Chain:
         self._scores, self._drawing = scores, Drawing(vocab_size)
 
     def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
-        counts = torch.tensor([feed.count for feed in feeds])
-        num_heads = int(counts.max())
-        wanted = torch.arange(num_heads) < counts[:, None]  # [R, num_heads]
-        return pick(feeds, self._scores.of(states, num_heads)[wanted], self._drawing, self._scores.token_ids)
+        num_heads = max(feed.count for feed in feeds)
+        scores = self._scores.of(states, num_heads).flatten(0, 1)
+        wanted = [row * num_heads + head for row, feed in enumerate(feeds) for head in range(feed.count)]
+        if len(wanted) < len(scores):
+            scores = scores[upload(torch.tensor(wanted), scores.device)]
+        return pick(feeds, scores, self._drawing, self._scores.token_ids)
 
 
 class _Tree:
@@ -180,13 +184,16 @@ class _Tree:
         scores = self._scores.of(states, 1 + max(self._depths[:most]))
         if columns is None:
             scores = scores[..., : self._vocab_size]
-        best, ids = torch.softmax(scores, -1).topk(1 + max(self._ranks[:most]), -1)  # [R, num_heads, widest]
-        tokens = ids if columns is None else columns[ids]
         depths, ranks = torch.tensor(self._depths[:most]), torch.tensor(self._ranks[:most])
+        depths, ranks = upload(depths, scores.device), upload(ranks, scores.device)
+        best, ids = torch.softmax(scores, -1).topk(1 + max(self._ranks[:most]), -1)  # [R, num_heads, widest]
+        tokens, likely = to_lists(ids[:, depths, ranks], best[:, depths, ranks])
+        if columns is not None:
+            tokens = columns[torch.tensor(tokens)].tolist()
         guesses = Guesses([], [], [])
         assert guesses.parents is not None and guesses.confidence is not None
-        for feed, nodes, likely in zip(feeds, tokens[:, depths, ranks].tolist(), best[:, depths, ranks].tolist(), strict=True):
+        for feed, nodes, likely_nodes in zip(feeds, tokens, likely, strict=True):
             guesses.token_ids.append(nodes[: feed.count])
             guesses.parents.append(self._parents[: feed.count])
-            guesses.confidence.append(likely[: feed.count])
+            guesses.confidence.append(likely_nodes[: feed.count])
         return guesses

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..kernels.layout import Draws, Executor
-from ..kernels.noise import keys, sample
+from ..kernels.layout import Executor
 from ..kernels.program import Activation, ArgMax, Embed, GatherRows, Linear, Op, Program, RMSNorm, Scale
+from ..kernels.started import to_lists
+from ..kernels.upload import upload
 from .checkpoint import Checkpoint
 from .config import MlpSpeculatorConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import Feed
-from .guessing import FEATURE, Drawing, Guesses
+from .guessing import FEATURE, Drawing, Guesses, share_of
 from .last_state import LastStateProposer, Network
 from .loading import LoadedProposer, Opening, Resources, TargetView
 
@@ -176,36 +177,33 @@ class _Positions:
     def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
         guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
         drawn_from: list[list[Tensor]] = [[] for _ in feeds]
-        draws = self._drawing.of(feeds, self._networks[0].executor)
         tokens = [feed.row.token_ids[-1] for feed in feeds]
         alive = list(range(len(feeds)))
-        for step, network in enumerate(self._networks[: max(feed.count for feed in feeds)]):
+        likely: list[Tensor] = []  # by step, of the rows that were alive
+        whose: list[list[int]] = []
+        for step, network in enumerate(self._networks):
             output = network.run(states, tokens, (_STATE,))
-            assert output.logits is not None and guesses.confidence is not None
-            chosen = _chosen(output.logits, draws, alive, step)
-            likely = torch.softmax(output.logits, -1).gather(1, chosen[:, None])[:, 0].clamp(max=1.0)
-            for place, (i, token, probability) in enumerate(zip(alive, chosen.tolist(), likely.tolist(), strict=True)):
+            assert output.logits is not None
+            rows = [feeds[i].row for i in alive]
+            chosen = self._drawing.choose(output.logits, rows, [len(row.token_ids) + step for row in rows])
+            likely.append(share_of(output.logits, chosen))
+            whose.append(alive)
+            tokens: list[int] = chosen.tolist()
+            for place, (i, token) in enumerate(zip(alive, tokens, strict=True)):
                 guesses.token_ids[i].append(token)
-                guesses.confidence[i].append(probability)
                 if self._drawing.return_probs:
                     temperature = feeds[i].row.draw.temperature
                     drawn_from[i].append(self._drawing.probs(temperature, chosen[place, None], output.logits[place, None], None))
+            states = output.hidden[_STATE]
             going_on = [place for place, i in enumerate(alive) if feeds[i].count > step + 1]
-            states, tokens = output.hidden[_STATE][going_on], chosen[going_on].tolist()
-            alive = [alive[place] for place in going_on]
+            if not going_on:
+                break
+            if len(going_on) < len(alive):
+                states = states[upload(torch.tensor(going_on), states.device)]
+                tokens, alive = [tokens[place] for place in going_on], [alive[place] for place in going_on]
+        assert guesses.confidence is not None
+        for rows_alive, probabilities in zip(whose, to_lists(*likely), strict=True):
+            for i, probability in zip(rows_alive, probabilities, strict=True):
+                guesses.confidence[i].append(probability)
         probs = [row for rows in drawn_from for row in rows]
-        return replace(guesses, probs=torch.cat(probs) if probs else None)
-
-
-def _chosen(logits: Tensor, draws: Draws | None, alive: list[int], step: int) -> Tensor:
-    """[n] int64 tokens of the living rows, `step` places behind where their draws begin: the best, or drawn as the draws say."""
-    chosen = logits.argmax(-1)
-    if draws is None:
-        return chosen
-    temperatures = draws.temperatures[alive]
-    sampled = (temperatures > 0).nonzero()[:, 0]
-    if len(sampled):
-        rows = torch.tensor(alive)[sampled]
-        under = keys(draws.streams[rows].tolist(), (draws.positions[rows] + step).tolist())
-        chosen[sampled] = sample(logits[sampled] / temperatures[sampled, None], under)
-    return chosen
+        return replace(guesses, probs=torch.cat(probs).cpu() if probs else None)

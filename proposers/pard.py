@@ -78,9 +78,7 @@ def _load_with_states(config: PardConfig, resources: Resources, checkpoint: Chec
     check_vocabularies(target.tokenizer, read_tokenizer(folder))
     _check_mask(mask_token, executor, folder)
     size = len(boundaries) * target.hidden_size
-
-    def encode(states: Tensor) -> Tensor:
-        return torch.addmm(shift, states, projection)
+    encode = _Projection(projection, shift)
 
     def open(opening: Opening) -> LearnedProposer:
         features = Features(boundaries, size, opening.num_blocks, opening.block_size)
@@ -91,6 +89,18 @@ def _load_with_states(config: PardConfig, resources: Resources, checkpoint: Chec
     taps = ", ".join("the last, normed" if b == FINAL else f"before layer {b}" for b in boundaries)
     found = (f"PARD-2, mask token {mask_token}, reads the target's states: {taps}",)
     return LoadedProposer("pard", open, (executor,), Features.bytes_per_block(size), found, is_learned=True)
+
+
+class _Projection:
+    """[T, states of all layers] -> [T, width of the drafter]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if self._weight.device != states.device:  # nobody knows before the first of them comes
+            self._weight, self._bias = self._weight.to(states.device), self._bias.to(states.device)
+        return torch.addmm(self._bias, states, self._weight)
 
 
 def with_states(program: Program) -> Program:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import MAX_TREE_TOKENS, RaggedBatch
+from ..kernels.started import to_lists
 from .config import DynamicTree, StaticTree, Tree
 from .drafting import Feed, batch_lists
 from .guessing import FEATURE, Drawing, Guesses, Network, feature_input
@@ -39,7 +40,7 @@ class _Growing:
     nodes: list[_Node] = field(default_factory=list)
     run: list[int] = field(default_factory=list)  # nodes that were run, in the order of their places
     inputs: list[Tensor] = field(default_factory=list)  # [n] what each of them is paired with: its parent's state
-    states: dict[int, Tensor] = field(default_factory=dict)  # node -> [n] its own state; -1 = the last known token's
+    states: dict[int, Tensor] = field(default_factory=dict)  # node -> [n] its own state, a row of its pass's; -1 = the last known token's
 
     def path(self, node: int) -> tuple[int, ...]:
         """Ranks from the root to the node; () for -1."""
@@ -85,10 +86,10 @@ class TreeGuesser:
         every = torch.arange(len(batch.logits_indices))
         output = network.executor.run(
             replace(batch, full_logits=every), network.kv, (self._state,), inputs=feature_input(network, states)
-        ).on_host()
+        )
         growing: list[_Growing] = []
         for feed, last in zip([feed for feed in feeds if feed.count], batch.logits_indices.tolist(), strict=True):
-            growing.append(_Growing(feed, states={-1: output.hidden[self._state][last].clone()}))
+            growing.append(_Growing(feed, states={-1: output.hidden[self._state][last]}))
         if growing:
             assert output.logits is not None
             self._add_children([(tree, -1) for tree in growing], output.logits)
@@ -129,12 +130,12 @@ class TreeGuesser:
                 tree.inputs.append(tree.states[tree.nodes[node].parent])
         batch = _tree_batch([tree for tree, _ in level], [len(chosen) for _, chosen in level], block_size)
         inputs = {FEATURE: torch.stack([state for tree, _ in level for state in tree.inputs]).float()}
-        output = self._network.executor.run(batch, self._network.kv, (self._state,), inputs=inputs).on_host()
+        output = self._network.executor.run(batch, self._network.kv, (self._state,), inputs=inputs)
         assert output.logits is not None
         states = output.hidden[self._state]
         wanted = [(tree, node) for tree, chosen in level for node in chosen]
         for (tree, node), row in zip(wanted, batch.logits_indices.tolist(), strict=True):
-            tree.states[node] = states[row].clone()
+            tree.states[node] = states[row]
         self._add_children(wanted, output.logits)
 
     def _add_children(self, parents: Sequence[tuple[_Growing, int]], logits: Tensor) -> None:
@@ -146,8 +147,10 @@ class TreeGuesser:
         log_probs = torch.log_softmax(scores, -1)
         width = self._tree.top_k if isinstance(self._tree, DynamicTree) else 1 + max(path[-1] for path in self._tree.paths)
         best, ids = log_probs.topk(min(width, log_probs.shape[1]), -1)
-        tokens = ids if columns is None else columns[ids]
-        for (tree, parent), row_tokens, row_best in zip(parents, tokens.tolist(), best.tolist(), strict=True):
+        tokens, likely = to_lists(ids, best)
+        if columns is not None:
+            tokens = columns[torch.tensor(tokens)].tolist()
+        for (tree, parent), row_tokens, row_best in zip(parents, tokens, likely, strict=True):
             above = None if parent < 0 else tree.nodes[parent]
             depth, score = (0, 0.0) if above is None else (above.depth + 1, above.score)
             ranks = range(len(row_tokens)) if isinstance(self._tree, DynamicTree) else self._ranks_below[tree.path(parent)]

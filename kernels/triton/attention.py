@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from ..layout import RaggedBatch
-from .attention_kernels import attend, join
+from .attention_kernels import attend, fold, join
 from .launch import MULTIPROCESSORS, ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 32
 _FIXED_TILE = 16
+
+SCRATCH_BYTES = 128 * 2**20
+"""Most that pieces of results may take. Where there would be more, tokens are handled by several launches, or in fewer pieces."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def ragged_paged_attention(
     k_cache [slots, kv_heads, k_dim], v_cache [slots, kv_heads, v_dim]: one layer of TorchKV, already written, in q's dtype or
     in float8. Padding tokens, those behind the last row too, get zeros. The launch depends on shapes alone (T, rows, width of
     the block tables), so that a CUDA graph holds for all values. split_places: the context is cut at its multiples (a multiple
-    of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them; scratch is then
-    T * heads * v_dim floats for each piece. None = as suits the batch.
+    of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them. None = as suits
+    the batch. Scratch: `most_scratch_bytes`.
     """
     tokens, heads, k_dim = q.shape
     kv_heads, v_dim = v_cache.shape[1:]
@@ -79,71 +82,93 @@ def ragged_paged_attention(
     block_m = power_of_two(group, tiles.rows)
     tile_tokens = block_m // group
     max_places = width * batch.block_size
+    # Of a token's pieces, programs share what there is; where there are enough programs without that, one folds them all.
+    pieces = ceil_div(max_places, tiles.places if split_places is None else split_places)
+    splits = _splits(tiles, tokens, tile_tokens, num_rows, kv_heads, pieces)
+    step, partial, lse, spans = tokens, out, out, out
     if split_places is None:
-        busy = max(ceil_div(tokens, tile_tokens), min(num_rows, tokens)) * kv_heads
-        splits = max(1, min(tiles.programs // busy, ceil_div(max_places, tiles.places), _MAX_SPLITS))
-    else:
-        splits = ceil_div(max_places, split_places)
-    partial = lse = out
+        pieces = splits = max(1, min(splits, _MAX_SPLITS, SCRATCH_BYTES // (tokens * _token_scratch_bytes(heads, v_dim, 1))))
+    elif splits > 1:
+        step = min(tokens, max(SCRATCH_BYTES // _token_scratch_bytes(heads, v_dim, pieces), 1))
+        splits = _splits(tiles, step, tile_tokens, num_rows, kv_heads, pieces)
+        spans = torch.empty(step, 2, dtype=torch.int32, device=q.device)
     if splits > 1:
-        partial = torch.empty(tokens, heads, splits, v_dim, dtype=torch.float32, device=q.device)
-        lse = torch.empty(tokens, heads, splits, dtype=torch.float32, device=q.device)
-    num_tiles = tokens // tile_tokens + num_rows + 1
-    attend[(num_tiles, kv_heads, splits)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        partial,
-        lse,
-        batch.query_start_loc,
-        batch.seq_lens,
-        batch.block_tables,
-        batch.num_causal,
-        batch.first_places,
-        batch.tree_mask,
-        batch.positions,
-        batch.slot_mapping,
-        tokens,
-        num_rows,
-        splits,
-        q.stride(0),
-        batch.block_tables.stride(0),
-        scale * _LOG2_E if softcap is None else scale / softcap,
-        0.0 if softcap is None else softcap * _LOG2_E,
-        0 if window is None else window,
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        K_DIM=k_dim,
-        V_DIM=v_dim,
-        K_PAD=power_of_two(k_dim, 16),
-        V_PAD=power_of_two(v_dim, 16),
-        ROWS_PAD=power_of_two(num_rows + 1),
-        BLOCK_SIZE=batch.block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=tiles.places,
-        TILE_TOKENS=tile_tokens,
-        IS_SPLIT=splits > 1,
-        SPLIT_PLACES=split_places or 0,
-        HAS_WINDOW=window is not None,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_FIRST=batch.first_places is not None,
-        # A loop of its own for tiles without masks pays where there is arithmetic to save. Never where bits must not depend on it.
-        HAS_OPEN_TILES=block_m >= 64 and window is None and batch.first_places is None and split_places is None,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-    )
-    if splits > 1:
-        join[(tokens, heads)](
+        partial = torch.empty(step, heads, pieces, v_dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(step, heads, pieces, dtype=torch.float32, device=q.device)
+    for first_token in range(0, tokens, step):
+        end_token = min(first_token + step, tokens)
+        # Token t of row r is in tile t // tile_tokens + r or in the one before.
+        first_tile = max(first_token // tile_tokens - 1, 0)
+        end_tile = (end_token - 1) // tile_tokens + num_rows + 1
+        attend[(end_tile - first_tile, kv_heads, splits)](
+            q,
+            k_cache,
+            v_cache,
+            out,
             partial,
             lse,
-            out,
+            spans,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.num_causal,
+            batch.first_places,
+            batch.tree_mask,
+            batch.positions,
+            batch.slot_mapping,
+            tokens,
+            num_rows,
             splits,
-            HEADS=heads,
+            q.stride(0),
+            batch.block_tables.stride(0),
+            scale * _LOG2_E if softcap is None else scale / softcap,
+            0.0 if softcap is None else softcap * _LOG2_E,
+            0 if window is None else window,
+            first_token,
+            end_token,
+            first_tile,
+            pieces,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            K_DIM=k_dim,
             V_DIM=v_dim,
-            V_PAD=power_of_two(v_dim),
-            SPLITS_PAD=power_of_two(splits),
-            IN_ORDER=split_places is not None,
-            num_warps=4 if split_places is None else 1,
+            K_PAD=power_of_two(k_dim, 16),
+            V_PAD=power_of_two(v_dim, 16),
+            ROWS_PAD=power_of_two(num_rows + 1, 32),  # a warp looks through 32 as fast as through 2, and that is one build less
+            BLOCK_SIZE=batch.block_size,
+            BLOCK_M=block_m,
+            BLOCK_N=tiles.places,
+            TILE_TOKENS=tile_tokens,
+            IS_SPLIT=splits > 1,
+            SPLIT_PLACES=split_places or 0,
+            HAS_WINDOW=window is not None,
+            HAS_SOFTCAP=softcap is not None,
+            HAS_FIRST=batch.first_places is not None,
+            # A loop of its own for tiles without masks pays where there is arithmetic to save. Never where bits must not depend on it.
+            HAS_OPEN_TILES=block_m >= 64 and window is None and batch.first_places is None and split_places is None,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
         )
+        if splits > 1:
+            grid, shape = (end_token - first_token, heads), {"HEADS": heads, "V_DIM": v_dim, "V_PAD": power_of_two(v_dim)}
+            if split_places is None:
+                join[grid](partial, lse, out, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4)
+            else:
+                fold[grid](partial, lse, spans, out, pieces, first_token, **shape, AHEAD=8, num_warps=1)
     return out
+
+
+def most_scratch_bytes(tokens: int, heads: int, v_dim: int, max_places: int, split_places: int | None = None) -> int:
+    """That a pass over no more tokens and places holds at any time, beyond its result, until its launches are done."""
+    token_bytes = _token_scratch_bytes(heads, v_dim, _MAX_SPLITS if split_places is None else ceil_div(max_places, split_places))
+    return min(tokens * token_bytes, max(SCRATCH_BYTES, token_bytes))
+
+
+def _token_scratch_bytes(heads: int, v_dim: int, pieces: int) -> int:
+    return 4 * (heads * pieces * (v_dim + 1) + 2)
+
+
+def _splits(tiles: _Tiles, tokens: int, tile_tokens: int, num_rows: int, kv_heads: int, pieces: int) -> int:
+    """How many programs share the places of a tile."""
+    busy = max(ceil_div(tokens, tile_tokens), min(num_rows, tokens)) * kv_heads
+    return max(1, min(tiles.programs // busy, pieces))

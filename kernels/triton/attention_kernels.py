@@ -4,6 +4,9 @@ A program takes a tile of query tokens of one row, with all query heads that sha
 tiles of its own (Dao 2023, "FlashAttention-2"). Where there are fewer such tiles than the GPU has room for, several programs
 share a tile's places and a second launch joins their results ("Flash-Decoding"). Which row a program works on it finds itself
 from query_start_loc.
+
+Where bits must not depend on the batch, places are cut at fixed points, and the pieces of a token are folded one by one in their
+order: by the program that walks them all, or by the second launch. Both do the very same arithmetic (`_folded`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,11 @@ import triton.language as tl
 
 
 # one build for all batches, whatever their sizes are divisible by
-@triton.jit(do_not_specialize=["num_tokens", "num_rows", "splits", "table_stride", "window"])
+@triton.jit(
+    do_not_specialize=[
+        "num_tokens", "num_rows", "splits", "table_stride", "window", "first_token", "end_token", "first_tile", "pieces"
+    ]
+)  # fmt: skip
 def attend(
     q_ptr,
     k_ptr,
@@ -21,6 +28,7 @@ def attend(
     out_ptr,
     partial_ptr,
     lse_ptr,
+    spans_ptr,
     starts_ptr,
     seq_lens_ptr,
     tables_ptr,
@@ -37,6 +45,10 @@ def attend(
     scale,
     cap,
     window,
+    first_token,
+    end_token,
+    first_tile,
+    pieces,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     K_DIM: tl.constexpr,
@@ -57,7 +69,8 @@ def attend(
 ):
     # Row r's tiles are numbered from starts[r] // TILE_TOKENS + r: room for all of them, found without a prefix sum. What comes
     # behind the last row is one more row, of padding. The longest walks, those of a prompt's last tokens, start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    # Where SPLIT_PLACES is given, this launch has tokens first_token to end_token - 1, whose tiles begin no earlier than first_tile.
+    tile = first_tile + tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     index = tl.arange(0, ROWS_PAD)
@@ -70,17 +83,27 @@ def attend(
     offset = (tile - row_start // TILE_TOKENS - row) * TILE_TOKENS
     if row_start + offset >= row_end:
         return
+    if SPLIT_PLACES > 0:
+        if (row_start + offset >= end_token) | (row_start + offset + TILE_TOKENS <= first_token):
+            return
 
     m = tl.arange(0, BLOCK_M)
     token = row_start + offset + m // GROUP
     is_row = (m // GROUP < TILE_TOKENS) & (token < row_end)
+    is_asked = is_row
     head = kv_head * GROUP + m % GROUP
     v_dim = tl.arange(0, V_PAD)
     out_row = token.to(tl.int64) * (KV_HEADS * GROUP) + head
-    out_mask = is_row[:, None] & (v_dim < V_DIM)[None, :]
+    scratch_row = out_row
+    if SPLIT_PLACES > 0:
+        is_asked = is_row & (token >= first_token) & (token < end_token)
+        scratch_row = (token - first_token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    out_mask = is_asked[:, None] & (v_dim < V_DIM)[None, :]
     if is_padding:
-        if IS_SPLIT:
-            tl.store(lse_ptr + out_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_row)
+        if IS_SPLIT and SPLIT_PLACES > 0:
+            _store_span(spans_ptr, token - first_token, is_asked, m, kv_head + split, 0, 0, GROUP)
+        elif IS_SPLIT:
+            tl.store(lse_ptr + scratch_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_asked)
         else:
             nothing = tl.zeros((BLOCK_M, V_PAD), out_ptr.dtype.element_ty)
             tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], nothing, mask=out_mask)
@@ -101,31 +124,109 @@ def attend(
         low = tl.maximum(low, tl.minimum(tl.min(position, 0) - window + 1, tree))
     bits = tl.load(tree_mask_ptr + token, mask=is_row & (own_place >= tree), other=0)
 
-    # Tiles of places start at multiples of BLOCK_N, whatever the row's range is.
-    base = low // BLOCK_N * BLOCK_N
-    begin = base
-    stop = end
-    if SPLIT_PLACES > 0:
-        begin = tl.maximum(base, split * SPLIT_PLACES)
-        stop = tl.minimum(end, (split + 1) * SPLIT_PLACES)
-    elif IS_SPLIT:
-        share = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
-        begin = base + split * share
-        stop = tl.minimum(end, begin + share)
-    if IS_SPLIT:
-        if begin >= stop:
-            tl.store(lse_ptr + out_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_row)
-            return
-    # Before this place everybody sees everything.
-    seen_by_all = begin
-    if HAS_OPEN_TILES:
-        seen_by_all = tl.maximum(begin, tl.minimum(stop, tl.minimum(first + offset + 1, tree) // BLOCK_N * BLOCK_N))
-
     k_dim = tl.arange(0, K_PAD)
     q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * K_DIM + k_dim[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & (k_dim < K_DIM)[None, :], other=0.0)
     table = tables_ptr + row.to(tl.int64) * table_stride
     step_positions = positions_ptr + row_start - first  # of a place of this step
+    has_slot = tl.load(slots_ptr + token, mask=is_row, other=-1) >= 0
+    # Tiles of places start at multiples of BLOCK_N, whatever the row's range is.
+    base = low // BLOCK_N * BLOCK_N
+    if SPLIT_PLACES > 0:
+        first_piece = base // SPLIT_PLACES
+        end_piece = tl.cdiv(end, SPLIT_PLACES)
+        if IS_SPLIT:
+            _store_span(spans_ptr, token - first_token, is_asked, m, kv_head + split, first_piece, end_piece, GROUP)
+        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, V_PAD), tl.float32)
+        for piece in range(first_piece + split, end_piece, splits):
+            begin = tl.maximum(base, piece * SPLIT_PLACES)
+            stop = tl.minimum(end, (piece + 1) * SPLIT_PLACES)
+            result, lse = _attended(
+                q, k_ptr, v_ptr, table, step_positions, has_slot, begin, begin, stop, low, end, tree, own_place, position, bits, kv_head,
+                scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
+            )  # fmt: skip
+            if IS_SPLIT:
+                at = scratch_row * pieces + piece
+                tl.store(lse_ptr + at, lse, mask=is_asked)
+                tl.store(partial_ptr + at[:, None] * V_DIM + v_dim[None, :], result, mask=out_mask & (lse != float("-inf"))[:, None])
+            else:
+                peak, decay, weight = _folding(peak, lse)
+                total = tl.fma(total, decay, weight)
+                acc = _folded(acc, decay[:, None], result, weight[:, None])
+        if not IS_SPLIT:
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], result.to(out_ptr.dtype.element_ty), mask=out_mask)
+    else:
+        begin = base
+        stop = end
+        if IS_SPLIT:
+            share = tl.cdiv(tl.cdiv(end - base, splits), BLOCK_N) * BLOCK_N
+            begin = base + split * share
+            stop = tl.minimum(end, begin + share)
+            if begin >= stop:
+                tl.store(lse_ptr + scratch_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_asked)
+                return
+        # Before this place everybody sees everything.
+        seen_by_all = begin
+        if HAS_OPEN_TILES:
+            seen_by_all = tl.maximum(begin, tl.minimum(stop, tl.minimum(first + offset + 1, tree) // BLOCK_N * BLOCK_N))
+        result, lse = _attended(
+            q, k_ptr, v_ptr, table, step_positions, has_slot, begin, seen_by_all, stop, low, end, tree, own_place, position, bits, kv_head,
+            scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, HAS_OPEN_TILES,
+        )  # fmt: skip
+        if IS_SPLIT:
+            at = scratch_row * splits + split
+            tl.store(lse_ptr + at, lse, mask=is_asked)
+            tl.store(partial_ptr + at[:, None] * V_DIM + v_dim[None, :], result, mask=out_mask & (lse != float("-inf"))[:, None])
+        else:
+            tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], result.to(out_ptr.dtype.element_ty), mask=out_mask)
+
+
+@triton.jit
+def _store_span(spans_ptr, token, is_asked, m, program, first_piece, end_piece, GROUP: tl.constexpr):
+    """Which pieces a tile's tokens have: its first program says so, once for each token."""
+    if program == 0:
+        says = is_asked & (m % GROUP == 0)
+        tl.store(spans_ptr + 2 * token, tl.zeros_like(m) + first_piece, mask=says)
+        tl.store(spans_ptr + 2 * token + 1, tl.zeros_like(m) + end_piece, mask=says)
+
+
+@triton.jit
+def _attended(
+    q,
+    k_ptr,
+    v_ptr,
+    table,
+    step_positions,
+    has_slot,
+    begin,
+    seen_by_all,
+    stop,
+    low,
+    end,
+    tree,
+    own_place,
+    position,
+    bits,
+    kv_head,
+    scale,
+    cap,
+    window,
+    KV_HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_PAD: tl.constexpr,
+    V_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_OPEN_TILES: tl.constexpr,
+):
+    """Attention over places begin to stop - 1, [BLOCK_M, V_PAD], and log2 of its exponential sum; zeros and -inf for who sees none."""
     acc = tl.zeros((BLOCK_M, V_PAD), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -147,16 +248,23 @@ def attend(
             scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, True,
         )  # fmt: skip
         block = following
-
-    has_slot = tl.load(slots_ptr + token, mask=is_row, other=-1) >= 0
     has_result = has_slot & (total != 0.0)
     result = tl.where(has_result[:, None], acc / tl.where(total == 0.0, 1.0, total)[:, None], 0.0)
-    if IS_SPLIT:
-        tl.store(lse_ptr + out_row * splits + split, tl.where(has_result, peak + tl.log2(total), float("-inf")), mask=is_row)
-        at = partial_ptr + (out_row * splits + split)[:, None] * V_DIM + v_dim[None, :]
-        tl.store(at, result, mask=out_mask & has_result[:, None])
-    else:
-        tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], result.to(out_ptr.dtype.element_ty), mask=out_mask)
+    return result, tl.where(has_result, peak + tl.log2(total), float("-inf"))
+
+
+@triton.jit
+def _folding(peak, lse):
+    """(greatest log2 sum so far, factor of what was folded before, weight of a piece with this log2 sum). -inf changes nothing."""
+    new_peak = tl.maximum(peak, lse)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    return new_peak, tl.exp2(peak - base), tl.exp2(lse - base)
+
+
+@triton.jit
+def _folded(acc, decay, result, weight):
+    """acc * decay + result * weight, rounded twice: left to itself a compiler fuses either product, and not everywhere the same."""
+    return tl.fma(acc, decay, result * weight)
 
 
 @triton.jit
@@ -248,7 +356,6 @@ def join(
     V_DIM: tl.constexpr,
     V_PAD: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
-    IN_ORDER: tl.constexpr,
 ):
     """One head of one token: the mean of its pieces, weighted by their exponential sums; zeros if none has seen anything."""
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
@@ -256,23 +363,45 @@ def join(
     dim = tl.arange(0, V_PAD)
     lse = tl.load(lse_ptr + row * splits + piece, mask=piece < splits, other=float("-inf"))
     peak = tl.max(lse, 0)
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    if IN_ORDER:
-        # one by one: the sum does not depend on how many empty pieces follow
-        result = tl.zeros((V_PAD,), tl.float32)
-        total = tl.zeros((V_PAD,), tl.float32)
-        for i in range(0, splits):
-            one_lse = tl.load(lse_ptr + row * splits + i + tl.zeros_like(dim))
-            weight = tl.exp2(one_lse - peak)
-            mask = (dim < V_DIM) & (one_lse != float("-inf"))
-            result += weight * tl.load(partial_ptr + (row * splits + i) * V_DIM + dim, mask=mask, other=0.0)
-            total += weight
-        result = result / tl.where(total == 0.0, 1.0, total)
-    else:
-        weight = tl.exp2(lse - peak)
-        mask = (dim < V_DIM)[None, :] & (lse != float("-inf"))[:, None]
-        pieces = tl.load(partial_ptr + (row * splits + piece)[:, None] * V_DIM + dim[None, :], mask=mask, other=0.0)
-        result = tl.sum(pieces * weight[:, None], 0)
-        total = tl.sum(weight, 0)
-        result = result / tl.where(total == 0.0, 1.0, total)
+    weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
+    mask = (dim < V_DIM)[None, :] & (lse != float("-inf"))[:, None]
+    pieces = tl.load(partial_ptr + (row * splits + piece)[:, None] * V_DIM + dim[None, :], mask=mask, other=0.0)
+    total = tl.sum(weight, 0)
+    result = tl.sum(pieces * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + row * V_DIM + dim, result.to(out_ptr.dtype.element_ty), mask=dim < V_DIM)
+
+
+@triton.jit(do_not_specialize=["pieces", "first_token"])
+def fold(
+    partial_ptr,
+    lse_ptr,
+    spans_ptr,
+    out_ptr,
+    pieces,
+    first_token,
+    HEADS: tl.constexpr,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """The same in order, of the pieces that the token has: the result does not depend on how many there might have been."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = token * HEADS + head
+    dim = tl.arange(0, V_PAD)
+    first_piece = tl.load(spans_ptr + 2 * token)
+    end_piece = tl.load(spans_ptr + 2 * token + 1)
+    peak = tl.full((V_PAD,), float("-inf"), tl.float32)
+    total = tl.zeros((V_PAD,), tl.float32)
+    acc = tl.zeros((V_PAD,), tl.float32)
+    for start in range(first_piece, end_piece, AHEAD):
+        for i in tl.static_range(AHEAD):  # loads of all of these are under way at once
+            piece = start + i + tl.zeros_like(dim)
+            at = row * pieces + piece
+            lse = tl.load(lse_ptr + at, mask=piece < end_piece, other=float("-inf"))
+            result = tl.load(partial_ptr + at * V_DIM + dim, mask=(dim < V_DIM) & (lse != float("-inf")), other=0.0)
+            peak, decay, weight = _folding(peak, lse)
+            total = tl.fma(total, decay, weight)
+            acc = _folded(acc, decay, result, weight)
+    result = acc / tl.where(total == 0.0, 1.0, total)
+    out_row = (first_token + token) * HEADS + head
+    tl.store(out_ptr + out_row * V_DIM + dim, result.to(out_ptr.dtype.element_ty), mask=dim < V_DIM)

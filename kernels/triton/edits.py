@@ -14,10 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..layout import MAX_TREE_TOKENS
 from .launch import ceil_div, power_of_two
 
 _CHUNK = 2048
 _LIST = 256
+
+PATH_LENGTHS = (8, power_of_two(MAX_TREE_TOKENS))
+"""Lengths of paths that kernels are built for: few, because none should be built while somebody waits."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Edits:
     seen_ranges: Tensor  # [N, 2] int32, of penalised places: distinct tokens of prompt and output
     seen_ids: Tensor
     counts: Tensor  # float32, of seen_ids: how often each is in the output
-    paths: Tensor  # [N, longest path] int32, of penalised places: drafted tokens that lead to the place; -1 = none
+    paths: Tensor  # [N, longest path <= MAX_TREE_TOKENS] int32, of penalised places: drafted tokens that lead to the place; -1 = none
     repetition: Tensor  # [N] float32, 1 = off
     frequency: Tensor  # [N] float32, 0 = off
     presence: Tensor  # [N] float32, 0 = off
@@ -84,7 +88,7 @@ def edit_logits(logits: Tensor, rows: Tensor, edits: Edits) -> Tensor:
         edits.allowed_rows,
         edits.allowed,
         edits.allowed.stride(0),
-        PATH=power_of_two(path_length),
+        PATH=next(size for size in PATH_LENGTHS if size >= path_length),
         CHUNK=_CHUNK,
         LIST=_LIST,
         num_warps=4,
@@ -111,7 +115,7 @@ def _is_allowed(words_ptr, token, mask):
     return ((word >> (token % 32)) & 1) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_length"])
 def _edit(
     out_ptr,
     banned_ranges_ptr,

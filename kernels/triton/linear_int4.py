@@ -202,7 +202,7 @@ def _integers(pairs, group_scales, dtype: tl.constexpr):
     return tl.join(low * scales[:, None], high * scales[:, None]).reshape(pairs.shape[0], 2 * pairs.shape[1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "stop"])
 def _dequantise(
     words_ptr, groups_ptr, scales_ptr, out_ptr, start, stop, columns, depth, COLUMNS: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip

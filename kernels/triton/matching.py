@@ -16,6 +16,7 @@ from torch import Tensor
 from ..layout import MAX_TREE_TOKENS
 from ..matching import Guesses
 from ..sampling import neutral
+from .edits import PATH_LENGTHS
 from .launch import power_of_two
 from .sample_rows import sample
 from .upload import upload
@@ -36,10 +37,21 @@ def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) 
 
 
 def warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have what comes behind a pass with such scores compiled now, so that no request waits for it."""
-    chosen = sample(torch.zeros(2, vocab_size, dtype=dtype, device=device), np.arange(2), neutral(2))
-    for choices in (chosen, None):
-        match(chosen, torch.zeros(2, device=device), choices, Guesses.of([([0], [-1], True)]))
+    """Have what comes behind a pass with such scores compiled now, so that no request waits for it.
+
+    Steps that are waited for choose from float32 copies of the scores.
+    """
+    for kind in {dtype, torch.float32}:
+        scores = torch.zeros(2, vocab_size, dtype=kind, device=device)
+        sample(scores, np.arange(2), neutral(2))
+        for length in PATH_LENGTHS:
+            path, edited = np.zeros(length, np.int32), neutral(2)
+            edited["banned"], edited["num_banned"] = path.ctypes.data, 1
+            edited["path"], edited["path_length"] = path.ctypes.data, length
+            sample(scores, np.arange(2), edited)
+    tokens = torch.zeros(2, dtype=torch.int64, device=device)
+    for choices in (tokens, None):
+        match(tokens, torch.zeros(2, device=device), choices, Guesses.of([([0], [-1], True)]))
 
 
 @triton.jit(do_not_specialize=["depth"])

@@ -48,7 +48,8 @@ def choose(logits: Tensor, places: Places) -> Tensor:
     tokens = torch.empty(count, dtype=torch.int64, device=device)
     if not count:
         return tokens
-    peaks, masses = torch.empty(2, count, blocks, dtype=torch.float32, device=device)
+    # two tensors: where the halves of one begin depends on count, and kernels are built anew for what is aligned otherwise
+    peaks, masses = (torch.empty(count, blocks, dtype=torch.float32, device=device) for _ in range(2))
     grid = (count, ceil_div(blocks, _BLOCKS_AT_ONCE))
     _summarise[grid](
         logits,
@@ -158,7 +159,7 @@ def _choose(
     is_filtered = (top_k < vocab_size) | (top_p < 1.0) | (log_min_p > float("-inf"))
     if is_filtered:
         whole = tl.sum(masses.to(tl.float64), 0)
-        farthest = farthest_left(block_distances, top_k, top_p, log_min_p, whole, vocab_size, blocks)
+        farthest = farthest_left(block_distances, masses, top_k, top_p, log_min_p, whole, vocab_size, blocks, BLOCK)
         # The blocks where anything can be left, in order.
         is_kept = (block < blocks) & (block_distances <= farthest)
         num_kept = tl.sum(is_kept.to(tl.int32), 0)

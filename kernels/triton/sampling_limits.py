@@ -26,24 +26,30 @@ def weights_left(distance, token, last, last_id):
 
 
 @triton.jit
-def farthest_left(block_distances, top_k, top_p, log_min_p, whole, vocab_size, blocks):
-    """A distance beyond which no token can be left."""
+def farthest_left(block_distances, masses, top_k, top_p, log_min_p, whole, vocab_size, blocks, BLOCK: tl.constexpr):
+    """A distance beyond which no token can be left, found from the blocks' best tokens and masses alone."""
     farthest = tl.full((), 0x7F800000, tl.int32)
-    if top_k < vocab_size:
-        if top_k <= blocks:  # as many blocks begin no farther than this
-            low = tl.full((), 0, tl.int32)
-            while low < farthest:
-                middle = low + (farthest - low) // 2
-                if tl.sum((block_distances <= middle).to(tl.int32), 0) >= top_k:
-                    farthest = middle
-                else:
-                    low = middle + 1
-    elif top_p < 1.0:
-        # All tokens below (1 - top_p) * whole / vocab_size together are too light to be needed.
-        bound = 0.001 - tl.log((1.0 - top_p) * whole / vocab_size).to(tl.float32)
-        farthest = (tl.maximum(bound, 0.0) + 0.0).to(tl.int32, bitcast=True)
-    else:
-        farthest = (0.0 - log_min_p).to(tl.int32, bitcast=True)
+    if top_k >= vocab_size:
+        if top_p < 1.0:
+            # All tokens below (1 - top_p) * whole / vocab_size together are too light to be needed.
+            bound = 0.001 - tl.log((1.0 - top_p) * whole / vocab_size).to(tl.float32)
+            farthest = (tl.maximum(bound, 0.0) + 0.0).to(tl.int32, bitcast=True)
+        else:
+            farthest = (0.0 - log_min_p).to(tl.int32, bitcast=True)
+    if tl.where(top_k < vocab_size, top_k <= blocks, top_p < 1.0):
+        # The least distance within which there is enough for certain: tokens, one of each block that begins there; or mass, rounding
+        # included, of such a block its best token and all but what the other ones would weigh just beyond.
+        wanted = tl.where(top_k < vocab_size, top_k.to(tl.float32), (top_p * whole * 1.0001).to(tl.float32))
+        low = tl.full((), 0, tl.int32)
+        while low < farthest:
+            middle = low + (farthest - low) // 2
+            beyond = (BLOCK - 1) * tl.exp(-middle.to(tl.float32, bitcast=True))
+            certain = tl.maximum(tl.exp(-block_distances.to(tl.float32, bitcast=True)), masses - beyond)
+            certain = tl.where(top_k < vocab_size, 1.0, certain)
+            if tl.sum(tl.where(block_distances <= middle, certain, 0.0), 0) >= wanted:
+                farthest = middle
+            else:
+                low = middle + 1
     return farthest
 
 

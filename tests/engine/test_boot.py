@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 import torch
 from decoding import Decoding
+from fake_graphs import FakeRecorder
+from random_drafters import write
 from tiny_models import save_llama
+from torch import Tensor
 
+from foretoken.engine import drafters
 from foretoken.engine.boot import Engine, assemble, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.errors import ConfigError, ContextTooLong
@@ -22,10 +26,17 @@ from foretoken.engine.request import SamplingParams
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.kernels import native
+from foretoken.kernels import weights as weights_module
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import FINAL
+from foretoken.kernels.program import Program
+from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
+from foretoken.kernels.weight_bank import WeightBank
+from foretoken.proposers import proposer_set
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
-from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, SpeculativeConfig
 from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.proposer_set import ProposerSet
 
@@ -298,3 +309,66 @@ def test_a_cache_smaller_than_the_context_limits_requests_unless_the_length_was_
         engine.intake.requests("r", [1] * num_tokens, SamplingParams(max_tokens=None), 0.0)
     with pytest.raises(ConfigError, match="one sequence of 8,192 tokens needs"):
         boot(EngineConfig(ModelConfig(str(folder), max_model_len=8192), cache, speculative=off))
+
+
+@pytest.fixture(scope="module")
+def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+ASKED = [([5, 6, 7, 8], GREEDY, 0), ([9, 8, 9, 8, 9], GREEDY, 0)]
+
+
+@pytest.fixture(scope="module")
+def answers(deep_target: Path) -> dict[str, Any]:
+    return run(start(deep_target, (), "torch"), ASKED, [0, 0], poisoned=False)
+
+
+@pytest.fixture
+def with_graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphExecutor]:
+    """Networks whose passes are recorded as on a GPU."""
+    made: list[GraphExecutor] = []
+
+    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
+        made.append(GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank), recorder=FakeRecorder()))
+        return made[-1]
+
+    monkeypatch.setattr(weights_module, "bind_program", bind)
+    monkeypatch.setattr(drafters, "bind_program", bind)
+    return made
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
+def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
+    deep_target: Path,
+    answers: dict[str, Any],
+    with_graphs: list[GraphExecutor],
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = str(write(method, deep_target, tmp_path))
+    configs = {"draft_model": DraftModelConfig(folder, 3), "eagle3": EagleConfig(folder, "eagle3", 3), "medusa": MedusaConfig(folder, 2)}
+    lines: list[str] = []
+    config = EngineConfig(
+        ModelConfig(str(deep_target), dtype="float32", executor="torch"),
+        CacheConfig(num_blocks=64, block_size=4),
+        SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=2),
+        SpeculativeConfig((configs[method],), adaptive=False),
+    )
+    with monkeypatch.context() as hasty:
+        hasty.setattr(proposer_set, "SLOW_CALL_S", 0.0)  # compiling is slow, and no fault
+        hasty.setattr(proposer_set, "SLOW_TOKEN_S", 0.0)
+        engine = boot(config, lines.append)
+    assert not [record for record in caplog.records if "failed" in record.message]
+    networks = with_graphs[1:]
+    assert networks and all(network.captured.num_graphs for network in networks), "a network of the drafter was left out"
+    ready = sum(network.captured.num_graphs for network in networks)
+    told = [line for line in lines if "captur" in line]
+    assert [told[0], told[2]] == ["capturing graphs", "capturing graphs of drafters"] and told[3].startswith(f"drafters: {ready} graphs")
+    assert run(engine, ASKED, [0, 0], poisoned=False) == answers
+    assert any(total.num_draft_tokens for total in engine.core.controller.counts.totals)
+    assert all(health.num_failures == 0 for health in engine.core.proposers.stats())
+    assert sum(network.captured.num_graphs for network in networks) == ready, "something was recorded while requests waited"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_graphs import FakeRecorder
 from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
@@ -38,17 +39,24 @@ def test_the_largest_step_has_all_tokens_and_all_scores(monkeypatch: pytest.Monk
     """Nothing of it is written, and it asks for as many whole rows of logits as a step may want."""
     executor = GraphExecutor(small_network(max_position_embeddings=64))
     seen: list[ForwardOutput] = []
-    run = executor.run
+    run = executor.network.run
 
     def kept(*args: object, **kwargs: object) -> ForwardOutput:
         seen.append(run(*args, **kwargs))  # pyright: ignore[reportArgumentType]
         return seen[-1]
 
-    monkeypatch.setattr(executor, "run", kept)
+    monkeypatch.setattr(executor.network, "run", kept)
     run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
     (output,) = seen
     assert output.logits is not None and output.logits.shape == (20, executor.vocab_size)
     assert len(output.hidden) == 3 and all(len(state) == 48 for state in output.hidden.values())
+
+
+def test_the_largest_step_leaves_nothing_behind() -> None:
+    """A graph of it would keep the small cache, and its share of the graphs' memory, for ever."""
+    executor = GraphExecutor(small_network(max_position_embeddings=64), recorder=FakeRecorder())
+    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    assert executor.captured.num_graphs == 0 and not executor._passes
 
 
 def test_padding_is_written_nowhere() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import simulation
+import torch
 from overlapping import overlapped_core, plain_core
 from simulation import World, fresh, simulate
 
@@ -16,6 +17,8 @@ from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.speculation_policy import ProposerInfo
+from foretoken.kernels import started
+from foretoken.kernels.torch_executor import full_logits
 from foretoken.proposers.config import PredictionConfig, SpeculativeConfig
 from foretoken.proposers.prediction import PredictionProposer
 
@@ -138,3 +141,19 @@ def test_a_request_that_comes_is_served_at_once() -> None:
     assert "late" in {delta.request_id for delta in core.step(1.0)}
     finish(core)
     assert late.token_ids[3:] == expected
+
+
+def test_logits_are_copied_only_where_nobody_has_chosen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that are begun ahead all choices are made on the device. Those of the first one, and of the last, are left to others."""
+    copied: list[int] = []
+
+    def counted(computed: started.Computed, wanted: torch.Tensor) -> torch.Tensor | None:
+        copied.append(len(wanted))
+        return full_logits(computed, wanted)
+
+    monkeypatch.setattr(started, "full_logits", counted)
+    core = decoding_core(num_rows=3, max_tokens=30, temperature=1.0)
+    steps = finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner) and runner.num_used == 28 and steps == 30
+    assert sum(map(bool, copied)) <= 2

@@ -11,7 +11,7 @@ from small_networks import small_network
 
 from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.graphs import PATIENCE, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.static_batch import Ladder
 
@@ -35,7 +35,7 @@ def rows(*lengths: int, start: int = 0, seed: int = 0) -> RaggedBatch:
 def test_replays_are_what_the_ops_are(gpu: str, dtype: torch.dtype) -> None:
     captured, eager = pair(gpu, dtype)
     kv, other = captured.allocate(32, BLOCK_SIZE), eager.allocate(32, BLOCK_SIZE)
-    batches = [rows(5, 1, 7), rows(2, 2, 2, 2, 2), rows(1), rows(1, 1, 1), rows(3, start=7, seed=9), rows(5, 1, 7, seed=4)]
+    batches = [rows(5, 1, 7), rows(2, 2, 2, 2, 2), rows(1), rows(1, 1, 1), rows(3, start=5, seed=9), rows(5, 1, 7, seed=4)]
     for seed, batch in enumerate(batches):
         found, expected = captured.run(batch, kv, (0, 2)), eager.run(batch, other, (0, 2))
         assert torch.equal(found.argmax, expected.argmax), f"batch {seed}"
@@ -99,3 +99,17 @@ def test_capturing_beforehand_says_what_it_took(gpu: str) -> None:
     assert before >= 6 and lines == [captured.captured.describe()]
     captured.run(rows(1, 1, 1), kv)
     assert captured.captured.num_graphs == before, "a pass that was to be ready was captured anew"
+
+
+def test_passes_of_a_patient_executor_are_those_of_the_ops_before_and_after_it_records(gpu: str) -> None:
+    captured, eager = pair(gpu)
+    captured.be_patient()
+    kv, other = captured.allocate(32, BLOCK_SIZE), eager.allocate(32, BLOCK_SIZE)
+    firsts = torch.tensor([2, 0], dtype=torch.int32)
+    for turn in range(PATIENCE + 2):
+        batches = [rows(5, 1, 7, seed=turn), dataclasses.replace(rows(5, 6, seed=turn), first_places=firsts)]
+        for batch in batches:
+            found, expected = captured.run(batch, kv, (2,)), eager.run(batch, other, (2,))
+            assert torch.equal(found.argmax, expected.argmax), f"turn {turn}"
+            torch.testing.assert_close(found.hidden[2], expected.hidden[2], rtol=0.02, atol=0.02)
+        assert captured.captured.num_graphs == (2 if turn >= PATIENCE else 0)

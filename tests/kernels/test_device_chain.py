@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from decoding import ragged
 from small_networks import random_weights, small_network, small_program
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretoken.kernels import noise
+from foretoken.kernels import device_chain, noise
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.graphs import GraphExecutor, chain_batch
+from foretoken.kernels.device_chain import ChainDraws, Choosing
+from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
-from foretoken.kernels.static_batch import Rung, StaticBatch
-from foretoken.kernels.torch_executor import TorchExecutor
+from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.torch_executor import Computed, TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 16
 STREAMS = [noise.stream(seed, 0) for seed in (5, 6, 7)]
@@ -71,10 +78,10 @@ def test_a_padded_chain_is_the_same() -> None:
     for cache in (*kv.k, *padded_kv.k, *kv.v, *padded_kv.v):
         cache.fill_(7.0)
     expected = executor.run_chain(batch, kv, counts)
-    static = StaticBatch(Rung(16, 8), 6, BLOCK_SIZE, torch.device("cpu"))
+    static = StaticBatch(Rung(16, 8, 8), block_tables(8, 6, torch.device("cpu")), BLOCK_SIZE)
     static.fill(batch)
     padded = torch.nn.functional.pad(counts, (0, 6), value=1)
-    found = executor._chain_by_ops(chain_batch(static), padded_kv, padded, 5, None, None, None)
+    found = executor._chain_by_ops(static.batch, padded_kv, padded, 5, None, None, None)
     for chain, count in enumerate(counts.tolist()):
         assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
         torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
@@ -94,3 +101,50 @@ def test_a_pass_may_read_tokens_that_the_host_does_not_know() -> None:
     assert started.finish().argmax.tolist() == known
     assert torch.equal(found.finish().argmax, expected.argmax)
     torch.testing.assert_close(found.finish().logits, expected.logits)
+
+
+class _Wide(TorchDispatchMode):
+    """What reads a whole row of scores."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].ndim == 2 and args[0].shape[1] == self.width and not func.is_view:
+            self.ops.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("vocab_size", "is_found_again"), [(None, False), (97, False), (120, False), (60, True)])
+def test_what_a_pass_has_found_is_not_looked_for_again(vocab_size: int | None, is_found_again: bool) -> None:
+    """A vocabulary is long: each op over it costs a launch and a way through memory in every step of every chain."""
+    logits = torch.randn(4, 97, generator=torch.Generator().manual_seed(1)).bfloat16()
+    top, argmax = logits.max(-1)
+
+    def compute(*_: object) -> Computed:
+        return Computed(argmax, top.float(), logits, {})
+
+    choosing = Choosing.of(None, 97, vocab_size)
+    width = choosing.width if is_found_again else 97
+    assert width is not None
+    with torch.inference_mode(), _Wide(width) as wide:
+        found = device_chain.chain(compute, texts([0, 1, 2, 3]), torch.ones(4, dtype=torch.int64), 1, choosing, 64)
+    scores = logits[:, :width].float()
+    assert found.token_ids[:, 0].tolist() == scores.argmax(-1).tolist()
+    torch.testing.assert_close(found.confidence[:, 0], torch.softmax(scores, -1).amax(-1))
+    assert wide.ops == [*["max"] * is_found_again, "sub", "exp_", "sum"]
+
+
+@pytest.mark.parametrize("best", [torch.inf, -torch.inf, torch.nan])
+def test_scores_that_are_not_finite_are_no_confidence(best: float) -> None:
+    logits = torch.full((4, 97), best)
+    top, argmax = logits.max(-1)
+    draws = ChainDraws(torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64))
+    for drawing in (None, draws):
+        found = device_chain.chain(
+            lambda *_: Computed(argmax, top, logits, {}), texts([0, 1, 2, 3]), torch.ones(4, dtype=torch.int64), 1,
+            Choosing.of(None, 97, None), 64, draws=drawing,
+        )  # fmt: skip
+        assert bool(found.confidence.isnan().all())

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.kernels.fp8 import Fp8Matrix, quantised
+from foretoken.kernels.fp8 import Fp8Matrix, product_dtype, quantised
 
 
-def few(x: Tensor, values: Tensor) -> Tensor:
-    return (x.float() @ values.float().t()).to(x.dtype)
+def few(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    out = (x.float() @ values.float().t()) * scales
+    return sum((extra.float() for extra in (bias, residual) if extra is not None), out).to(x.dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
@@ -19,7 +20,7 @@ def test_products_are_near_those_of_the_whole_weights(rows: int, extras: bool) -
     x = torch.randn(rows, 64, generator=generator).bfloat16()
     bias = torch.randn(48, generator=generator).bfloat16() if extras else None
     residual = torch.randn(rows, 48, generator=generator).bfloat16() if extras else None
-    found = Fp8Matrix.of(weight).product(bias, few, most_few=8)(x, residual)
+    found = Fp8Matrix.of(weight).product(bias, few, 8, quantised)(x, residual)
     expected = x.float() @ weight.float().t() + (0 if bias is None else bias.float()) + (0 if residual is None else residual.float())
     assert found.dtype == torch.bfloat16
     # e4m3 has 3 bits behind the point: an error of 2 ** -4 at most in each factor, and they average out
@@ -31,6 +32,29 @@ def test_scales_fit_each_row() -> None:
     values, scales = quantised(x)
     assert values.float().isfinite().all()
     torch.testing.assert_close(values.float() * scales, x, rtol=0.07, atol=0)
+
+
+def test_products_of_many_rows_come_out_in_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a scale for each row Ada and Blackwell have bfloat16 only; Hopper has float32 too."""
+    gpu = torch.device("cuda")
+    for capability, dtype in (((8, 9), torch.bfloat16), ((9, 0), torch.float32), ((12, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert product_dtype(torch.float32, gpu) == dtype
+        assert product_dtype(torch.bfloat16, gpu) == torch.bfloat16
+    assert product_dtype(torch.float32, torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_float32_products_where_only_bfloat16_comes_out(extras: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(48, 64, generator=generator), torch.randn(40, 64, generator=generator)
+    bias, residual = torch.randn(48, generator=generator) if extras else None, torch.randn(40, 48, generator=generator) if extras else None
+    product = Fp8Matrix.of(weight).product(bias, few, 8, quantised)
+    expected = product(x, residual)
+    monkeypatch.setattr("foretoken.kernels.fp8.product_dtype", lambda dtype, device: torch.bfloat16)
+    found = product(x, residual)
+    assert found.dtype == torch.float32 and not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=2**-8, atol=0.1)
 
 
 def test_shapes_that_the_hardware_multiplies() -> None:

@@ -8,7 +8,7 @@ from decoding import ragged
 from small_networks import small_network
 
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.static_batch import Ladder, Rung, StaticBatch
+from foretoken.kernels.static_batch import TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import TorchExecutor, full_logits
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
@@ -45,7 +45,7 @@ def later(executor: TorchExecutor) -> RaggedBatch:
     )
 
 
-@pytest.mark.parametrize("rung", [Rung(9, 9), Rung(12, 12), Rung(32, 8)], ids=str)
+@pytest.mark.parametrize("rung", [Rung(9, 9, 9), Rung(12, 12, 12), Rung(32, 8, 32), Rung(32, 8, 5)], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_padded_batch_computes_what_the_batch_does(family: str, rung: Rung) -> None:
     executor = small_network(family)
@@ -56,12 +56,13 @@ def test_a_padded_batch_computes_what_the_batch_does(family: str, rung: Rung) ->
         executor.run(first, batch)
     expected = executor.run(second, kv, hidden)
 
-    static = StaticBatch(rung, max_blocks=8, block_size=BLOCK_SIZE, device=CPU)
+    static = StaticBatch(rung, block_tables(40, 8, CPU), BLOCK_SIZE)
     for garbage in (first, second):  # what an earlier batch left behind may not show
         if rung.holds(garbage):
             static.fill(garbage)
     static.fill(second)
-    assert len(static.batch.token_ids) == len(static.batch.logits_indices) == rung.tokens and len(static.batch.seq_lens) == rung.rows
+    assert len(static.batch.token_ids) == rung.tokens and len(static.batch.logits_indices) == rung.scores
+    assert len(static.batch.seq_lens) == rung.rows
     computed = executor.compute(static.batch, padded_kv, hidden)
     wanted = len(second.logits_indices)
     torch.testing.assert_close(computed.argmax[:wanted], expected.argmax)
@@ -79,7 +80,7 @@ def test_an_empty_rung_writes_nowhere() -> None:
     kv = executor.allocate(4, BLOCK_SIZE)
     for cache in (*kv.k, *kv.v):
         cache.fill_(7.0)
-    executor.compute(StaticBatch(Rung(6, 6), 4, BLOCK_SIZE, CPU).batch, kv)
+    executor.compute(StaticBatch(Rung(6, 6, 6), block_tables(6, 4, CPU), BLOCK_SIZE).batch, kv)
     assert all(bool((cache == 7.0).all()) for cache in (*kv.k, *kv.v))
 
 
@@ -88,17 +89,44 @@ def test_the_ladder() -> None:
     assert [ladder.up(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, None]
     assert ladder.below(3).counts == (1, 2, 4) and ladder.below(100).counts == ladder.counts
     assert ladder.rung(prompts(small_network())) is None  # 15 tokens
-    assert Ladder((16,)).rung(prompts(small_network())) == Rung(16, 4)  # 15 tokens in 3 rows
-    assert [ladder.rung_of(8, rows) for rows in (1, 2, 3, 8)] == [Rung(8, 1), Rung(8, 2), Rung(8, 4), Rung(8, 8)]
-    assert ladder.rung_of(2, 5) == Rung(8, 8) and ladder.rung_of(9, 1) is None
+    assert Ladder((16,)).rung(prompts(small_network())) == Rung(16, 4, 16)  # 15 tokens in 3 rows
+    assert [ladder.rung_of(8, rows, 8) for rows in (1, 2, 3, 8)] == [Rung(8, 1, 8), Rung(8, 2, 8), Rung(8, 4, 8), Rung(8, 8, 8)]
+    assert ladder.rung_of(2, 5, 2) == Rung(8, 8, 8) and ladder.rung_of(9, 1, 1) is ladder.rung_of(1, 1, 9) is None
+    assert Ladder((16,)).chain_rung(prompts(small_network())) == Rung(16, 16, 16)
+    assert Ladder((4, 16)).chain_rung(prompts(small_network())) == Rung(16, 4, 4)
+
+
+def test_scores_come_in_few_numbers() -> None:
+    def scores(tokens: int) -> list[int]:
+        return sorted({rung.scores for wanted in range(tokens + 1) if (rung := Ladder().rung_of(tokens, 1, wanted)) is not None})
+
+    assert [scores(tokens) for tokens in (1, 16, 96, 128, 384, 512)] == [[1], [16], [96], [64, 128], [64, 384], [64, 256, 512]]
+
+
+@pytest.mark.parametrize("has_firsts", [False, True])
+def test_every_tensor_lies_where_kernels_want_it(has_firsts: bool) -> None:
+    """Or a kernel is built anew for each mix of sizes."""
+    for tokens in TOKEN_COUNTS:
+        static = StaticBatch(Rung(tokens, -(-tokens // 2), tokens, has_firsts), block_tables(tokens, 5, CPU), BLOCK_SIZE)
+        values = [getattr(static.batch, field.name) for field in dataclasses.fields(static.batch)]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        assert len(tensors) == 10 + has_firsts and all(tensor.data_ptr() % 16 == 0 for tensor in tensors), tokens
 
 
 @pytest.mark.parametrize("first_places", [None, [2, 0, 1]])
 def test_first_places_are_those_of_the_batch(first_places: list[int] | None) -> None:
     executor = small_network()
-    static = StaticBatch(Rung(16, 16), 8, BLOCK_SIZE, CPU)
+    static = StaticBatch(Rung(16, 16, 16, has_firsts=True), block_tables(16, 8, CPU), BLOCK_SIZE)
     given = None if first_places is None else torch.tensor(first_places, dtype=torch.int32)
     static.fill(dataclasses.replace(later(executor), first_places=torch.tensor([9, 9, 9], dtype=torch.int32)))
     static.fill(dataclasses.replace(later(executor), first_places=given))
     assert static.batch.first_places is not None
     assert static.batch.first_places.tolist() == [*(first_places or [0, 0, 0]), *[0] * 13]
+
+
+def test_rungs_without_first_places_take_no_batch_that_has_some() -> None:
+    batch = dataclasses.replace(later(small_network()), first_places=torch.tensor([2, 0, 1], dtype=torch.int32))
+    ladder = Ladder((16,))
+    assert ladder.rung(batch) == Rung(16, 4, 16, has_firsts=True) and ladder.chain_rung(batch) == Rung(16, 16, 16, has_firsts=True)
+    assert not Rung(16, 16, 16).holds(batch) and Rung(16, 16, 16, has_firsts=True).holds(batch)
+    assert StaticBatch(Rung(16, 16, 16), block_tables(16, 8, CPU), BLOCK_SIZE).batch.first_places is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoding import ragged
+from elsewhere import THERE, Elsewhere, Remote, here
 from torch import Tensor
 
-from foretoken.kernels.layout import ForwardOutput, KVLayerSpec
+from foretoken.kernels.layout import ForwardOutput, KVLayerSpec, RaggedBatch
 from foretoken.kernels.program import (
     Activation,
     ArgMax,
@@ -26,7 +28,8 @@ from foretoken.kernels.program import (
     Softcap,
     TopK,
 )
-from foretoken.kernels.torch_executor import TorchExecutor, max_of_rows
+from foretoken.kernels.torch_executor import TorchExecutor, max_of_rows, on_device
+from foretoken.kernels.upload import ALIGNMENT
 
 IDS = [3, 1, 4, 1, 5]
 ONE_HEAD = KVLayerSpec(num_kv_heads=1, k_dim=6, v_dim=6)
@@ -151,3 +154,20 @@ def test_max_of_rows_shows_rows_that_are_not_finite() -> None:
     scores = torch.zeros(3, 8192)
     scores[1, 5000], scores[2, 7] = math.nan, math.inf
     assert [math.isfinite(value) for value in max_of_rows(scores)[0].tolist()] == [True, False, False]
+
+
+@pytest.mark.parametrize("first_places", [None, torch.tensor([1, 0], dtype=torch.int32)], ids=["none", "some"])
+def test_a_batch_goes_to_a_device_in_two_copies(first_places: Tensor | None) -> None:
+    """One of wide numbers and one of narrow ones. Each tensor is aligned, whatever the sizes: kernels are not compiled anew."""
+    batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), first_places=first_places)
+    with Elsewhere() as device:
+        moved = on_device(batch, THERE)
+        assert len(device.to_device) == 2 and not device.to_host
+    for part in dataclasses.fields(RaggedBatch):
+        value, expected = getattr(moved, part.name), getattr(batch, part.name)
+        if isinstance(expected, Tensor):
+            assert isinstance(value, Remote) and value.storage_offset() * value.element_size() % ALIGNMENT == 0
+            assert here(value).dtype == expected.dtype and torch.equal(here(value), expected)
+        else:
+            assert value == expected
+    assert on_device(batch, torch.device("cpu")) is batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from decoding import ragged
+from elsewhere import THERE, Elsewhere, here, there
 from small_networks import random_weights, small_program
 from torch import Tensor
 
@@ -101,3 +102,22 @@ def test_the_native_executor_does_not_pretend_to_have_it() -> None:
     program = small_program("llama")
     refusal = native.supports(program, Execution(torch.float32, kv_cache="fp8"))
     assert refusal == ("the native executor's narrow cache is int8" if native.availability().isa else native.availability().reason)
+
+
+def test_slots_of_all_layers_move_in_a_few_calls() -> None:
+    """Of layers of one shape by one read and one write, wherever they stand among others; the indices go to the device once."""
+    layers = tuple(KVLayerSpec(2, 16, 16) if i % 4 else KVLayerSpec(1, 8, 24) for i in range(12))
+    with Elsewhere() as device:
+        kv = TorchKV(layers, 3, BLOCK_SIZE, torch.float32, THERE)
+        given = [torch.randn(here(cache).shape) for cache in (*kv.k, *kv.v)]
+        for cache, values in zip((*kv.k, *kv.v), given, strict=True):
+            cache.copy_(there(values))
+        device.calls.clear()
+        device.to_device.clear()
+        src, dst = torch.tensor([5, 1, 2]), torch.tensor([1, 2, 9])
+        kv.move(src, dst)
+        names = [str(call) for call in device.calls]
+        assert sum("index" in name for name in names) == 2 * 3 and device.to_device == [6] and not device.to_host
+        for cache, values in zip((*kv.k, *kv.v), given, strict=True):
+            values[dst] = values[src]
+            assert torch.equal(here(cache), values)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eagle_checkpoints
 import pytest
 import torch
 from eagle_checkpoints import MAX_MODEL_LEN, PUBLISHED, TORCH, Choose, Drafter, Guess, PretendedEngine, Request
 from eagle_reference import Reference, Target
+from elsewhere import compare, with_far_states
 from safetensors.torch import load_file, save_file
 
 from foretoken.kernels import native
@@ -299,3 +301,19 @@ def test_k_is_the_configs_else_the_checkpoints_else_five(make: MakeDrafter) -> N
     assert speculators.open().max_tokens == 3
     assert speculators.open(num_speculative_tokens=2).max_tokens == 2
     assert make("eagle").open().max_tokens == 5
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "eagle3"])
+def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) -> None:
+    drafter = make(name)
+
+    def play(is_far: bool) -> list[dict[str, Guess]]:
+        engine = drafter.run(num_speculative_tokens=4)
+        if is_far:
+            with_far_states(engine.proposer)
+        engine.add("a", text(1, 9))
+        engine.add("b", text(2, 3))
+        choose = at_random(0)
+        return [engine.step(choose) for _ in range(8)]
+
+    assert max(compare(play, eagle_checkpoints).to_host, default=0) < drafter.spec.vocab, "scores or states came to the host"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from elsewhere import Elsewhere, here, there
 from torch import Tensor
 
 from foretoken.proposers.base import Feedback
-from foretoken.proposers.features import Features
+from foretoken.proposers.features import MOST_NEW_EDGES, MOST_PIECES, Features
 
 BOUNDARIES = (5, 2)  # columns come in this order
 BLOCK = 4
@@ -118,3 +119,53 @@ def test_each_blocks_last_state_outlives_its_request() -> None:
         assert torch.equal(features.rows("other", position, position + 4), states(position, position + 4))
         features.forget("other")
     assert Features.bytes_per_block(4) == 16
+
+
+def reading(position: int, states: Tensor) -> Feedback:
+    """One row's step that has these states, of one boundary, on a device."""
+    count = len(states)
+    return Feedback(["r"], [position + count], [0], [[]], [[1]], [False], {0: there(states)}, [0, count], [count])
+
+
+def test_a_small_steps_states_stay_as_they_are() -> None:
+    """On a device too: a pass leaves them in memory of their own."""
+    features = Features((0,), 2, 9, BLOCK)
+    with Elsewhere() as device:
+        feedback = reading(0, torch.randn(3, 2))
+        features.observe(feedback)
+        assert features._held["r"].pieces[0].columns[0] is feedback.hidden[0]
+        assert not device.to_host and not device.to_device
+
+
+def test_edges_come_from_a_device_many_at_a_time() -> None:
+    """Those that have not come yet are found there."""
+    count = MOST_NEW_EDGES - 1
+    features = Features((0,), 3, 3 * count, BLOCK, max_buffered=10**6)
+    states, table = torch.randn(2 * count * BLOCK, 3), list(reversed(range(2 * count)))
+    with Elsewhere() as device:
+        for half, part in enumerate(states.chunk(2)):
+            features.observe(reading(half * len(part), part))
+            features.keep_edges("r", table)
+            assert len(device.to_host) == half
+            features.drop_before("r", (half + 1) * len(part))
+        fresh = torch.randn(BLOCK, 3)
+        features.observe(reading(len(states), fresh))
+        features.keep_edges("r", [*table, 5])  # a block that had another's
+        features.forget("r")
+        for block, expected in ((0, states[-1]), (2 * count - 1, states[3]), (5, fresh[-1])):
+            features.observe(reading(BLOCK, torch.zeros(2, 3)))
+            features.prepend_edge("r", block)
+            assert torch.equal(here(features.rows("r", BLOCK - 1, BLOCK))[0], expected)
+            features.forget("r")
+        assert len(device.to_host) == 1
+
+
+def test_who_reads_nothing_does_not_hold_everybodys_states_on_a_device() -> None:
+    features = Features((0,), 2, 99, BLOCK, max_buffered=50)
+    states = torch.randn(90, 2)
+    with Elsewhere():
+        for position in range(90):
+            features.observe(reading(position, states[position : position + 1]))
+            assert len(features._held["r"].pieces) <= MOST_PIECES
+        features.check()
+        assert torch.equal(here(features.rows("r", 40, 90)), states[40:])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from elsewhere import Elsewhere, FarExecutor, there
 from hash_model import HashKV
 from torch import Tensor
 
@@ -245,3 +246,30 @@ def test_single_tokens_are_rows_of_their_own() -> None:
     batch = single_tokens([7, 8, 9]).batch()
     assert batch.query_start_loc.tolist() == [0, 1, 2, 3] and batch.logits_indices.tolist() == [0, 1, 2]
     assert batch.slot_mapping.tolist() == [-1, -1, -1] and batch.num_causal.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_guesses_are_picked_where_the_scores_are(width: str, samples: bool) -> None:
+    model = Scoring(*WIDTHS[width])
+    rows = feed(0, [1, 2, 3], 4, temperature=0.8, seed=7), feed(1, [6], 0), feed(2, [4, 4], 3), feed(3, [5], 2, temperature=1.3)
+    for return_probs in (False, True):
+        drawing = Drawing(VOCAB, samples, return_probs)
+        expected = guess(guesser_of("parallel", model, drawing), *rows)
+        with Elsewhere() as device:
+            found = guess(ParallelGuesser(Network(FarExecutor(model), model.allocate(8, 4)), drawing, mask_token=0), *rows)
+        assert (found.token_ids, found.confidence) == (expected.token_ids, expected.confidence)
+        if return_probs:
+            assert found.probs is not None and expected.probs is not None and torch.equal(found.probs, expected.probs)
+        else:
+            assert device.to_host == [9] * 4  # the pass's best and their scores; tokens and their probabilities
+
+
+def test_the_state_of_masks_is_moved_once() -> None:
+    model = Scoring()
+    network = Network(FarExecutor(model), model.allocate(8, 4), encode=lambda states: states)
+    with Elsewhere() as device:
+        guesser = ParallelGuesser(network, Drawing(VOCAB), 9, torch.ones(2))
+        for _ in range(3):
+            guesser.guess([feed(0, [1, 2], 3), feed(1, [4], 2)], there(torch.zeros(3, 2)), 4)
+        assert device.to_device == [2]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from elsewhere import Elsewhere, there
 from last_state_runs import Run, state_of
 from torch import Tensor
 
+from foretoken.kernels.layout import FINAL
+from foretoken.proposers.base import Feedback
 from foretoken.proposers.drafting import Feed
 from foretoken.proposers.guessing import Guesses
 from foretoken.proposers.last_state import LastStateProposer
@@ -66,3 +69,13 @@ def test_a_state_that_is_not_finite_costs_its_own_row_only() -> None:
     for _ in range(3):
         guesses = run.step({"good": 4, "bad": 4})
         assert guesses["good"].tokens and not guesses["bad"].tokens
+
+
+def test_a_small_steps_states_stay_as_they_are() -> None:
+    """On a device too: a pass leaves them in memory of their own."""
+    proposer = LastStateProposer("x", 4, Watching())
+    with Elsewhere() as device:
+        hidden = {FINAL: there(torch.randn(3, 2))}
+        proposer.observe(Feedback(["a", "b"], [5, 7], [1, 0], [[0], []], [[1, 2], [3]], [False, False], hidden, [0, 2, 3], [1, 1]))
+        assert [states is hidden[FINAL] for _, states, _ in proposer._states.values()] == [True, True]
+        assert not device.to_host and not device.to_device

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import last_state_runs
 import pytest
 import torch
+from elsewhere import compare, with_far_states
 from fixed_k import fixed
-from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Run, opened, resources, save, state_of, target_head
+from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Guess, Run, opened, resources, save, state_of, target_head
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -280,3 +282,17 @@ def test_an_engine_says_the_same_with_and_without_heads(executor: str, tmp_path:
             health = {p.name: p for p in core.proposers.stats()}["medusa"]
             assert health.num_failures == 0 and core.stats().num_accepted_tokens > 0
     assert said[1] == said[0] and said[2] == said[0]
+
+
+@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("layout", ["v1", "vllm, original head", "vllm, truncated"])
+def test_heads_on_a_device_are_waited_for_once(layout: str, tree: StaticTree | None, tmp_path: Path) -> None:
+    def play(is_far: bool) -> list[dict[str, Guess]]:
+        run = _run(_load(tmp_path / str(is_far), PUBLISHED[layout], tree=tree))
+        if is_far:
+            with_far_states(run.proposer)
+        return [run.step({f"r{i}": 1 + (step + i) % 5 for i in range(3)}) for step in range(12)]
+
+    copied = compare(play, last_state_runs).to_host
+    assert max(copied) < VOCAB, "scores came to the host"
+    assert len(copied) <= 3 * 12  # are the states sound, which tokens, how likely

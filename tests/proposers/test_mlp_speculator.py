@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import last_state_runs
 import pytest
 import torch
+from elsewhere import compare, with_far_states
 from fixed_k import fixed
 from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Guess, Run, opened, resources, save, state_of
 from torch import Tensor
@@ -276,3 +278,17 @@ def test_an_engine_says_the_same_with_and_without(executor: str, sampling: str, 
         health = {p.name: p for p in llm._running().core.proposers.stats()}["mlp_speculator"]
         assert health.num_failures == 0 and health.draft_seconds > 0
     assert said[1] == said[0]
+
+
+@pytest.mark.parametrize(("drawn", "return_probs"), [(False, False), (True, False), (True, True)])
+def test_only_what_is_guessed_comes_from_a_device(drawn: bool, return_probs: bool, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"draft_sample_method": "probabilistic"} if drawn else {}
+
+    def play(is_far: bool) -> list[dict[str, Guess]]:
+        run = _run(_load(tmp_path / str(is_far), PUBLISHED["tied, scaled"], **settings), (0.0, 1.0, 2.0), return_probs)
+        if is_far:
+            with_far_states(run.proposer)
+        return [run.step({f"r{i}": 1 + (step + i) % 5 for i in range(3)}) for step in range(12)]
+
+    copied = compare(play, last_state_runs).to_host
+    assert max(copied) < VOCAB or return_probs, "scores came to the host"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from elsewhere import Elsewhere, Remote, here, there
 from random_drafters import write
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,6 +21,7 @@ from foretoken.engine.errors import ConfigError
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.config_reading import parse_speculative_config
+from foretoken.proposers.pard import _Projection
 
 TARGET = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
 K = 4
@@ -109,3 +111,14 @@ def test_another_checkpoint_is_told_what_it_is(tmp_path: Path) -> None:
     (bad / "config.json").write_text(json.dumps(bad_config | {"pard_token": 9000}))
     with pytest.raises(ConfigError, match="outside its 8192 embeddings"):
         start(bad)
+
+
+def test_states_are_projected_where_they_are() -> None:
+    states, weight, bias = torch.randn(3, 4), torch.randn(4, 2), torch.randn(2)
+    with Elsewhere() as device:
+        project = _Projection(weight, bias)
+        for _ in range(2):
+            found = project(there(states))
+            assert isinstance(found, Remote)
+            torch.testing.assert_close(here(found), torch.addmm(bias, states, weight))
+        assert device.to_device == [8, 2], "the weights move once"

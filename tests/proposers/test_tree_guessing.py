@@ -6,10 +6,12 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import eagle_checkpoints
 import pytest
 import torch
 from eagle_checkpoints import PUBLISHED, TORCH, Choose, Drafter, Guess
 from eagle_reference import Reference, eagle2_tree
+from elsewhere import compare, with_far_states
 
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
@@ -166,3 +168,18 @@ def tree_paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[i
 
 def path_score(guess: Guess, node: int) -> float:
     return float(torch.tensor([guess.confidence[n] for n in guess.path(node)]).prod())
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "eagle"], indirect=True)
+@pytest.mark.parametrize("tree", [EAGLE_TREE, DynamicTree(3, 3, 8)], ids=["static", "dynamic"])
+def test_only_nodes_come_from_a_device(drafter: Drafter, tree: StaticTree | DynamicTree) -> None:
+    def play(is_far: bool) -> list[dict[str, Guess]]:
+        engine = drafter.run(tree=tree)
+        if is_far:
+            with_far_states(engine.proposer)
+        engine.add("a", text(1, 9))
+        engine.add("b", text(2, 3))
+        choose = down_the_tree(0)
+        return [engine.step(choose, ceiling=25) for _ in range(6)]
+
+    assert max(compare(play, eagle_checkpoints).to_host) < drafter.spec.vocab, "scores or states came to the host"

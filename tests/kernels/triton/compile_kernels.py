@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton_compilation import builds
@@ -17,6 +18,7 @@ from triton_compilation import builds
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.matching import Guesses
+from foretoken.kernels.sampling import neutral
 from foretoken.kernels.triton import (
     activations,
     argmax,
@@ -28,6 +30,8 @@ from foretoken.kernels.triton import (
     matching,
     noise,
     norms,
+    quantise,
+    sample_rows,
     sampling,
 )
 
@@ -67,6 +71,7 @@ def attention_of_others() -> None:
         attend(tokens, 64, 128, window=4096, softcap=50.0)
         attend(tokens, 64, 128, has_first=True)
         attend(tokens, 64, 128, split_places=512)
+    attend(9, 1, 128, split_places=512)
 
 
 def attention_over_float8() -> None:
@@ -104,6 +109,7 @@ def small_ones() -> None:
     tokens = 9
     for width in (576, 4096, 16384):
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
+        quantise.quantised(empty(tokens, width))
         norms.add_rms_norm(empty(tokens, width), empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
     for function in ("silu", "gelu", "gelu_tanh", "relu"):
         activations.gated_activation(empty(tokens, 28672), None, function)
@@ -137,9 +143,40 @@ def choices() -> None:
         matching.match(long, real, choices, guesses)
 
 
+def behind_a_pass() -> None:
+    """What requests ask for behind a pass, after the warm-up: every build that is found must come from there."""
+    vocab_size = 128256  # an odd number of blocks times 2 is no multiple of 16 bytes
+    host = torch.device("cpu")
+    matching.warm_up(vocab_size, HALF, host)
+    known = num_builds()
+    ids = np.zeros(64, np.int32)
+    for dtype in (HALF, WIDE):
+        for places in (1, 2, 3, 16, 17):
+            logits = empty(places, vocab_size, dtype=dtype)
+            rows = neutral(places)
+            chosen = sample_rows.sample(logits, np.arange(places), rows)
+            rows["banned"] = rows["seen"] = rows["counts"] = rows["bias"] = rows["bias_ids"] = rows["path"] = ids.ctypes.data
+            rows["num_banned"], rows["num_seen"], rows["num_bias"] = 1, 16, 3
+            for length in (0, 1, 5, 8, 16, 33, 64):
+                rows["path_length"] = length
+                sample_rows.sample(logits, np.arange(places), rows)
+            for depth in (1, 2, 15, 16):
+                guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
+                for choices in (chosen, None):
+                    matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
+    assert num_builds() == known, "something is built while a request waits"
+
+
+def num_builds() -> int:
+    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, matching._match)
+    return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
+
+
 GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
-    for group in (attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices)
+    for group in (
+        attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices, behind_a_pass
+    )
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from triton_interpreter import DEVICE
 
 from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
 from foretoken.kernels.torch_kv import TorchKV
+from foretoken.kernels.triton import attention
 from foretoken.kernels.triton.attention import ragged_paged_attention
 
 ALL = BATCHES | {"a few of each": [(40, 1, []), (3, 4, []), (17, 1, [-1, -1, 0]), (0, 1, [])]}
@@ -142,6 +144,60 @@ def test_bits_of_a_token_do_not_depend_on_the_batch():
     for first, end in [(79, 80), (63, 64), (62, 65), (66, 75)]:
         assert torch.equal(later(first, end), wanted[first:end])
     assert torch.equal(later(70, 73, width=50, others=[(3, 1, []), (20, 5, [])]), wanted[70:73])
+
+
+@pytest.mark.parametrize(("dtype", "window", "softcap"), [(torch.float32, None, None), (torch.bfloat16, 70, 5.0)])
+def test_bits_do_not_depend_on_who_folds_the_pieces_or_how_many_there_may_be(
+    dtype: torch.dtype, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    """One program that walks all, or many and a second launch, for some tokens at a time, with tables as wide as the model's."""
+    generator = torch.Generator().manual_seed(0)
+    batch = ragged([(150, 1, []), (0, 5, []), (70, 1, [-1, 0])], generator, 10)
+    kv = cache(generator, 2, 16, 16, dtype)
+    q = torch.randn(10, 4, 16, generator=generator).to(dtype)
+    wide = replace(batch, block_tables=torch.nn.functional.pad(batch.block_tables, (0, 50)))
+    found: list[Tensor] = []
+    for programs, scratch, made in [(10**6, 1 << 40, batch), (0, 0, wide), (10**6, 8_000, wide), (32, 1 << 40, wide)]:
+        tiles = attention._Tiles(16, 32, 4, 2, programs)
+        monkeypatch.setattr(attention._Tiles, "of", lambda *_, tiles=tiles: tiles)
+        monkeypatch.setattr(attention, "SCRATCH_BYTES", scratch)
+        found.append(attend(q, kv, made, 0.3, window, softcap, 64))
+    torch.testing.assert_close(found[0], attention_reference(q, kv, 0, batch, 0.3, window, softcap), rtol=2e-2, atol=2e-2)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("split_places", [None, 64])
+def test_scratch_is_bounded(split_places: int | None, monkeypatch: pytest.MonkeyPatch):
+    """What is said of it holds, and so does the result where it takes several launches."""
+    generator = torch.Generator().manual_seed(0)
+    batch = ragged([(150, 1, []), (3, 4, []), (50, 1, [-1])], generator, 8)
+    kv = cache(generator, 2, 16, 16, torch.float32)
+    q = torch.randn(8, 4, 16, generator=generator)
+    whole = attend(q, kv, batch, 0.3, split_places=split_places)
+    taken: list[int] = []
+    empty = torch.empty
+
+    def counting(*args: Any, **kwargs: Any) -> Tensor:
+        made = empty(*args, **kwargs)
+        taken.append(made.nbytes)
+        return made
+
+    places = 4 * batch.block_tables.shape[1]
+    for most in (1 << 40, 6_000, 1):
+        monkeypatch.setattr(attention, "SCRATCH_BYTES", most)
+        taken.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(attention.torch, "empty", counting)
+            found = attend(q, kv, batch, 0.3, split_places=split_places)
+        if split_places is None:  # then there are fewer pieces
+            torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(found, whole)
+        said = attention.most_scratch_bytes(8, 4, 16, places, split_places)
+        assert sum(taken) <= whole.nbytes + said, "the result and scratch"
+        assert sum(taken) > whole.nbytes or (split_places is None and most == 1), "the test shows nothing"
+        one = attention.most_scratch_bytes(1, 4, 16, places, split_places)
+        assert one <= said <= max(most, one)
 
 
 def test_places_in_float8():

@@ -59,7 +59,7 @@ def test_narrow_products(tmp_path: Path):
         assert _loads_ahead(one["code"]) >= 4, "too few weights are on their way"
 
 
-@pytest.mark.parametrize("group", [pytest.param("small_ones", marks=pytest.mark.slow), "choices"])
+@pytest.mark.parametrize("group", [pytest.param("small_ones", marks=pytest.mark.slow), "choices", "behind_a_pass"])
 def test_others(group: str, tmp_path: Path):
     assert build(group, tmp_path)
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton_interpreter import DEVICE
 from verifying import a_row
 
@@ -18,6 +20,7 @@ from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import Sampler, _Nodes
 from foretoken.kernels.triton.sample_rows import sample
 from foretoken.kernels.triton.sampling import Places, choose
+from foretoken.kernels.triton.sampling_limits import farthest_left
 
 numbers = itertools.count()
 
@@ -118,6 +121,48 @@ def test_rows_that_are_not_finite():
     tokens = on_the_gpu(logits, rows)
     assert tokens == by_levels(logits, rows)
     assert [token == -1 for token in tokens] == [True, True, True, False] * 3
+
+
+@triton.jit
+def _farthest(distances_ptr, masses_ptr, out_ptr, top_p, whole, vocab_size, blocks, BLOCK: tl.constexpr, BLOCKS_PAD: tl.constexpr):
+    block = tl.arange(0, BLOCKS_PAD)
+    distances = tl.load(distances_ptr + block, mask=block < blocks, other=float("inf")).to(tl.int32, bitcast=True)
+    masses = tl.load(masses_ptr + block, mask=block < blocks, other=0.0)
+    whole = tl.load(whole)
+    found = farthest_left(distances, masses, vocab_size, tl.load(top_p), float("-inf"), whole, vocab_size, blocks, BLOCK)
+    tl.store(out_ptr, found.to(tl.float32, bitcast=True))
+
+
+@pytest.mark.parametrize("candidates", [0, 12])
+@pytest.mark.parametrize("spread", [0.2, 2.5, 5.0])
+@pytest.mark.parametrize("wanted", [0.1, 0.8, 0.95, 0.9999999])
+def test_top_p_looks_into_few_blocks_where_few_tokens_stand_out(candidates: int, spread: float, wanted: float):
+    """None is left out that has one of the tokens that are left."""
+    vocab_size, generator = 128 * 128, torch.Generator().manual_seed(0)
+    logits = spread * torch.randn(vocab_size, generator=generator)
+    logits[torch.randint(vocab_size, (candidates,), generator=generator)] = logits.max() + torch.linspace(8, 0, candidates)
+    distances = logits.max() - logits
+    weights = torch.exp(-distances.double())
+    peaks, masses = distances.view(-1, 128).amin(1), weights.view(-1, 128).sum(1).float()
+    whole, top_p = weights.sum().view(1), torch.tensor([wanted], dtype=torch.float64)
+    out = torch.empty(1, device=DEVICE)
+    given = (peaks.to(DEVICE), masses.to(DEVICE), out, top_p.to(DEVICE), whole.to(DEVICE))
+    _farthest[(1,)](*given, vocab_size, 128, 128, 128)  # type: ignore[arg-type]
+    ordered = distances.sort().values
+    last = ordered[(torch.exp(-ordered.double()).cumsum(0) < wanted * whole).sum()]
+    assert last <= out.item()
+    if candidates and spread == 2.5 and wanted < 0.99:
+        assert (peaks <= out.item()).sum() <= candidates
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 64])
+def test_paths_of_any_length(length: int):
+    """Each is padded to one of the lengths that kernels are built for."""
+    rng = random.Random(length)
+    request = a_request(rng, 40, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.3)
+    row = a_row(request, ([rng.randrange(40) for _ in range(length)], list(range(-1, length - 1))))
+    logits = 3 * torch.randn(1 + length, 40, generator=torch.Generator().manual_seed(0))
+    assert on_the_gpu(logits, [row]) == by_levels(logits, [row])
 
 
 def test_no_places():

@@ -1,0 +1,241 @@
+"""When passes and chains are recorded, over what, and that replays are what the ops are. What only a GPU shows is in tests/gpu."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from decoding import ragged
+from fake_graphs import FakeRecorder
+from small_networks import small_network
+
+from foretoken.kernels import noise
+from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.graphs import PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
+from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.torch_executor import Computed
+from foretoken.kernels.torch_kv import TorchKV
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 160
+
+
+def recording() -> tuple[GraphExecutor, FakeRecorder]:
+    recorder = FakeRecorder()
+    return GraphExecutor(small_network(max_position_embeddings=512), recorder=recorder), recorder
+
+
+def rows(*lengths: int, seed: int = 0, first_block: int = 0, all_logits: bool = True) -> RaggedBatch:
+    """Rows from the start, in blocks of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = [first_block + sum(-(-n // BLOCK_SIZE) + 2 for n in lengths[:row]) for row in range(len(lengths))]
+    return ragged(
+        [
+            (torch.randint(97, (n,), generator=generator).tolist(), 0, [*range(start, start + -(-n // BLOCK_SIZE) + 2)])
+            for n, start in zip(lengths, starts, strict=True)
+        ],
+        all_logits=all_logits,
+    )
+
+
+def seen_by(executor: GraphExecutor, monkeypatch: pytest.MonkeyPatch) -> list[RaggedBatch]:
+    """The batches that the network computes from now on."""
+    batches: list[RaggedBatch] = []
+    compute = executor.network.compute
+
+    def kept(batch: RaggedBatch, *rest: Any) -> Computed:
+        batches.append(batch)
+        return compute(batch, *rest)
+
+    monkeypatch.setattr(executor.network, "compute", kept)
+    return batches
+
+
+def test_a_shape_is_recorded_when_it_is_first_wanted() -> None:
+    executor, recorder = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    for batch in (rows(3, 2), rows(3, 2, seed=1), rows(4, 1, seed=2)):
+        executor.run(batch, kv)
+    assert executor.captured.num_graphs == 1 and recorder.num_replays == 3
+    executor.run(rows(9), kv)
+    assert executor.captured.num_graphs == 2
+
+
+def test_while_somebody_waits_only_what_comes_often_is_recorded() -> None:
+    executor, recorder = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    executor.capture(kv, (), most_rows=2)
+    ready = executor.captured.num_graphs
+    assert ready > 0
+    executor.be_patient()
+    executor.run(rows(1, 1), kv)
+    assert recorder.num_replays == 1, "what was recorded beforehand is used"
+    chain = dataclasses.replace(rows(3, 1, all_logits=False), full_logits=torch.zeros(0, dtype=torch.int64))
+    for _ in range(PATIENCE):
+        executor.run(rows(3, 2), kv)
+        executor.run_chain(chain, kv, torch.tensor([2, 3]))
+    assert executor.captured.num_graphs == ready, "a rare shape made everybody wait"
+    executor.run(rows(3, 2), kv)
+    executor.run_chain(chain, kv, torch.tensor([2, 3]))
+    assert executor.captured.num_graphs == ready + 2 and recorder.num_replays == 3
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_replays_are_what_the_ops_are(is_patient: bool) -> None:
+    executor, _ = recording()
+    if is_patient:
+        executor.be_patient()
+    plain = executor.network
+    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), plain.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    many = rows(140, 3, 1, all_logits=False)
+    firsts = dataclasses.replace(rows(5, 6), first_places=torch.tensor([2, 0], dtype=torch.int32))
+    batches = [rows(5, 1, 7), firsts, rows(2, 2, 2), many, dataclasses.replace(firsts, first_places=None), rows(1)]
+    assert len(many.logits_indices) == 3
+    for turn in range(PATIENCE + 2):
+        for batch in batches:
+            batch = dataclasses.replace(batch, token_ids=(batch.token_ids + turn) % 97)
+            found, expected = executor.run(batch, kv, (0, 2)), plain.run(batch, other, (0, 2))
+            assert torch.equal(found.argmax, expected.argmax)
+            torch.testing.assert_close(found.top, expected.top)
+            torch.testing.assert_close(found.logits, expected.logits)
+            torch.testing.assert_close(found.hidden, expected.hidden)
+    assert executor.captured.num_graphs == len(batches)
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_a_pass_reads_tokens_that_the_host_has_not_seen(is_patient: bool) -> None:
+    executor, _ = recording()
+    if is_patient:
+        executor.be_patient()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    batch = rows(3, 2)
+    for turn in range(PATIENCE + 2):
+        known = (batch.token_ids + turn) % 97
+        expected = executor.network.run(dataclasses.replace(batch, token_ids=known), executor.allocate(NUM_BLOCKS, BLOCK_SIZE))
+        assert torch.equal(executor.start(batch, kv, tokens=known).finish().argmax, expected.argmax)
+    assert executor.captured.num_graphs == 1
+
+
+def test_what_a_recording_does_once_more_is_the_present_batch() -> None:
+    """Places of the batch before may hold another request's tokens by then."""
+    executor, _ = recording()
+    executor.be_patient()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    assert isinstance(kv, TorchKV)
+    before = rows(3, 2)
+    for _ in range(PATIENCE):
+        executor.run(before, kv)
+    for cache in (*kv.k, *kv.v):
+        cache.fill_(7.0)
+    executor.run(rows(3, 2, seed=1, first_block=20), kv)
+    assert executor.captured.num_graphs == 1
+    assert all(bool((cache[before.slot_mapping] == 7.0).all()) for cache in (*kv.k, *kv.v))
+
+
+def test_a_chunk_of_a_prompt_is_not_scored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, _ = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    batches = seen_by(executor, monkeypatch)
+    executor.run(rows(300, 1, all_logits=False), kv)
+    assert len(batches[-1].token_ids) == 320 and len(batches[-1].logits_indices) == 64
+    executor.run(rows(300, 1), kv)  # all of them are wanted
+    assert len(batches[-1].token_ids) == len(batches[-1].logits_indices) == 320
+
+
+def test_attention_looks_for_first_places_only_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, _ = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    batches = seen_by(executor, monkeypatch)
+    executor.run(rows(5, 3), kv)
+    assert batches and all(batch.first_places is None for batch in batches)
+    batches.clear()
+    executor.run(dataclasses.replace(rows(5, 3), first_places=torch.tensor([1, 0], dtype=torch.int32)), kv)
+    assert batches[-1].first_places is not None and batches[-1].first_places[:2].tolist() == [1, 0]
+
+
+DRAWING = {
+    "best": None,
+    "drawn": Draws(torch.tensor([0.7, 0.0]), torch.tensor([noise.stream(5, 0), noise.stream(6, 0)]), torch.tensor([10, 20]), 60),
+}
+
+
+@pytest.mark.parametrize("drawing", DRAWING.values(), ids=DRAWING)
+def test_recorded_chains_are_chains_by_steps(drawing: Draws | None) -> None:
+    executor, recorder = recording()
+    executor.be_patient()
+    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    for turn in range(PATIENCE + 3):
+        batch = dataclasses.replace(rows(3, 2, seed=turn, all_logits=False), full_logits=torch.zeros(0, dtype=torch.int64))
+        counts = torch.tensor([[4, 2], [1, 4], [4, 4]][turn % 3])
+        expected = run_chain_by_steps(executor.network, batch, other, counts, drawing)
+        found = executor.run_chain(batch, kv, counts, drawing)
+        for chain, count in enumerate(counts.tolist()):
+            assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
+            torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+    assert executor.captured.num_graphs == 1 and recorder.num_replays == 3
+
+
+def test_block_tables_are_kept_once_for_all_shapes() -> None:
+    """They are as long as the longest text: beside them all else that a shape needs is small."""
+    executor, _ = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    executor.capture(kv, (), most_rows=4, tokens_per_row=3)
+    tables = {prepared.static.batch.block_tables.data_ptr() for prepared in executor._passes.values()}
+    assert len(executor._passes) > 6 and len(tables) == 1
+
+
+class _Stream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_stream(self, other: _Stream) -> None: ...
+
+
+def test_one_stream_of_the_own_gpu_is_for_all_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that torch would take belongs to the first GPU, and cuBLAS keeps memory for every other."""
+    device = torch.device("cuda", 1)
+    warmed: list[_Stream] = []
+    captured: list[_Stream] = []
+
+    @contextmanager
+    def on(stream: _Stream) -> Iterator[None]:
+        warmed.append(stream)
+        yield
+
+    @contextmanager
+    def graph(made: object, pool: object = None, stream: _Stream | None = None) -> Iterator[None]:
+        assert stream is not None and pool == "pool"
+        captured.append(stream)
+        yield
+
+    class Graph:
+        def replay(self) -> None: ...
+
+    streams: list[_Stream] = []
+
+    def stream(device: torch.device) -> _Stream:
+        streams.append(_Stream(device))
+        return streams[-1]
+
+    fakes: dict[str, Callable[..., Any] | type] = {
+        "Stream": stream, "stream": on, "graph": graph, "CUDAGraph": Graph, "graph_pool_handle": lambda: "pool",
+        "current_stream": lambda device: _Stream(device), "synchronize": lambda device: None, "memory_reserved": lambda device: 0,
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    recorder = CudaRecorder(device)
+    done: list[int] = []
+    for number in range(3):
+        _, result = recorder.record(lambda number=number: done.append(number) or number)
+        assert result == number
+    assert done == [0, 0, 1, 1, 2, 2] and recorder.captured.num_graphs == 3
+    assert len(streams) == 1 and streams[0].device == device
+    assert warmed == captured == streams * 3
+
+
+def test_reports_add_up() -> None:
+    report = CaptureReport(2, 1.0, 10_000_000) + CaptureReport(1, 0.5, 5_000_000)
+    assert report.describe() == "3 graphs captured in 1.5 s, 15 MB"
