@@ -15,8 +15,8 @@ FORCED = -1
 """In `Draft.source`: a grammar left no choice about this token, so that no proposer guessed it."""
 
 
-Hears = Literal["every step", "own steps", "ends"]
-"""The steps after which a proposer's `observe` is called: all, those it was asked in, or none; and those in which a request ends."""
+Hears = Literal["every step", "own steps", "ends", "nothing"]
+"""The steps after which a proposer's `observe` is called: all, those that it was asked in, those in which a request ended, or none."""
 
 
 @dataclass(frozen=True)

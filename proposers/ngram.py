@@ -35,7 +35,7 @@ class NgramProposer:
     A row costs a few dictionary lookups per new token and n, whatever the length of its context and the size of the pool.
     """
 
-    needs = Needs(hears="ends")
+    needs = Needs(hears="nothing")
 
     def __init__(self, config: NgramConfig, name: str = "ngram", corpora: Corpora | None = None) -> None:
         """corpora: of the shared pool; without them there is none."""

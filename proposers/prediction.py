@@ -25,7 +25,7 @@ class PredictionProposer:
     """
 
     name = "prediction"
-    needs = Needs(hears="ends")
+    needs = Needs(hears="nothing")
 
     def __init__(self, config: PredictionConfig) -> None:
         self.max_tokens = config.num_speculative_tokens

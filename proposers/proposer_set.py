@@ -47,8 +47,15 @@ class _Member:
         return self.health.off_reason is None
 
     def hears(self, has_proposed: bool, has_ended: bool) -> bool:
-        said = self.proposer.needs.hears
-        return has_ended or said == "every step" or (has_proposed and self.was_asked and said == "own steps")
+        match self.proposer.needs.hears:
+            case "every step":
+                return True
+            case "own steps":
+                return has_proposed and self.was_asked
+            case "ends":
+                return has_ended
+            case "nothing":
+                return False
 
 
 @dataclass

@@ -53,7 +53,7 @@ class RetokenizingProposer:
         """confidence_threshold: the first of the draft's tokens less likely than this is the last of its chain."""
         self.name = name
         self.max_tokens = max_tokens
-        self.needs = Needs(kv_layers=executor.kv_layers, hears="ends")
+        self.needs = Needs(kv_layers=executor.kv_layers, hears="nothing")
         self._executor, self._kv = executor, kv
         self._target, self._draft = _Tokens(target, draft), _Tokens(draft, target)
         self._start = draft.encode("")[:1] if draft.encode("")[:1] == [draft.bos_token_id] else []

@@ -9,7 +9,7 @@ from .config import SyntheticConfig
 class SyntheticProposer:
     """Guesses the token p modulo the vocabulary for position p, for every row that may guess."""
 
-    needs = Needs(hears="ends")
+    needs = Needs(hears="nothing")
 
     def __init__(self, config: SyntheticConfig, name: str, vocab_size: int) -> None:
         self.name = name

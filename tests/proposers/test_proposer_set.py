@@ -311,6 +311,7 @@ def test_a_step_is_told_to_those_who_want_to_hear_of_it() -> None:
         Scripted("all", {}, Needs(hears="every step")),
         Scripted("own", {"r": [1]}, Needs(hears="own steps")),
         Scripted("ends", {"r": [2]}, Needs(hears="ends")),
+        Scripted("nothing", {"r": [3]}, Needs(hears="nothing")),
     ]
     proposers = ProposerSet(members[1:])
 
@@ -326,12 +327,14 @@ def test_a_step_is_told_to_those_who_want_to_hear_of_it() -> None:
     ask(proposers, row("r"))
     assert told(True, False) == ["own"]
     assert told(False, False) == []
-    assert told(False, True) == ["own", "ends"]
+    assert told(False, True) == ["ends"]
+    proposers = ProposerSet([members[-1]])
+    assert told(True, True) == []
 
     proposers = ProposerSet(members)
     ask(proposers, row("r", assigned=2))
     assert told(True, False) == ["all"] and told(False, False) == ["all"]
-    assert told(True, True) == ["all", "own", "ends"]
+    assert told(True, True) == ["all", "ends"]
 
 
 def test_who_comes_behind_the_one_with_a_guess_is_not_asked() -> None:
