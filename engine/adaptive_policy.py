@@ -28,9 +28,9 @@ TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
 LEARNT_ROWS = 32  # of a step, at most, teach something, in turn: as much is known then as the next step can use
 PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they are compared with
 PLAIN_SOON = 10  # if the latest one was a surprise
-PLAIN_RUN = 1  # more of them: the first one follows a drafter that has emptied the processor's caches, and has weighed everything
-LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 SETTLED = 2  # steps without guesses after which they take what they do where nobody ever guesses
+PLAIN_RUN = SETTLED + 1  # more of them, so that the last one tells
+LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 LITTLE = 1.5  # times the plain rate
 
 

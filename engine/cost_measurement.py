@@ -28,6 +28,7 @@ LEAST = 2  # of them are measured in any case
 TOKENS_PER_ROW = 8  # up to here one row with guesses, behind it several: as real steps are
 VISITS = 3  # to each number, far apart: what disturbs one hardly disturbs all
 SAMPLES = 2  # in one visit
+LEAD = 3  # steps of one token before those: steps without guesses mostly follow others like them, which leave the caches as they want them
 SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
 PREPARING = 2  # steps of one shape, at most, in which something may be compiled or recorded for all that come later
 LONG_CONTEXT = 1024
@@ -97,13 +98,17 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
     def visit(tokens: int) -> None:
         num_rows = -(-tokens // TOKENS_PER_ROW)
         _start(steps, num_rows, context, budget)
-        for _ in range(SAMPLES):
+        for turn in range(SAMPLES + (LEAD if tokens == 1 else 0)):
             sample = _settled(steps, [(tokens + row) // num_rows - 1 for row in range(num_rows)], budget)
             if sample is None:
                 return steps.stop()  # the cache or the model's length leaves no room
+            if tokens == 1 and turn < LEAD and sample.seconds <= SLOW_S:
+                continue
             samples.setdefault(sample.num_tokens, []).append(sample.seconds)
             if sample.seconds > SLOW_S:
                 return
+        if tokens == 1:
+            steps.stop()  # the row has grown: in a small cache others would find no room behind it
 
     def expected(tokens: int) -> float:
         """Of a visit, at most."""
@@ -122,7 +127,8 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
             if expected(tokens) < budget.left(TARGET_SHARE):
                 visit(tokens)
     steps.stop()
-    return _rising({tokens: median_low(seconds) for tokens, seconds in samples.items()})
+    # A plain step that seems dear makes every guess look cheap, and then hardly another plain one comes that would tell better.
+    return _rising({tokens: min(seconds) if tokens == 1 else median_low(seconds) for tokens, seconds in samples.items()})
 
 
 def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> float:

@@ -46,6 +46,7 @@ class Probing:
         self._costs = costs
         self._allowance = 0.0  # seconds that probes may lose
         self._price = 0.0  # of the latest probe that was thought of
+        self._price_of_found = 0.0  # of the latest one of guesses that were there for the taking
         self._probed: dict[str, int] = {}  # request -> step of its latest probe
         self._tried: dict[int, int] = {}  # proposer -> step of the latest probe of it
 
@@ -53,6 +54,10 @@ class Probing:
     def is_due(self) -> bool:
         """Whether there is enough to spend for a probe like the latest one."""
         return self._allowance > self._price
+
+    @property
+    def is_due_for_found(self) -> bool:
+        return self._allowance > self._price_of_found
 
     def earn(self, seconds: float) -> None:
         """The step took so long."""
@@ -122,6 +127,7 @@ class Probing:
         depth = min(candidate.ceiling, DEPTH, budget)
         tokens = load.num_rows + load.num_prompt
         seconds = target(tokens + depth) - target(tokens) + self._costs.drafts[candidate.proposer].seconds(depth, 1)
+        self._price_of_found = seconds
         if depth <= 0 or seconds > self._allowance:
             return
         request_id = wishes[j].request.request_id

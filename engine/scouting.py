@@ -25,7 +25,7 @@ DECIDE_S = 20e-6  # ... and to decide for one that something was found for, and 
 MOST_DISAPPOINTMENT = 1.5  # a lone guess runs code that is in no cache, and may take twice what it does in a row of them
 PATIENCE = 32  # steps in which nothing is found until one looks more rarely
 STANDS = 8  # steps for which a decision does, where deciding takes long against a step, ...
-REFUSAL_STANDS = 64  # ... and one against guesses: nothing is learnt from those that are not made
+REFUSAL_STANDS = 64  # ... and one against guesses, unless one can be tried before: nothing is learnt from those that are not made
 SHARE = 0.005  # of the time that looking may take though nothing has come of it lately
 
 
@@ -149,9 +149,10 @@ class Scouting:
         """By place, (proposer, guesses) of decisions that still stand; None if some row has none that does."""
         known: dict[int, tuple[int, int]] = {}
         undecided: set[int] = set()
+        may_try = self._probing.is_due_for_found
         for place, p, ceiling in wanted:
             said = self._remembers.get(self._key(wishes[place].request.request_id, p))
-            if said is None or said.until < step or said.base != answer[place]:
+            if said is None or said.until < step or said.base != answer[place] or (not said.depth and may_try):
                 undecided.add(place)
                 continue
             if place not in known or said.depth > known[place][1]:

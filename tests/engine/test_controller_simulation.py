@@ -245,6 +245,12 @@ def test_wrong_figures_are_put_right() -> None:
     assert adaptive(world) <= 1.08 * min(oracle.values()), oracle
 
 
+def test_a_plain_step_that_was_measured_too_dear_is_put_right() -> None:
+    """Guesses look free beside it, and while they are made hardly a plain step shows that they are not."""
+    world = World(lambda tokens: (2 if tokens == 1 else 6) * MS, [steady(0.6, length=1000)], 1, 6, known=lambda tokens: 6 * MS)
+    assert adaptive(world) <= 1.2 * seconds(world, SpeculativeConfig(off=True))
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_each_row_finds_its_proposer(batch: int) -> None:
     """Two proposers, each good for another sort of request: near to what knowing beforehand would give."""
