@@ -152,19 +152,19 @@ class EngineCore:
                 logger.warning("a step with guesses failed and is tried again without them", exc_info=error)
                 return self._run(grants, Draft.empty(len(grants.rows)))
             return self._bisect(grants, error)
-        return self._commit(plan, verdict, target, grants.may_draft)
+        return self._commit(plan, verdict, target)
 
-    def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput, has_proposed: bool) -> list[TokenDelta]:
+    def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
         deltas = self.committer.commit(plan, verdict)
         times = self._times()
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
         listening = 0.0
         has_ended = any([delta.finish_reason is not None for delta in deltas])
-        if self.proposers.listens(has_proposed, has_ended):
+        if self.proposers.listens(has_ended):
             self._has_drafted = True
             before = sum(self.proposers.draft_seconds)
-            self.proposers.observe(verdict.feedback(plan, target), has_proposed)
+            self.proposers.observe(verdict.feedback(plan, target))
             listening = sum(self.proposers.draft_seconds) - before
         self._observing = self._stopwatch() - started - listening
         return deltas

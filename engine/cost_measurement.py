@@ -29,6 +29,7 @@ TOKENS_PER_ROW = 8  # up to here one row with guesses, behind it several: as rea
 VISITS = 3  # to each number, far apart: what disturbs one hardly disturbs all
 SAMPLES = 2  # in one visit
 LEAD = 3  # steps of one token before those: steps without guesses mostly follow others like them, which leave the caches as they want them
+SHORT_S = 0.01  # steps above this read more than caches hold
 SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
 PREPARING = 2  # steps of one shape, at most, in which something may be compiled or recorded for all that come later
 LONG_CONTEXT = 1024
@@ -98,12 +99,13 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
     def visit(tokens: int) -> None:
         num_rows = -(-tokens // TOKENS_PER_ROW)
         _start(steps, num_rows, context, budget)
-        for turn in range(SAMPLES + (LEAD if tokens == 1 else 0)):
+        for _ in range(LEAD if tokens == 1 else 0):
+            if (before := _settled(steps, [0], budget)) is None or before.seconds > SHORT_S:
+                break
+        for _ in range(SAMPLES):
             sample = _settled(steps, [(tokens + row) // num_rows - 1 for row in range(num_rows)], budget)
             if sample is None:
                 return steps.stop()  # the cache or the model's length leaves no room
-            if tokens == 1 and turn < LEAD and sample.seconds <= SLOW_S:
-                continue
             samples.setdefault(sample.num_tokens, []).append(sample.seconds)
             if sample.seconds > SLOW_S:
                 return

@@ -67,7 +67,10 @@ def measure(device: torch.device, utilization: float, run_largest_step: Callable
     torch.cuda.reset_peak_memory_stats(device)
     run_largest_step()
     torch.cuda.synchronize(device)
-    step = torch.cuda.max_memory_allocated(device) - before
+    from ..kernels.triton.attention import SCRATCH_BYTES  # Triton is there only where torch is built for GPUs
+
+    # Its one row has no context, so that attention had nothing to share out.
+    step = torch.cuda.max_memory_allocated(device) - before + SCRATCH_BYTES
     torch.cuda.empty_cache()
     # The context of this process counts among the others: nobody can use its memory.
     others = max(total - free - own, 0)

@@ -20,6 +20,7 @@ from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, R
 from .started import Fetched, Started, to_host
 from .static_batch import Ladder, Rung, StaticBatch, block_tables
 from .torch_executor import Computed, TorchExecutor, on_device
+from .upload import upload
 
 MOST_CHAIN_ROWS = 256
 """Chains of more rows than this run op by op: by then launches hide behind the work."""
@@ -167,10 +168,7 @@ class GraphExecutor:
             states = {boundary: state[:num_tokens] for boundary, state in computed.hidden.items()}
             if rung is not None:
                 states = {boundary: state.clone() for boundary, state in states.items()}
-            wanted = batch.full_logits
-            if len(wanted) and self._on_gpu:
-                wanted = wanted.pin_memory().to(self.device, non_blocking=True)
-            return Started(replace(computed, hidden=states), num_scores, wanted)
+            return Started(replace(computed, hidden=states), num_scores, upload(batch.full_logits, self.device))
 
     def fetch(self, tensor: Tensor) -> Fetched:
         """Its values as they are now, in the order of the device's work."""
@@ -198,9 +196,9 @@ class GraphExecutor:
             if rung is None or rung.rows > MOST_CHAIN_ROWS:
                 moved_draws = None
                 if host_draws is not None:
-                    moved_draws = ChainDraws(host_draws.temperatures.to(self.device), host_draws.keys.to(self.device))
+                    moved_draws = ChainDraws(upload(host_draws.temperatures, self.device), upload(host_draws.keys, self.device))
                 found = self._chain_by_ops(
-                    on_device(batch, self.device), kv, counts.to(self.device), steps, vocab_size, inputs, moved_draws, keeps
+                    on_device(batch, self.device), kv, upload(counts, self.device), steps, vocab_size, inputs, moved_draws, keeps
                 )
             else:
                 prepared = self._chain(rung, kv, steps, vocab_size, drawn)

@@ -103,7 +103,8 @@ def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
     if batch.token_ids.device == device or device.type == "cpu":
         return batch
     values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return dataclasses.replace(batch, **upload_packed({name: v for name, v in values.items() if isinstance(v, Tensor)}, device))
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(batch, **dict(zip(tensors, upload_packed([*tensors.values()], device), strict=True)))
 
 
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:

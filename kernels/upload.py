@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Bytes. What is packed begins at multiples of it: Triton compiles a kernel anew for pointers that are not."""
+"""Bytes. What is packed begins at multiples of it: wide loads want that, and Triton compiles a kernel anew for pointers that do not."""
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
@@ -19,17 +22,18 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
-def upload_packed(values: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def upload_packed(values: Sequence[Tensor | NDArray[Any]], device: torch.device) -> list[Tensor]:
     """`upload` for many, none of which need be contiguous: one copy for all of a dtype."""
-    found: dict[str, Tensor] = {}
-    for dtype in {value.dtype for value in values.values()}:
-        some = {name: value for name, value in values.items() if value.dtype == dtype}
+    parts = [value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    moved: dict[int, Tensor] = {}
+    for dtype in {part.dtype for part in parts}:
+        places = [place for place, part in enumerate(parts) if part.dtype == dtype]
         step = ALIGNMENT // dtype.itemsize
-        starts = [*accumulate((-(-value.numel() // step) * step for value in some.values()), initial=0)]
+        starts = [*accumulate((-(-parts[place].numel() // step) * step for place in places), initial=0)]
         packed = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
-        for start, value in zip(starts, some.values(), strict=False):
-            packed[start : start + value.numel()] = value.flatten()
+        spans = [(place, start, start + parts[place].numel()) for place, start in zip(places, starts, strict=False)]
+        for place, start, end in spans:
+            packed[start:end] = parts[place].flatten()
         there = packed.to(device, non_blocking=True)
-        for start, (name, value) in zip(starts, some.items(), strict=False):
-            found[name] = there[start : start + value.numel()].view(value.shape)
-    return found
+        moved |= {place: there[start:end].view(parts[place].shape) for place, start, end in spans}
+    return [moved[place] for place in range(len(parts))]

@@ -40,18 +40,18 @@ class _Member:
     ingests: bool
     failures_in_a_row: int = 0  # steps, not calls: a step fails once, in propose or in observe
     failed_this_step: bool = False
-    was_asked: bool = False  # in the latest `propose` of the set
+    was_asked: bool = False  # in the running step
 
     @property
     def works(self) -> bool:
         return self.health.off_reason is None
 
-    def hears(self, has_proposed: bool, has_ended: bool) -> bool:
+    def hears(self, has_ended: bool) -> bool:
         match self.proposer.needs.hears:
             case "every step":
                 return True
             case "own steps":
-                return has_proposed and self.was_asked
+                return self.was_asked
             case "ends":
                 return has_ended
             case "nothing":
@@ -92,8 +92,8 @@ class ProposerSet:
         """
         self.proposers = tuple(proposers)
         self.corpora = corpora
-        self._hears_all = any(p.needs.hears == "every step" for p in proposers)
         self._members = [_Member(i, p, ProposerHealth(p.name), p.needs.ingests) for i, p in enumerate(proposers)]
+        self._listeners = [m for m in self._members if m.proposer.needs.hears != "nothing"]
         self._clock = clock
         self._vocab_size = vocab_size
         self._is_weighed = is_weighed
@@ -117,11 +117,9 @@ class ProposerSet:
         """Of each proposer, its `has_guess` if it is a scout."""
         return tuple(partial(self._has_guess, m, m.proposer) if isinstance(m.proposer, Scout) else None for m in self._members)
 
-    def listens(self, has_proposed: bool, has_ended: bool) -> bool:
-        """Whether anybody wants to hear of a step. has_proposed: there was a call of `propose` in it; has_ended: a request ended."""
-        if not has_ended and not has_proposed:
-            return self._hears_all
-        return (has_ended and self.corpora is not None) or any([m.hears(has_proposed, has_ended) for m in self._members])
+    def listens(self, has_ended: bool) -> bool:
+        """Whether anybody wants to hear of the step. has_ended: a request ended in it."""
+        return (has_ended and self.corpora is not None) or any([member.hears(has_ended) for member in self._listeners])
 
     @property
     def num_ingesting(self) -> int:
@@ -151,14 +149,14 @@ class ProposerSet:
                 self._ask(member, context, asking)
         return merged([behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled)
 
-    def observe(self, feedback: Feedback, has_proposed: bool = True) -> None:
-        """has_proposed: as in `listens`."""
+    def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:
             for ended in feedback.ended:
                 self.corpora.add(ended.corpus_id, ended.token_ids, ended.request_id)
         has_ended = any(feedback.finished)
-        for member in self._members:
-            if member.works and member.hears(has_proposed, has_ended):
+        for member in self._listeners:
+            hears, member.was_asked = member.hears(has_ended), False
+            if member.works and hears:
                 started = self._clock()
                 try:
                     member.proposer.observe(feedback)

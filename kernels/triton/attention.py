@@ -64,7 +64,7 @@ def ragged_paged_attention(
     in float8. Padding tokens, those behind the last row too, get zeros. The launch depends on shapes alone (T, rows, width of
     the block tables), so that a CUDA graph holds for all values. split_places: the context is cut at its multiples (a multiple
     of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them. None = as suits
-    the batch. Scratch: `most_scratch_bytes`.
+    the batch. Scratch: SCRATCH_BYTES, or what a single token needs if that is more.
     """
     tokens, heads, k_dim = q.shape
     kv_heads, v_dim = v_cache.shape[1:]
@@ -156,12 +156,6 @@ def ragged_paged_attention(
             else:
                 fold[grid](partial, lse, spans, out, pieces, first_token, **shape, AHEAD=8, num_warps=1)
     return out
-
-
-def most_scratch_bytes(tokens: int, heads: int, v_dim: int, max_places: int, split_places: int | None = None) -> int:
-    """That a pass over no more tokens and places holds at any time, beyond its result, until its launches are done."""
-    token_bytes = _token_scratch_bytes(heads, v_dim, _MAX_SPLITS if split_places is None else ceil_div(max_places, split_places))
-    return min(tokens * token_bytes, max(SCRATCH_BYTES, token_bytes))
 
 
 def _token_scratch_bytes(heads: int, v_dim: int, pieces: int) -> int:

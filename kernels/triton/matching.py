@@ -16,17 +16,17 @@ from torch import Tensor
 from ..layout import MAX_TREE_TOKENS
 from ..matching import Guesses
 from ..sampling import neutral
+from ..upload import upload_packed
 from .edits import PATH_LENGTHS
 from .launch import power_of_two
 from .sample_rows import sample
-from .upload import upload
 
 _NODES = power_of_two(1 + MAX_TREE_TOKENS)
 
 
 def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
     """As the reference, on the device of argmax. chosen None: no row has choices."""
-    parents, token_ids, choices, starts = upload(
+    parents, token_ids, choices, starts = upload_packed(
         [guesses.parents, guesses.token_ids, guesses.choices, guesses.row_starts], argmax.device
     )
     rows = len(guesses.row_starts) - 1

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..upload import upload_packed
 from .edits import Edits, edit_logits
 from .sampling import Places, choose
-from .upload import upload
 
 
 def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void]) -> Tensor:
@@ -27,8 +27,8 @@ def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void
     has_edits = bool(((rows["allowed"] != 0) | (rows["num_banned"] > 0) | (rows["num_bias"] > 0) | (rows["seen"] != 0)).any())
     wide = [np.arange(count) if has_edits else logits_rows, rows["key"], rows["top_p"].view(np.int64)]
     narrow = [rows["temperature"].view(np.int32), rows["log_min_p"].view(np.int32), rows["top_k"]]
-    wide_parts = upload([part.astype(np.int64, copy=False) for part in wide], logits.device)
-    narrow_parts = upload(narrow, logits.device)
+    wide_parts = upload_packed([part.astype(np.int64, copy=False) for part in wide], logits.device)
+    narrow_parts = upload_packed(narrow, logits.device)
     places = Places(
         logits_rows=wide_parts[0],
         keys=wide_parts[1],
@@ -38,7 +38,7 @@ def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void
         log_min_p=narrow_parts[1].view(torch.float32),
     )
     if has_edits:
-        (originals,) = upload([logits_rows], logits.device)
+        (originals,) = upload_packed([logits_rows], logits.device)
         logits = edit_logits(logits, originals, _edits(rows, vocab_size, logits.device))
     return choose(logits, places)
 
@@ -54,7 +54,7 @@ def _edits(rows: NDArray[np.void], vocab_size: int, device: torch.device) -> Edi
     paths = np.full((len(rows), max(1, int(rows["path_length"].max()))), -1, np.int32)
     for path, address, length in zip(paths, rows["path"].tolist(), rows["path_length"].tolist(), strict=True):
         path[:length] = _read(address, length)
-    parts = upload(
+    parts = upload_packed(
         [
             np.where(rows["allowed"] != 0, allowed_ranges[:, 0] // words, -1).astype(np.int32),
             allowed.values(0),

@@ -13,7 +13,7 @@ import torch
 from block_checkpoints import MAX_MODEL_LEN, PUBLISHED, TORCH, Drafter
 from block_reference import Reference
 from eagle_checkpoints import Choose, Guess, PretendedEngine, Request
-from elsewhere import compare, with_far_states
+from elsewhere import compare, drafting
 
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
@@ -262,14 +262,6 @@ def test_k_is_the_configs_else_the_checkpoints_else_a_block(make: MakeDrafter) -
 def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
 
-    def play(is_far: bool) -> list[dict[str, Guess]]:
-        engine = drafter.run(num_speculative_tokens=4)
-        if is_far:
-            with_far_states(engine.proposer)
-        engine.add("a", text(1, 9))
-        engine.add("b", text(2, 3))
-        choose = at_random(0)
-        return [engine.step(choose) for _ in range(8)]
-
+    play = drafting(drafter, {"a": text(1, 9), "b": text(2, 3)}, lambda: at_random(0))
     copied = compare(play, block_checkpoints).to_host
     assert max(copied) < drafter.spec.vocab or name == "dspark", "scores or states came to the host"  # DSpark's heads are there

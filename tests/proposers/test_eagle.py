@@ -13,7 +13,7 @@ import pytest
 import torch
 from eagle_checkpoints import MAX_MODEL_LEN, PUBLISHED, TORCH, Choose, Drafter, Guess, PretendedEngine, Request
 from eagle_reference import Reference, Target
-from elsewhere import compare, with_far_states
+from elsewhere import compare, drafting
 from safetensors.torch import load_file, save_file
 
 from foretoken.kernels import native
@@ -307,13 +307,5 @@ def test_k_is_the_configs_else_the_checkpoints_else_five(make: MakeDrafter) -> N
 def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
 
-    def play(is_far: bool) -> list[dict[str, Guess]]:
-        engine = drafter.run(num_speculative_tokens=4)
-        if is_far:
-            with_far_states(engine.proposer)
-        engine.add("a", text(1, 9))
-        engine.add("b", text(2, 3))
-        choose = at_random(0)
-        return [engine.step(choose) for _ in range(8)]
-
+    play = drafting(drafter, {"a": text(1, 9), "b": text(2, 3)}, lambda: at_random(0))
     assert max(compare(play, eagle_checkpoints).to_host, default=0) < drafter.spec.vocab, "scores or states came to the host"

@@ -315,26 +315,26 @@ def test_a_step_is_told_to_those_who_want_to_hear_of_it() -> None:
     ]
     proposers = ProposerSet(members[1:])
 
-    def told(has_proposed: bool, has_ended: bool) -> list[str]:
+    def told(has_ended: bool = False) -> list[str]:
         for member in members:
             member.heard.clear()
-        if proposers.listens(has_proposed, has_ended):
-            proposers.observe(replace(FEEDBACK, finished=[has_ended]), has_proposed)
+        if proposers.listens(has_ended):
+            proposers.observe(replace(FEEDBACK, finished=[has_ended]))
         return [member.name for member in members if member.heard]
 
     ask(proposers, row("r", assigned=1))
-    assert told(True, False) == []  # a guess of somebody who learns nothing from it: nobody is told
+    assert told() == []  # a guess of somebody who learns nothing from it: nobody is told
     ask(proposers, row("r"))
-    assert told(True, False) == ["own"]
-    assert told(False, False) == []
-    assert told(False, True) == ["ends"]
+    assert told() == ["own"]
+    assert told() == []  # a step in which nobody was asked
+    assert told(has_ended=True) == ["ends"]
     proposers = ProposerSet([members[-1]])
-    assert told(True, True) == []
+    assert told(has_ended=True) == []
 
     proposers = ProposerSet(members)
     ask(proposers, row("r", assigned=2))
-    assert told(True, False) == ["all"] and told(False, False) == ["all"]
-    assert told(True, True) == ["all", "ends"]
+    assert told() == ["all"] and told() == ["all"]
+    assert told(has_ended=True) == ["all", "ends"]
 
 
 def test_who_comes_behind_the_one_with_a_guess_is_not_asked() -> None:

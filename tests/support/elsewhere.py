@@ -177,6 +177,21 @@ def with_far_states(proposer: Proposer) -> Proposer:
     return proposer
 
 
+def drafting(drafter: Any, prompts: Mapping[str, list[int]], choose: Callable[[], Any]) -> Callable[[bool], list[dict[str, Any]]]:
+    """For `compare`: some steps of a drafter over these prompts, with states of the target here or there. choose: makes what accepts."""
+
+    def play(is_far: bool) -> list[dict[str, Any]]:
+        engine = drafter.run(num_speculative_tokens=4)
+        if is_far:
+            with_far_states(engine.proposer)
+        for name, prompt in prompts.items():
+            engine.add(name, prompt)
+        accepts = choose()
+        return [engine.step(accepts) for _ in range(8)]
+
+    return play
+
+
 def compare(play: Callable[[bool], Sequence[Mapping[str, Any]]], *modules: Any) -> Elsewhere:
     """Play it here, then with all networks that these modules bind over there. The guesses of each step must be the same; returns
     what was copied."""
