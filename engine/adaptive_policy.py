@@ -16,9 +16,10 @@ from .costs import CostTable
 from .draft_choice import MARGIN, Candidate, choose
 from .expectations import Asked, Expectations
 from .load import Load
-from .plan import RowGrant, StepPlan, Verdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .probing import Probing
 from .request import Request
+from .rounds_choice import RoundsChoice
 from .scouting import Scouting
 from .speculation_policy import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
 from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear, listening_period
@@ -46,6 +47,8 @@ class AdaptivePolicy:
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
+        self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.target, rules.prediction, rules.text_lookup)
+        self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()
         self._rest = Rest()
@@ -85,10 +88,13 @@ class AdaptivePolicy:
                 return num_rows - 1
         return max_rows
 
-    def look(self, running: Sequence[Request], has_begun: bool) -> None:
+    def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None:
         num_rows = len(running)
         self._has_begun, self.has_left = has_begun, False
-        if self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
+        self._most_rounds = self._rounds.most_rounds(running) if may_round else 0
+        if self._most_rounds:
+            self._scouting.found.clear()  # rounds look everything up themselves
+        elif self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
             self._scouting.look(running)
         else:
             self._scouting.found.clear()
@@ -142,6 +148,22 @@ class AdaptivePolicy:
         self._rest.end()
         self._hold.end()
         return [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
+
+    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
+        return self._rounds.ask(running, self._most_rounds) if self._most_rounds else None
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None:
+        # Decisions stand for so many passes, however they are divided into steps.
+        num_more = len(verdict.tokens) - 1
+        self._step += num_more
+        self._rest.steps_left = max(0, self._rest.steps_left - num_more)
+        self._learn()
+        self._rounds.observe(plan, verdict, seconds, self._step)
+        self._probing.earn(seconds)
+        num_rows, committed = len(plan.rows), sum(len(said.token_ids) for said in verdict.rows)
+        context = sum(row.num_computed for row in plan.rows)
+        self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
+        self._k = self._rounds.k
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Drafts are made: they cost nothing more but their verification, and their real lengths and confidences are known."""
@@ -210,6 +232,8 @@ class AdaptivePolicy:
             else:
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
+        if rate := self._rounds_rate(num_rows):
+            plain = min(plain, num_rows / rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
             self._closed.confirm(self._num_learnt)
@@ -266,10 +290,14 @@ class AdaptivePolicy:
 
     @property
     def off(self) -> str | None:
-        return None if self._asked or self._is_open or self._scouting.pays else SLOWER
+        return None if self._asked or self._is_open or self._scouting.pays or self._most_rounds else SLOWER
 
     def state(self) -> PolicyState:
         return PolicyState(self._k, self._balance.speedup)
+
+    def _rounds_rate(self, num_rows: int) -> float:
+        """Tokens a second of the step, were it one in rounds; 0 = it cannot be, or that is unknown."""
+        return self._rounds.rate(num_rows) if self._most_rounds else 0.0
 
     def _passes_by(self, wishes: Sequence[Wish]) -> bool:
         """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
@@ -299,7 +327,7 @@ class AdaptivePolicy:
         choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs)
         depths, self._promised_rate = choice.depths, choice.rate
         disappointment = self._balance.disappointment(load.num_rows / choice.plain_rate)
-        if choice.rate < disappointment * MARGIN * choice.plain_rate:
+        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, self._rounds_rate(load.num_rows)):
             depths = [0] * len(candidates)
         self._is_open = any(depths)
         every = PLAIN_SOON if self.costs.target.in_doubt(load.num_rows + load.num_prompt) else PLAIN_EVERY

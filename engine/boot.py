@@ -10,7 +10,9 @@ import torch
 
 from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
+from ..kernels.native import NativeExecutor
 from ..proposers.config import SpeculativeConfig
+from ..proposers.ngram import NgramProposer
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
 from .config import EngineConfig, ModelConfig
@@ -28,6 +30,7 @@ from .model import LoadedModel, load_model
 from .model_folder import Progress
 from .overlapped_runner import OverlappedRunner
 from .request import Request
+from .rounds import Lookups, Rounds
 from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
@@ -110,7 +113,12 @@ def assemble(
     on_close: Callable[[EngineCore], None] = lambda core: None,
 ) -> EngineCore:
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
-    infos = tuple(ProposerInfo(p.name, p.max_tokens, scout) for p, scout in zip(proposers.proposers, proposers.scouts, strict=True))
+    infos = tuple(
+        ProposerInfo(p.name, p.max_tokens, scout, isinstance(p, NgramProposer) and p.lookup is not None)
+        for p, scout in zip(proposers.proposers, proposers.scouts, strict=True)
+    )
+    verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
+    rounds = None if costs is None else _rounds(config, model, runner, proposers, verifier)
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     kv.lookahead = runner.lookahead
@@ -123,6 +131,7 @@ def assemble(
         num_ingesting=proposers.num_ingesting,
         scratch_slots=proposers.needs.scratch_slots,
         on_preempt=proposers.forget,
+        rounds=rounds,
     )
 
     def open_text(request: Request) -> Detokenizer | None:
@@ -130,9 +139,23 @@ def assemble(
 
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else None
     committer = Committer(kv, scheduler, runner.move_slots, open_text, prediction)
-    verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
     runner.use_verifier(verifier)
-    return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close)
+    return EngineCore(scheduler, proposers, runner, verifier, committer, controller, on_close=on_close, rounds=rounds)
+
+
+def _rounds(
+    config: EngineConfig, model: LoadedModel, runner: Runner, proposers: ProposerSet, verifier: Verifier
+) -> Rounds | None:
+    """What takes steps in rounds; None if the target or its drafters have to see every step, or nobody looks in a row's text."""
+    lookup = next(((i, p.lookup) for i, p in enumerate(proposers.proposers) if isinstance(p, NgramProposer) and p.lookup), None)
+    executor = runner.executor
+    if lookup is None or not isinstance(executor, NativeExecutor) or not verifier.only_matches:
+        return None
+    if proposers.needs.hidden or proposers.hears_every_step:
+        return None
+    prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
+    most = config.scheduler.max_num_batched_tokens
+    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, model.max_model_len, most, Lookups(prediction, *lookup))
 
 
 def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, progress: Progress) -> Runner:

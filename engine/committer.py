@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .detokenizer import Pushed
 from .kv_cache import KVCache
-from .plan import PlanRow, RowVerdict, StepPlan, Verdict
-from .request import FinishReason, Request, TokenDelta
+from .plan import RoundsPlan, RoundsVerdict, RowSaid, Settled, StepPlan, Verdict
+from .request import FinishReason, Request, SpeculationStats, TokenDelta, TokenLogprobs
 from .scheduler import Scheduler
 
 logger = logging.getLogger("foretoken.engine")
@@ -57,16 +57,26 @@ class Committer:
             elif not row.samples:
                 self._advance(row.request, row.num_computed + row.num_scheduled)
             else:
-                try:
-                    deltas.append(self._grow(row, said))
-                except Exception as error:  # noqa: BLE001 - a text that cannot be written is that request's misfortune alone
-                    logger.exception("the text of request %s could not be written", row.request.request_id)
-                    message = f"the engine could not write this request's text ({type(error).__name__})"
-                    deltas.append(self.fail(row.request, message, "engine_error"))
+                num_known = row.num_computed + row.num_scheduled
+                if not row.draft_token_ids:
+                    deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, []), said.logprobs))
+                    continue
+                draft = Settled(row.source[0], 0, len(row.draft_token_ids), len(said.accepted))
+                whose = [row.source[node] for node in said.accepted]
+                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose))
         for (proposer, request_id), num_tokens in plan.filled.items():
             if request_id in self._kv.tables:
                 self._kv.mark_filled(request_id, proposer, num_tokens)
         return deltas
+
+    def commit_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict) -> list[TokenDelta]:
+        """The same for a step in rounds."""
+        return [
+            self.fail(row.request, said.error, "numerical_error")
+            if said.error is not None
+            else self._grown(row.request, row.num_computed + 1, said)
+            for row, said in zip(plan.rows, verdict.rows, strict=True)
+        ]
 
     def fail(self, request: Request, message: str, code: str) -> TokenDelta:
         """End a request with an error; code: as in RequestFailed."""
@@ -101,8 +111,30 @@ class Committer:
         if src:
             self._move_slots(src, dst)
 
-    def _grow(self, row: PlanRow, said: RowVerdict) -> TokenDelta:
-        request, first_token = row.request, row.request.num_output_tokens == 0
+    def _grown(
+        self,
+        request: Request,
+        num_known: int,
+        said: RowSaid,
+        logprobs: list[TokenLogprobs] | None = None,
+        whose: Sequence[int] | None = None,
+    ) -> TokenDelta:
+        """A request grows; see `_grow`. A text that cannot be written is that request's misfortune alone."""
+        try:
+            return self._grow(request, num_known, said, logprobs, whose)
+        except Exception as error:  # noqa: BLE001 - as above
+            logger.exception("the text of request %s could not be written", request.request_id)
+            message = f"the engine could not write this request's text ({type(error).__name__})"
+            return self.fail(request, message, "engine_error")
+
+    def _grow(
+        self, request: Request, num_known: int, said: RowSaid, logprobs: list[TokenLogprobs] | None, whose: Sequence[int] | None
+    ) -> TokenDelta:
+        """num_known: tokens that were known before, all of which are computed now, and all but the last of the new ones.
+
+        whose: sources of the accepted tokens, where one draft has several.
+        """
+        first_token = request.num_output_tokens == 0
         if first_token:
             self.prompt_tokens += request.num_prompt_tokens
             self.cached_prompt_tokens += request.num_cached_tokens
@@ -110,13 +142,14 @@ class Committer:
         text, tokens, reason, stop_reason = self._write(request, tokens, reason, stop_reason)
         request.token_ids.extend(tokens)
         self.generation_tokens += len(tokens)
-        num_accepted = min(len(said.accepted), len(tokens))
-        self._advance(request, row.num_computed + row.num_scheduled + num_accepted)
-        if row.draft_token_ids:
-            self._count(row, said, num_accepted)
-        sources = [row.source[node] for node in said.accepted[:num_accepted]]
-        sources.extend([-1] * (len(tokens) - num_accepted))
-        logprobs = said.logprobs[: len(tokens)] if said.logprobs is not None else None
+        self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)))
+        for draft in said.drafts:
+            self._count(request.stats, draft, max(0, min(draft.accepted, len(tokens) - draft.first)))
+        if whose is None:
+            sources = said.sources(len(tokens))
+        else:
+            sources = [*whose[: len(tokens)], *[-1] * (len(tokens) - len(whose))]
+        logprobs = logprobs[: len(tokens)] if logprobs is not None else None
         prompt_logprobs = request.prompt_logprobs if first_token else None
         if reason is None:
             return TokenDelta(request.request_id, request.choice, tokens, text, sources, logprobs, prompt_logprobs=prompt_logprobs)
@@ -161,20 +194,19 @@ class Committer:
         request.num_computed_tokens = num_tokens
         self._kv.commit(request.request_id, request.token_ids, num_tokens)
 
-    def _count(self, row: PlanRow, said: RowVerdict, num_emitted: int) -> None:
+    def _count(self, stats: SpeculationStats, draft: Settled, num_emitted: int) -> None:
         """num_emitted: accepted tokens that a stop rule left. Acceptance is about the draft, the prediction's count about the text."""
-        stats, drafted, accepted = row.request.stats, len(row.draft_token_ids), len(said.accepted)
         stats.num_steps += 1
-        stats.num_draft_tokens += drafted
-        stats.num_accepted_tokens += accepted
-        stats.histogram.extend([0] * (accepted + 1 - len(stats.histogram)))
-        stats.histogram[accepted] += 1
-        if (proposer := row.source[0]) >= 0:
-            drafts, kept = stats.of_proposer.get(proposer, (0, 0))
-            stats.of_proposer[proposer] = drafts + 1, kept + accepted
-        if row.source[0] == self._prediction_index:
+        stats.num_draft_tokens += draft.drafted
+        stats.num_accepted_tokens += draft.accepted
+        stats.histogram.extend([0] * (draft.accepted + 1 - len(stats.histogram)))
+        stats.histogram[draft.accepted] += 1
+        if draft.proposer >= 0:
+            drafts, kept = stats.of_proposer.get(draft.proposer, (0, 0))
+            stats.of_proposer[draft.proposer] = drafts + 1, kept + draft.accepted
+        if draft.proposer == self._prediction_index:
             stats.accepted_prediction_tokens += num_emitted
-            stats.rejected_prediction_tokens += drafted - num_emitted
+            stats.rejected_prediction_tokens += draft.drafted - num_emitted
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

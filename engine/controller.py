@@ -15,7 +15,7 @@ from .adaptive_policy import AdaptivePolicy
 from .costs import CostTable
 from .draft_counts import DraftCounts
 from .fixed_policy import FixedPolicy
-from .plan import RowGrant, StepPlan, Verdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .request import Request
 from .speculation_policy import SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
 from .stats import EngineStats
@@ -40,9 +40,9 @@ class Controller:
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
 
-    def look(self, running: Sequence[Request], has_begun: bool = False) -> None:
-        """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule."""
-        self.policy.look(running, has_begun)
+    def look(self, running: Sequence[Request], has_begun: bool = False, may_round: bool = False) -> None:
+        """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as in Scheduler."""
+        self.policy.look(running, has_begun, may_round)
 
     def limits(self, num_rows: int) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do at most."""
@@ -67,6 +67,19 @@ class Controller:
         if self.latest.off:
             self.steps_off[self.latest.off] += 1
         return answer
+
+    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
+        """Nobody guesses in the step, which can be one in rounds: what it may do then; None = it is one pass."""
+        if self.latest.off not in (None, SLOWER):
+            return None
+        if (asked := self.policy.rounds(running)) is not None:
+            self.latest = LOOKING
+        return asked
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:
+        """The same as `observe` for a step in rounds."""
+        self.policy.observe_rounds(plan, verdict, seconds)
+        self.counts.add_rounds(verdict, now)
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Guesses of each made draft to verify; None = all of them."""

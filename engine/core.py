@@ -11,8 +11,9 @@ from ..proposers.base import Draft
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
 from .controller import Controller
-from .plan import Grants, StepPlan, Verdict
+from .plan import Grants, RoundsPlan, StepPlan, Verdict
 from .request import Request, TokenDelta
+from .rounds import Rounds
 from .runner import Runner
 from .scheduler import Scheduler
 from .speculation_policy import StepTimes
@@ -35,6 +36,7 @@ class EngineCore:
         controller: Controller,
         stopwatch: Callable[[], float] = time.perf_counter,
         on_close: Callable[[EngineCore], None] = lambda core: None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.proposers = proposers
@@ -42,6 +44,7 @@ class EngineCore:
         self.verifier = verifier
         self.committer = committer
         self.controller = controller
+        self.rounds = rounds
         self.num_steps = 0
         self.step_seconds = 0.0
         self.target_seconds = 0.0
@@ -79,14 +82,18 @@ class EngineCore:
         grants = self.scheduler.schedule(now, self.runner.has_begun)
         deltas: list[TokenDelta] = []
         if grants.rows:
-            draft = self._propose(grants)
-            deltas = self._run(grants, draft)
+            deltas = self._run_rounds(grants, grants.rounds) if grants.rounds else self._run(grants, self._propose(grants))
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._forget(delta.request_id)
         self.num_steps += 1
         self.step_seconds += self._stopwatch() - started
         return deltas
+
+    def interrupt(self) -> None:
+        """Somebody waits for the step to end. Any thread may call it."""
+        if self.rounds is not None:
+            self.rounds.interrupt()
 
     def close(self) -> None:
         """No more steps: what is kept across restarts is written."""
@@ -154,6 +161,26 @@ class EngineCore:
             return self._bisect(grants, error)
         return self._commit(plan, verdict, target)
 
+    def _run_rounds(self, grants: Grants, plan: RoundsPlan) -> list[TokenDelta]:
+        """The step as several passes in one call. If that raises, it is one pass after all."""
+        assert self.rounds is not None
+        try:
+            started = self._stopwatch()
+            verdict = self.rounds.run(plan)
+            self.target_seconds += self._stopwatch() - started
+        except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+            logger.warning("a step in rounds failed and is tried again as one pass", exc_info=error)
+            return self._run(grants, Draft.empty(len(grants.rows)))
+        self.num_steps += len(verdict.tokens) - 1
+        deltas = self.committer.commit_rounds(plan, verdict)
+        self.controller.observe_rounds(plan, verdict, self._now, self._stopwatch() - self._started + self._observing)
+        started = self._stopwatch()
+        if self.proposers.listens(any([delta.finish_reason is not None for delta in deltas])):
+            self._has_drafted = True
+            self.proposers.observe(verdict.feedback(plan))
+        self._observing = self._stopwatch() - started
+        return deltas
+
     def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
         deltas = self.committer.commit(plan, verdict)
         times = self._times()
@@ -191,5 +218,7 @@ class EngineCore:
 
     def _forget(self, request_id: str) -> None:
         self.proposers.forget(request_id)
+        if self.rounds is not None:
+            self.rounds.forget(request_id)
         self.verifier.forget(request_id)
         self.controller.forget(request_id)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..proposers.base import FORCED
-from .plan import StepPlan, Verdict
+from .plan import RoundsVerdict, StepPlan, Verdict
 from .stats import EngineStats, ProposerStats
 
 RECENT_WINDOW_S = 60
@@ -49,22 +49,41 @@ class DraftCounts:
         if not guessed:
             return
         token_seconds = step_s / max(plan.num_tokens, 1)
-        per_position = self._accepted_per_position
         drafted = accepted = 0
         for row, said in guessed:
             num_drafted, num_accepted = len(row.draft_token_ids), len(said.accepted)
             drafted += num_drafted
             accepted += num_accepted
-            if num_accepted > len(per_position):
-                per_position.extend([0] * (num_accepted - len(per_position)))
-            for position in range(num_accepted):
-                per_position[position] += 1
+            self._add_positions(num_accepted)
             if row.source[0] != FORCED:
                 total = self._of_proposers[row.source[0]]
                 total.add(1, num_drafted, num_accepted)
                 total.verify_seconds += token_seconds * num_drafted
         self.sums.add(len(guessed), drafted, accepted)
         self._bucket(int(now)).add(len(guessed), drafted, accepted)
+
+    def add_rounds(self, verdict: RoundsVerdict, now: float) -> None:
+        """The same of a step in rounds."""
+        token_seconds = sum(verdict.seconds) / max(sum(verdict.tokens), 1)
+        drafts = [draft for row in verdict.rows for draft in row.drafts]
+        drafted = accepted = 0
+        for draft in drafts:
+            drafted += draft.drafted
+            accepted += draft.accepted
+            self._add_positions(draft.accepted)
+            total = self._of_proposers[draft.proposer]
+            total.add(1, draft.drafted, draft.accepted)
+            total.verify_seconds += token_seconds * draft.drafted
+        if drafts:
+            self.sums.add(len(drafts), drafted, accepted)
+            self._bucket(int(now)).add(len(drafts), drafted, accepted)
+
+    def _add_positions(self, num_accepted: int) -> None:
+        per_position = self._accepted_per_position
+        if num_accepted > len(per_position):
+            per_position.extend([0] * (num_accepted - len(per_position)))
+        for position in range(num_accepted):
+            per_position[position] += 1
 
     @property
     def totals(self) -> tuple[ProposerStats, ...]:

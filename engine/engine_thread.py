@@ -76,6 +76,7 @@ class EngineThread:
 
     def put(self, command: Command) -> None:
         self._inbox.put(command)
+        self._core.interrupt()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)

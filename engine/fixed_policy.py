@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..proposers.base import Draft
-from .plan import RowGrant, StepPlan, Verdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .request import Request
 from .speculation_policy import PolicyState, RequestLimits, StepTimes, Wish
 
@@ -30,7 +30,12 @@ class FixedPolicy:
         given = self._rules.config.disable_by_batch_size
         return DEFAULT_THRESHOLD if given is None else given
 
-    def look(self, running: Sequence[Request], has_begun: bool) -> None: ...
+    def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
+
+    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
+        return None
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...
 
     def rests(self, num_rows: int) -> bool:
         return False

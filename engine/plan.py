@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ class RowGrant:
     num_scheduled: int
     ceiling: int  # most draft tokens (tree nodes)
     assigned: int  # proposer to ask first, -1 = none
-    block_table: Sequence[int]  # live view
+    block_table: array[int]  # live view
     num_filled: tuple[int, ...]  # as in DraftRow
     forced: Sequence[int] = ()  # next tokens that a grammar leaves no choice about, at most the ceiling
 
@@ -39,6 +40,34 @@ class RowGrant:
 
 
 @record
+class RoundsAsked:
+    """What a step in rounds may do."""
+
+    most_rounds: int
+    depths: list[tuple[int, int]]  # of each row, most guesses of a round from its prediction, and from its text where that has none
+
+
+@record
+class RowRounds:
+    """One row of a step in rounds: it decodes, and what it guesses is looked up in its prediction and in its text."""
+
+    request: Request
+    num_computed: int
+    num_places: int  # that the table holds
+    block_table: array[int]  # live view
+    predicted_k: int  # most guesses of a round from the prediction, ...
+    lookup_k: int  # ... and from the text, where that has none
+
+
+@record
+class RoundsPlan:
+    """Several passes over the same rows, without anybody in between."""
+
+    rows: list[RowRounds]
+    most_rounds: int
+
+
+@record
 class Grants:
     """What the scheduler allows in a step. Slots for every scheduled token and every ceiling are reserved."""
 
@@ -46,6 +75,7 @@ class Grants:
     max_ingest_tokens: int  # as in DraftContext
     block_size: int
     is_steady: bool = False  # nobody may guess and nobody waits: the next step is likely the same rows, one token on
+    rounds: RoundsPlan | None = None  # the step may be this instead
 
     @property
     def may_draft(self) -> bool:
@@ -144,20 +174,79 @@ class Verdict:
         starts = [0]
         for row in plan.rows:
             starts.append(starts[-1] + row.num_tokens)
+        requests = [row.request for row in plan.rows]
         return Feedback(
-            request_ids=[row.request.request_id for row in plan.rows],
-            num_committed=[row.request.num_computed_tokens for row in plan.rows],
+            request_ids=[request.request_id for request in requests],
+            num_committed=[request.num_computed_tokens for request in requests],
             num_drafted=[len(row.draft_token_ids) for row in plan.rows],
             accepted=[verdict.accepted for verdict in self.rows],
             emitted=[row.request.token_ids[row.num_computed + row.num_scheduled :] if row.samples else [] for row in plan.rows],
-            finished=[row.request.finish_reason is not None for row in plan.rows],
+            finished=[request.finish_reason is not None for request in requests],
             hidden=target.hidden,
             query_start_loc=starts,
             num_scheduled=[row.num_scheduled for row in plan.rows],
-            token_ids=[row.request.token_ids for row in plan.rows],
-            ended=[
-                Ended(request.request_id, request.corpus_id, request.token_ids[request.num_prompt_tokens :])
-                for request in (row.request for row in plan.rows)
-                if request.finish_reason in ("stop", "length")
-            ],
+            token_ids=[request.token_ids for request in requests],
+            ended=_ended(requests),
         )
+
+
+@record
+class Settled:
+    """A draft of a row, and how much of it stood."""
+
+    proposer: int
+    first: int  # tokens of the row that came before it in the same step
+    drafted: int
+    accepted: int
+
+
+@record
+class RowSaid:
+    """What one row's rounds brought."""
+
+    token_ids: list[int]
+    drafts: list[Settled]
+    error: str | None = None  # its logits were not finite, and nothing came
+
+    def sources(self, num_tokens: int) -> list[int]:
+        """[num_tokens] who guessed each of the first tokens, -1 = the target's own."""
+        whose = [-1] * num_tokens
+        for draft in self.drafts:
+            for i in range(draft.first, min(draft.first + draft.accepted, num_tokens)):
+                whose[i] = draft.proposer
+        return whose
+
+
+@record
+class RoundsVerdict:
+    """One for each row of the plan, in order; and of each round the tokens of its pass and its seconds."""
+
+    rows: list[RowSaid]
+    tokens: list[int]
+    seconds: list[float]
+
+    def feedback(self, plan: RoundsPlan) -> Feedback:
+        """Call after the commit. As of rows that nobody guessed for: those who did learn nothing from it."""
+        requests = [row.request for row in plan.rows]
+        return Feedback(
+            request_ids=[request.request_id for request in requests],
+            num_committed=[request.num_computed_tokens for request in requests],
+            num_drafted=[0] * len(requests),
+            accepted=[[] for _ in requests],
+            emitted=[row.request.token_ids[row.num_computed + 1 :] for row in plan.rows],
+            finished=[request.finish_reason is not None for request in requests],
+            hidden={},
+            query_start_loc=list(range(len(requests) + 1)),
+            num_scheduled=[1] * len(requests),
+            token_ids=[request.token_ids for request in requests],
+            ended=_ended(requests),
+        )
+
+
+def _ended(requests: Sequence[Request]) -> list[Ended]:
+    """Of those that said all they had to."""
+    return [
+        Ended(request.request_id, request.corpus_id, request.token_ids[request.num_prompt_tokens :])
+        for request in requests
+        if request.finish_reason in ("stop", "length")
+    ]

@@ -57,6 +57,12 @@ class Sampler:
         if request.grammar is not None:
             request.grammar.require()
 
+    def packed(self, request: Request, vocab_size: int) -> bytes:
+        """One sampling.ROW for all places of a request that nothing edits, with the stream for a key. The native side only."""
+        rules = self._rules_of(request, vocab_size)
+        assert rules.edit is None, "its logits are edited"
+        return rules.packed
+
     def forget(self, request_id: str) -> None:
         """Finished, aborted or preempted. Unknown ids are fine."""
         self._rules.pop(request_id, None)

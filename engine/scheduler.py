@@ -15,10 +15,11 @@ from ..proposers.base import Draft
 from .config import SchedulerConfig
 from .controller import Controller
 from .kv_cache import KVCache
-from .plan import Grants, PlanRow, RowGrant, StepPlan
+from .plan import Grants, PlanRow, RoundsPlan, RowGrant, RowRounds, StepPlan
 from .plan_rows import plan_row
 from .prompt_logprobs import MAX_LOGITS_BYTES, scored_parts
 from .request import Request, Status
+from .rounds import Rounds
 from .speculation_policy import StepLimits, Wish
 
 
@@ -35,6 +36,7 @@ class Scheduler:
         num_ingesting: int = 0,
         scratch_slots: int = 0,
         on_preempt: Callable[[str], None] = lambda request_id: None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -50,6 +52,7 @@ class Scheduler:
         self._order: dict[str, int] = {}
         self._counter = count()
         self._on_preempt = on_preempt
+        self._rounds = rounds
         self._num_filled: dict[str, tuple[int, ...]] = {}
         self._scoring: set[str] = set()  # requests that want scores of their prompt
         self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
@@ -95,7 +98,8 @@ class Scheduler:
         """
         config, controller = self.config, self.controller
         # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
-        controller.look(self.running, has_begun)
+        may_round = self._may_round()
+        controller.look(self.running, has_begun, may_round)
         room = config.max_num_seqs - len(self.running)
         limits = controller.limits(len(self.running) + min(len(self._waiting), room))
 
@@ -150,7 +154,8 @@ class Scheduler:
         if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
         is_steady = not (self._waiting or num_drafts or ingest or controller.policy.has_left)
-        return Grants(rows, ingest, self.kv.block_size, is_steady)
+        rounds = self._in_rounds(rows) if may_round and is_steady and len(rows) == num_running else None
+        return Grants(rows, ingest, self.kv.block_size, is_steady, rounds)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
@@ -290,6 +295,26 @@ class Scheduler:
                 )
             )
         return rows
+
+    def _may_round(self) -> bool:
+        """Whether the step can be one in rounds if nobody guesses: all rows decode, nobody waits, nothing has to be seen in between."""
+        if self._rounds is None or self._waiting or not self.running:
+            return False
+        takes = self._rounds.takes
+        return all([len(r.token_ids) - r.num_computed_tokens == 1 and takes(r) for r in self.running])
+
+    def _in_rounds(self, rows: Sequence[RowGrant]) -> RoundsPlan | None:
+        """Of rows that nobody guesses for. Their places come from free blocks only."""
+        assert self._rounds is not None
+        if (asked := self.controller.rounds(self.running)) is None:
+            return None
+        planned: list[RowRounds] = []
+        for row, (predicted_k, lookup_k) in zip(rows, asked.depths, strict=True):
+            known = row.num_computed + 1
+            wanted = min(asked.most_rounds * (1 + max(predicted_k, lookup_k)), self._rounds.most_new(row.request))
+            places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
+            planned.append(RowRounds(row.request, row.num_computed, max(places, known), row.block_table, predicted_k, lookup_k))
+        return RoundsPlan(planned, asked.most_rounds)
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:
         """What the row's grammar leaves no choice about. Such guesses are free of doubt, so they come on top of its share."""

@@ -12,7 +12,7 @@ from itertools import count
 from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft, DraftContext, Feedback, Needs
 from .core import EngineCore
-from .plan import RowGrant, StepPlan, Verdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .request import Request, SamplingParams
 from .speculation_policy import PolicyState, StepTimes, Wish
 
@@ -52,7 +52,12 @@ class _Shape:
     def threshold(self, max_rows: int) -> int | None:
         return None
 
-    def look(self, running: Sequence[Request], has_begun: bool) -> None: ...
+    def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
+
+    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
+        return None
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...
 
     def rests(self, num_rows: int) -> bool:
         return False

@@ -12,7 +12,7 @@ from typing import Protocol
 from ..kernels.record import record
 from ..proposers.base import Draft, KnownRow
 from ..proposers.config import SpeculativeConfig
-from .plan import RowGrant, StepPlan, Verdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .request import Request
 
 PREDICTION = "prediction"
@@ -36,6 +36,8 @@ class ProposerInfo:
     max_tokens: int
     has_guess: Callable[[KnownRow], bool] | None = None
     """Of a scout: whether it has anything to go on for a row, told for next to nothing."""
+    reads_text: bool = False
+    """Whether it does no more than look in the row's own text, which a step in rounds can do."""
 
 
 @record
@@ -78,8 +80,11 @@ class Policy(Protocol):
         """Running requests above which nobody may guess; None = there is no such number up to max_rows."""
         ...
 
-    def look(self, running: Sequence[Request], has_begun: bool) -> None:
-        """A step begins: who has a guess for these rows already? has_begun: as in Scheduler.schedule."""
+    def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None:
+        """A step begins: who has a guess for these rows already?
+
+        has_begun: as in Scheduler.schedule. may_round: it can be one in rounds, if nobody guesses.
+        """
         ...
 
     @property
@@ -98,6 +103,12 @@ class Policy(Protocol):
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         """(proposer, ceiling) of each row of the step. Ceilings add up to the budget at most; -1 = no proposer sees the row."""
         ...
+
+    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
+        """Nobody guesses in the step, which can be one in rounds: what it may do then. None: it is to be one pass."""
+        ...
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Guesses of each made draft to verify; None = all of them."""
@@ -123,6 +134,8 @@ class RequestLimits:
         self.proposers = tuple(proposers)
         self._index = {p.name: i for i, p in enumerate(proposers)}
         self.default = next((i for i, p in enumerate(proposers) if p.name != PREDICTION), -1)
+        self.prediction = self._index.get(PREDICTION, -1)
+        self.text_lookup = next((i for i, p in enumerate(proposers) if p.reads_text), -1)
 
     def limits(self, num_rows: int, threshold: int | None) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do. Exactly the threshold still speculates; None = there is none."""

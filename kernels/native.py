@@ -10,7 +10,9 @@ import ctypes
 import weakref
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .execution import Execution
@@ -25,6 +27,7 @@ from .native_abi import (
     NetworkSpec,
     OpKind,
     Precision,
+    RoundsRequest,
     RunRequest,
 )
 from .native_kv import NativeKV, block_bytes
@@ -33,6 +36,7 @@ from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
+from .rounds import RECORD, RoundsOutput
 from .weight_bank import NetworkWeights, WeightBank
 
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
@@ -198,6 +202,19 @@ class NativeExecutor:
             request.logits = logits.data_ptr()
         self._check(self._library.ft_network_run_chain(self._network, ctypes.byref(request)))
         return ChainOutput(token_ids, confidence, logits)
+
+    def run_rounds(
+        self, rows: NDArray[np.void], kv: KVTensors, most_rounds: int, most_tokens: int, interrupt: NDArray[np.int32]
+    ) -> RoundsOutput:
+        """See `RoundsExecutor.run_rounds`."""
+        assert isinstance(kv, NativeKV)
+        assert self.token_ids is None and self.recurrent is None, "a target's columns are its tokens"
+        drafts = np.empty(most_rounds * len(rows), RECORD)
+        seconds, tokens = np.empty(most_rounds, np.float32), np.empty(most_rounds, np.int32)
+        request = RoundsRequest(kv.bases, rows.ctypes.data, len(rows), most_rounds, most_tokens, interrupt.ctypes.data)
+        request.drafts, request.seconds, request.tokens = drafts.ctypes.data, seconds.ctypes.data, tokens.ctypes.data
+        self._check(self._library.ft_network_run_rounds(self._network, ctypes.byref(request)))
+        return RoundsOutput(drafts[: request.num_drafts], seconds[: request.num_rounds], tokens[: request.num_rounds])
 
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""

@@ -154,14 +154,31 @@ class ChainRequest(ctypes.Structure):
     ]
 
 
+class RoundsRequest(ctypes.Structure):
+    _fields_ = [
+        ("cache", POINTER(c_void_p)),
+        ("rows", c_void_p),
+        ("num_rows", c_int32),
+        ("most_rounds", c_int32),
+        ("most_tokens", c_int32),
+        ("interrupt", c_void_p),
+        ("drafts", c_void_p),
+        ("seconds", c_void_p),
+        ("tokens", c_void_p),
+        ("num_drafts", c_int32),
+        ("num_rounds", c_int32),
+    ]
+
+
 SAMPLE_ROW_BYTES = 128  # SampleRow, whose fields are in sampling.py
+ROUNDS_BYTES = 232 + 24  # RoundsRow and RoundsDraft, whose fields are in rounds.py
 
 
 def fits(library: ctypes.CDLL) -> bool:
     """Whether the library was compiled from the sources that these structs belong to, as far as their sizes tell."""
-    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest)
+    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsRequest)
     try:
-        return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES
+        return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES
     except AttributeError:  # older than this check
         return False
 
@@ -177,3 +194,5 @@ def declare(library: ctypes.CDLL) -> None:
     library.ft_network_run.restype = c_char_p
     library.ft_network_run_chain.argtypes = [c_void_p, POINTER(ChainRequest)]
     library.ft_network_run_chain.restype = c_char_p
+    library.ft_network_run_rounds.argtypes = [c_void_p, POINTER(RoundsRequest)]
+    library.ft_network_run_rounds.restype = c_char_p

@@ -49,6 +49,11 @@ class NgramProposer:
         self._pools: dict[str, _Pool] = {}
         self._num_deleted = 0
 
+    @property
+    def lookup(self) -> NgramConfig | None:
+        """How it looks in a row's own text; None if it does more than that."""
+        return self._config if self._corpora is None and self._config.num_branches == 1 else None
+
     def propose(self, context: DraftContext) -> Draft:
         self._follow_corpora({row.corpus_id for row in context.rows})
         draft = Draft([], [0], [], [])

@@ -122,6 +122,10 @@ class ProposerSet:
         return (has_ended and self.corpora is not None) or any([member.hears(has_ended) for member in self._listeners])
 
     @property
+    def hears_every_step(self) -> bool:
+        return any(p.needs.hears == "every step" for p in self.proposers)
+
+    @property
     def num_ingesting(self) -> int:
         """Proposers that read every context token themselves."""
         return sum(p.needs.ingests for p in self.proposers)

@@ -32,6 +32,7 @@ const char* guarded(F&& act) {
 using foretoken::ChainRequest;
 using foretoken::Network;
 using foretoken::NetworkSpec;
+using foretoken::RoundsRequest;
 using foretoken::RunRequest;
 
 // -1: no instruction set of ours runs here; else the best of 0 avx512, 1 avx512_bf16, 2 amx.
@@ -40,7 +41,7 @@ EXPORT int ft_isa() { return foretoken::detected_isa(); }
 // Bytes of the structs that cross the border: another number than Python's, and the two were made from different sources.
 EXPORT int ft_abi_bytes() {
   return int(sizeof(foretoken::PackedLinear) + sizeof(foretoken::Op) + sizeof(NetworkSpec) + sizeof(RunRequest) + sizeof(ChainRequest) +
-             sizeof(foretoken::SampleRow));
+             sizeof(RoundsRequest) + sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) + sizeof(foretoken::SampleRow));
 }
 
 EXPORT void ft_set_threads(int threads) { foretoken::ThreadPool::instance().resize(threads); }
@@ -58,4 +59,7 @@ EXPORT const char* ft_network_run(Network* network, const RunRequest* request) {
 }
 EXPORT const char* ft_network_run_chain(Network* network, const ChainRequest* request) {
   return foretoken::guarded([&] { network->run_chain(*request); });
+}
+EXPORT const char* ft_network_run_rounds(Network* network, RoundsRequest* request) {
+  return foretoken::guarded([&] { network->run_rounds(*request); });
 }

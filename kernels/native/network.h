@@ -8,6 +8,7 @@
 
 #include "attention_plan.h"
 #include "kernels.h"
+#include "sampling.h"
 #include "thread_pool.h"
 
 namespace foretoken {
@@ -94,6 +95,57 @@ struct ChainRequest {
   int32_t input, state;         // buffers: a token's row of `state` is the next one's row of `input`; -1 = no such buffers
 };
 
+enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1 };
+
+// One row of a call in rounds, in and out: ROW of kernels/rounds.py is its mirror.
+struct RoundsRow {
+  int32_t* text;                // [num_known + most_new] token ids: those that are known, and room for those that come
+  const int32_t* table;         // [num_blocks] of the row's places
+  const int32_t* prediction;    // [num_predicted]
+  const int32_t* stops;         // [num_stops] tokens behind which nothing comes
+  int32_t num_prompt;
+  int32_t num_known;            // all but the last are in the cache
+  int32_t most_new;             // tokens that may come, at least 1
+  int32_t num_blocks;
+  int32_t num_places;           // in these blocks, at least num_known
+  int32_t num_stops;
+  int32_t num_predicted;
+  int32_t cursor;               // prediction's token that should come next; while lost, where it was left
+  int32_t is_lost;
+  int32_t num_followed;         // tokens that the cursor has seen
+  int32_t predicted_k;          // most guesses from the prediction, ...
+  int32_t lookup_k;             // ... and, where that has none, from the text, ...
+  int32_t lookup_min, lookup_max;  // ... where its last n tokens were before: the longest n in this range, ...
+  int32_t latest;               // ... there the first place, or the latest
+  int32_t num_new;              // out: tokens that have come
+  int32_t has_ended;            // out: with a stop, or with the last one that may come
+  int32_t has_failed;           // out: behind these its logits were not finite
+  SampleRow sampling;           // its key: the stream of the noise; its logits and places are filled in
+};
+static_assert(sizeof(RoundsRow) == 232, "kernels/rounds.py lays it out the same way");
+
+// A guess, and what became of it: RECORD of kernels/rounds.py is its mirror.
+struct RoundsDraft {
+  int32_t row;
+  int32_t source;               // RoundsSource
+  int32_t first;                // how many tokens had come before it
+  int32_t drafted, accepted;
+  int32_t emitted;              // accepted ones before the row's end
+};
+
+struct RoundsRequest {
+  char* const* cache;           // as in RunRequest
+  RoundsRow* rows;              // [num_rows]
+  int32_t num_rows;
+  int32_t most_rounds;
+  int32_t most_tokens;          // of one pass, at least num_rows
+  const int32_t* interrupt;     // not 0: no further round, please; another thread may write it
+  RoundsDraft* drafts;          // [most_rounds * num_rows], out
+  float* seconds;               // [most_rounds], out
+  int32_t* tokens;              // [most_rounds] of each pass, out
+  int32_t num_drafts, num_rounds;  // out
+};
+
 // Memory aligned to cache lines that only grows; new memory is not initialised.
 class Scratch {
  public:
@@ -118,6 +170,7 @@ class Network : private Job {
 
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
+  void run_rounds(RoundsRequest& request);
 
  private:
   enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kChoose };
@@ -191,7 +244,8 @@ class Network : private Job {
     size_t groups = 0, ranked = 0;      // numbers
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
-  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_;
+  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
+      rounds_sampling_;
 };
 
 }  // namespace foretoken

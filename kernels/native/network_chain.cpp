@@ -4,20 +4,9 @@
 #include <cstring>
 
 #include "network.h"
-#include "sampling.h"
+#include "noise_key.h"
 
 namespace foretoken {
-namespace {
-
-// `keys` of kernels/noise.py for one place.
-int64_t noise_key(int64_t stream, int64_t position) {
-  uint64_t z = uint64_t(stream) + uint64_t(position) * 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return int64_t(z ^ z >> 31);
-}
-
-}  // namespace
 
 void Network::run_chain(const ChainRequest& request) {
   const BatchView& first = request.run.batch;

@@ -1,0 +1,113 @@
+"""How many rounds a step has and how much each row may look up in one, and what rounds bring.
+
+Looking something up is free there, so the only question is how many guesses are worth verifying. Owns what passes take where nothing
+else happens between them, and the rate at which steps in rounds bring tokens, which other proposers have to beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .acceptance import ProposerAcceptance
+from .assignment import Assignment
+from .costs import CostFigures, TargetCost
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict
+from .request import Request
+
+STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
+MOST_ROUNDS = 16
+FEWEST_ROUNDS = 2
+TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
+TRIED = 2  # guesses of such a try
+LEARNT_DRAFTS = 8  # of a step, at most, teach something
+RECENT = 0.9  # fade of what rounds brought with each step
+
+
+@dataclass(slots=True)
+class _Brought:
+    """By steps with so many rows. Both fade."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+class RoundsChoice:
+    """Of one engine."""
+
+    def __init__(
+        self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], steps: TargetCost, prediction: int, text: int
+    ) -> None:
+        """steps: what whole steps cost, from which the passes' own is learnt. prediction, text: who looks there, -1 = nobody."""
+        self._assignment = assignment
+        self._acceptance = acceptance
+        self._passes = TargetCost(CostFigures(steps.figures(), steps.per_context_token), steps.max_tokens)
+        self._prediction, self._text = prediction, text
+        self._brought: dict[int, _Brought] = {}
+        self._num_asked = 0
+        self.k = 0.0  # mean of the latest step's guesses
+
+    def most_rounds(self, running: Sequence[Request]) -> int:
+        """0 if a pass takes so long that nothing is gained by not leaving the call."""
+        seconds = self._passes.seconds(len(running), sum(request.num_computed_tokens for request in running))
+        most = min(MOST_ROUNDS, int(STEP_S / seconds))
+        return most if most >= FEWEST_ROUNDS else 0
+
+    def rate(self, num_rows: int) -> float:
+        """Tokens a second that rounds have brought to so many rows lately; 0 = unknown."""
+        brought = self._brought.get(num_rows)
+        return brought.tokens / brought.seconds if brought is not None and brought.seconds else 0.0
+
+    def ask(self, running: Sequence[Request], most_rounds: int) -> RoundsAsked | None:
+        """None if no row wants anything looked up."""
+        self._num_asked += 1
+        context = sum(request.num_computed_tokens for request in running)
+        pass_s, num_rows = self._passes.at(context), len(running)
+        depths = [self._depths_of(request, i, num_rows, pass_s) for i, request in enumerate(running)]
+        if all(depth is None for depth in depths):
+            return None
+        asked = [depth or (0, 0) for depth in depths]
+        self.k = sum(map(max, asked)) / num_rows
+        return RoundsAsked(most_rounds, asked)
+
+    def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
+        """A step in rounds took so long, everything included."""
+        num_rounds = len(verdict.tokens)
+        context = sum(row.num_computed for row in plan.rows)
+        # One pass in turn, and not the first if there are others: that one finds the caches full of other things.
+        i = max(1, step % num_rounds) if num_rounds > 1 else 0
+        self._passes.observe(verdict.tokens[i], context, verdict.seconds[i])
+        drafts = [(row.request, draft) for row, said in zip(plan.rows, verdict.rows, strict=True) for draft in said.drafts]
+        for request, draft in drafts[:: -(-len(drafts) // LEARNT_DRAFTS) or 1]:
+            self._acceptance[draft.proposer].observe(
+                request.request_id, draft.drafted, draft.drafted, draft.drafted, range(draft.accepted), True, step
+            )
+        brought = self._brought.setdefault(len(plan.rows), _Brought())
+        brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
+        brought.seconds = RECENT * brought.seconds + seconds
+
+    def _depths_of(self, request: Request, place: int, num_rows: int, pass_s: Callable[[float], float]) -> tuple[int, int] | None:
+        """From the prediction and from the text; None if the request wants nothing looked up."""
+        most = {p: ceiling for p, _, ceiling in self._assignment.row(request).scouts}
+        predicted = most.get(self._prediction, 0) if request.prediction else 0
+        looked_up = most.get(self._text, 0)
+        if not (predicted or looked_up):
+            return None
+        is_tried = (self._num_asked + place) % TRY_EVERY == 0
+        return (
+            self._depth(self._prediction, request, predicted, num_rows, pass_s, is_tried),
+            self._depth(self._text, request, looked_up, num_rows, pass_s, is_tried),
+        )
+
+    def _depth(
+        self, proposer: int, request: Request, most: int, num_rows: int, pass_s: Callable[[float], float], is_tried: bool
+    ) -> int:
+        """Guesses of one row with which a pass brings the most tokens a second, if the others have none."""
+        if not most:
+            return 0
+        gained, best, depth = 0.0, num_rows / pass_s(num_rows), 0
+        for k, chance in enumerate(self._acceptance[proposer].worth(request.request_id).chances[:most], 1):
+            gained += chance
+            if (rate := (num_rows + gained) / pass_s(num_rows + k)) > best:
+                best, depth = rate, k
+        return depth or (min(TRIED, most) if is_tried else 0)

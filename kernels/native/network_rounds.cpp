@@ -1,0 +1,220 @@
+// Rounds: guess what a text says next from the text itself, verify, take what stands, and again, within one call.
+//
+// The guesses are those of proposers/ngram.py and proposers/prediction.py, found by reading instead of an index: a text that was just
+// computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at each place.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+
+#include "network.h"
+#include "noise_key.h"
+
+namespace foretoken {
+namespace {
+
+constexpr int kResyncSizes[] = {8, 4, 2};  // _RESYNC_SIZES of proposers/prediction.py
+
+int text_length(const RoundsRow& row) { return row.num_known + row.num_new; }
+
+// The end of a run of `size` tokens equal to those at `recent` in the prediction: the first behind the cursor, else the last before it.
+int end_in_prediction(const RoundsRow& row, const int32_t* recent, int size) {
+  auto is_end = [&](int end) { return std::equal(recent, recent + size, row.prediction + end - size); };
+  for (int end = std::max(row.cursor + 1, size); end <= row.num_predicted; ++end) {
+    if (is_end(end)) return end;
+  }
+  for (int end = std::min(row.cursor, row.num_predicted); end >= size; --end) {
+    if (is_end(end)) return end;
+  }
+  return -1;
+}
+
+// Moves the cursor along with the output tokens that have come since the last call.
+void follow_prediction(RoundsRow& row) {
+  if (!row.num_predicted) return;
+  for (; row.num_followed < text_length(row); ++row.num_followed) {
+    const int at = row.num_followed;
+    if (!row.is_lost && row.cursor < row.num_predicted && row.text[at] == row.prediction[row.cursor]) {
+      ++row.cursor;
+      continue;
+    }
+    row.is_lost = 1;
+    for (int size : kResyncSizes) {
+      if (at + 1 - row.num_prompt < size) continue;
+      const int end = end_in_prediction(row, row.text + at + 1 - size, size);
+      if (end < 0) continue;
+      row.cursor = end;
+      row.is_lost = 0;
+      break;
+    }
+  }
+}
+
+// Place behind the earlier occurrence of the longest of the text's last n-grams; 0 = none. The first of them, or the latest.
+int earlier_place(const RoundsRow& row) {
+  const int32_t* text = row.text;
+  const int length = text_length(row), most = std::min(row.lookup_max, length - 1), last = text[length - 1];
+  int best = row.lookup_min - 1, found = 0;
+  auto look = [&](int place) {
+    if (text[place - 1] != last) return false;
+    int n = 1;
+    while (n < most && n < place && text[place - 1 - n] == text[length - 1 - n]) ++n;
+    if (n > best) {
+      best = n;
+      found = place;
+    }
+    return n == most;
+  };
+  if (row.latest) {
+    for (int place = length - 1; place > 0; --place) {
+      if (look(place)) break;
+    }
+  } else {
+    for (int place = 1; place < length; ++place) {
+      if (look(place)) break;
+    }
+  }
+  return found;
+}
+
+struct Guess {
+  const int32_t* token_ids = nullptr;
+  int count = 0;
+  int source = 0;  // RoundsSource
+};
+
+Guess guess_of(RoundsRow& row, int most, int vocab) {
+  Guess guess;
+  follow_prediction(row);
+  if (!row.is_lost && row.cursor < row.num_predicted && row.predicted_k) {
+    guess = {row.prediction + row.cursor, std::min(row.num_predicted - row.cursor, row.predicted_k), kFromPrediction};
+  } else if (row.lookup_k) {
+    if (const int place = earlier_place(row)) {
+      guess = {row.text + place, std::min(text_length(row) - place, row.lookup_k), kFromText};
+    }
+  }
+  guess.count = std::max(0, std::min(guess.count, most));
+  for (int i = 0; i < guess.count; ++i) {
+    if (guess.token_ids[i] < 0 || guess.token_ids[i] >= vocab) guess.count = i;
+  }
+  return guess;
+}
+
+bool ends(const RoundsRow& row, int32_t token) { return std::find(row.stops, row.stops + row.num_stops, token) != row.stops + row.num_stops; }
+
+}  // namespace
+
+void Network::run_rounds(RoundsRequest& request) {
+  using Clock = std::chrono::steady_clock;
+  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
+  const int num_rows = request.num_rows;
+  const auto* interrupt = reinterpret_cast<const std::atomic<int32_t>*>(request.interrupt);
+  int table_width = 1;
+  for (int r = 0; r < num_rows; ++r) table_width = std::max(table_width, request.rows[r].num_blocks);
+  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask, argmax, chosen;
+  std::vector<int32_t> query_start, seq_lens, num_causal, tables(size_t(num_rows) * size_t(table_width));
+  std::vector<float> top;
+  std::vector<Guess> guesses(static_cast<size_t>(num_rows));
+  std::vector<SampleRow> places;
+  for (int r = 0; r < num_rows; ++r) {
+    std::copy_n(request.rows[r].table, request.rows[r].num_blocks, tables.begin() + int64_t(r) * table_width);
+  }
+  char* sampling = rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_));
+
+  request.num_rounds = request.num_drafts = 0;
+  bool goes_on = true;
+  while (goes_on && request.num_rounds < request.most_rounds) {
+    const Clock::time_point started = Clock::now();
+
+    // 1. each row's last token, and what its text says comes next
+    token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
+    query_start.assign(1, 0);
+    int room = request.most_tokens - num_rows, num_sampled = 0;
+    for (int r = 0; r < num_rows; ++r) {
+      RoundsRow& row = request.rows[r];
+      const int first = text_length(row) - 1;
+      Guess& guess = guesses[size_t(r)];
+      guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab_size_);
+      room -= guess.count;
+      for (int i = 0; i <= guess.count; ++i) {
+        const int place = first + i;
+        token_ids.push_back(i ? guess.token_ids[i - 1] : row.text[first]);
+        positions.push_back(place);
+        slots.push_back(int64_t(row.table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
+      }
+      query_start.push_back(int32_t(token_ids.size()));
+      seq_lens.push_back(first + 1 + guess.count);
+      num_causal.push_back(guess.count + 1);
+      if (row.sampling.temperature != 0.0f) num_sampled += guess.count + 1;
+    }
+    const int count = int(token_ids.size());
+    for (int i = int(logits_indices.size()); i < count; ++i) logits_indices.push_back(i);
+    tree_mask.assign(size_t(count), 0);
+    argmax.resize(size_t(count)), top.resize(size_t(count));
+
+    // 2. the pass
+    RunRequest pass{};
+    pass.batch = {count, num_rows, table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
+                  seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr};
+    pass.cache = request.cache;
+    pass.argmax = argmax.data();
+    pass.top = top.data();
+    logits_ = rounds_logits_.get<float>(size_t(num_sampled) * size_t(vocab_size_) + 1);
+    logits_rows_.assign(size_t(count), -1);
+    for (int r = 0, next = 0; r < num_rows; ++r) {
+      if (request.rows[r].sampling.temperature == 0.0f) continue;
+      for (int i = query_start[size_t(r)]; i < query_start[size_t(r) + 1]; ++i) logits_rows_[size_t(i)] = next++;
+    }
+    wants_best_ = true;
+    start(pass, false);
+    ThreadPool::instance().run(*this, turn);
+    finish(pass);
+
+    // 3. what stands of it
+    for (int r = 0; r < num_rows; ++r) {
+      RoundsRow& row = request.rows[r];
+      const Guess& guess = guesses[size_t(r)];
+      const int first_node = query_start[size_t(r)], length = text_length(row), before = row.num_new;
+      chosen.resize(size_t(guess.count) + 1);
+      if (row.sampling.temperature == 0.0f) {
+        for (int i = 0; i <= guess.count; ++i) chosen[size_t(i)] = std::isfinite(top[size_t(first_node + i)]) ? argmax[size_t(first_node + i)] : -1;
+      } else {
+        places.assign(size_t(guess.count) + 1, row.sampling);
+        for (int i = 0; i <= guess.count; ++i) {
+          SampleRow& place = places[size_t(i)];
+          place.logits = logits_ + int64_t(logits_rows_[size_t(first_node + i)]) * vocab_size_;
+          place.key = noise_key(row.sampling.key, length + i);
+          place.parent = i - 1;
+          place.guess = i ? guess.token_ids[i - 1] : -1;
+        }
+        kernels_.sample(places.data(), guess.count + 1, vocab_size_, sampling, chosen.data());
+      }
+      // The text grows behind all that a guess is read from.
+      int accepted = 0;
+      for (;; ++accepted) {
+        const int64_t token = chosen[size_t(accepted)];
+        if (token < 0) {
+          row.has_failed = 1;
+          break;
+        }
+        const bool is_guessed = accepted < guess.count && guess.token_ids[accepted] == token;
+        if (!row.has_ended) {
+          row.text[text_length(row)] = int32_t(token);
+          ++row.num_new;
+          row.has_ended = ends(row, int32_t(token)) || row.num_new == row.most_new;
+        }
+        if (!is_guessed) break;
+      }
+      if (guess.count) {
+        request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before)};
+      }
+      // A row that ends is to be told at once; one without a place for its next token waits for others to give theirs back.
+      if (row.has_failed || row.has_ended || text_length(row) > row.num_places) goes_on = false;
+    }
+    request.tokens[request.num_rounds] = count;
+    request.seconds[request.num_rounds++] = std::chrono::duration<float>(Clock::now() - started).count();
+    if (interrupt->load(std::memory_order_relaxed)) goes_on = false;
+  }
+}
+
+}  // namespace foretoken
