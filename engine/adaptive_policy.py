@@ -47,7 +47,7 @@ class AdaptivePolicy:
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
-        self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.target, rules.prediction, rules.text_lookup)
+        self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules.prediction, rules.text_lookup)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()

@@ -29,7 +29,7 @@ from .costs import CostFigures
 from .model import LoadedModel
 from .model_folder import embedded
 
-FORMAT = 2
+FORMAT = 3
 LONGEST_S = 600.0  # of one step
 LEAST_GROWTH = 0.5  # what was learned online may fall a little from one number of tokens to the next, but not to half
 MAX_BYTES = 1 << 20
@@ -100,6 +100,7 @@ class CostFile:
             "conditions": dict(self.conditions),
             "target": {str(tokens): seconds for tokens, seconds in figures.target.items()},
             "per_context_token": figures.per_context_token,
+            "passes": {str(tokens): seconds for tokens, seconds in (figures.passes or {}).items()},
             "draft": {name: [[k, rows, s] for (k, rows), s in grid.items()] for name, grid in (figures.draft or {}).items()},
         }
         try:
@@ -119,17 +120,22 @@ class CostFile:
 
 def _figures(kept: Mapping[str, Any], proposers: Sequence[str]) -> CostFigures:
     """Raises ValueError, TypeError or KeyError if this is not what steps can cost."""
-    target = {int(tokens): _seconds(seconds) for tokens, seconds in sorted(kept["target"].items(), key=lambda item: int(item[0]))}
+    target, passes = _by_tokens(kept["target"]), _by_tokens(kept["passes"])
     draft = {name: {(int(k), int(rows)): _seconds(s) for k, rows, s in cells} for name, cells in kept["draft"].items()}
-    if any(later < LEAST_GROWTH * earlier for earlier, later in pairwise(target.values())):
-        raise ValueError("more tokens cost much less")
+    for curve in (target, passes):
+        if any(later < LEAST_GROWTH * earlier for earlier, later in pairwise(curve.values())):
+            raise ValueError("more tokens cost much less")
     if any(name not in proposers for name in draft):
         raise ValueError("a proposer is not configured")
     for name, grid in draft.items():
         depths, rows = {k for k, _ in grid}, {r for _, r in grid}
         if not grid or len(grid) != len(depths) * len(rows) or min(depths) < 1 or min(rows) < 1:
             raise ValueError(f"the draft times of {name} have gaps")
-    return CostFigures(target, _seconds(kept["per_context_token"]), draft)
+    return CostFigures(target, _seconds(kept["per_context_token"]), draft, passes or None)
+
+
+def _by_tokens(kept: Mapping[str, Any]) -> dict[int, float]:
+    return {int(tokens): _seconds(seconds) for tokens, seconds in sorted(kept.items(), key=lambda item: int(item[0]))}
 
 
 def _seconds(value: Any) -> float:

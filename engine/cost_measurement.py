@@ -14,6 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..kernels.batch_lists import BatchLists
+from ..kernels.rounds import RoundsExecutor
 from ..proposers.base import Proposer
 from ..proposers.proposer_set import ProposerSet
 from .core import EngineCore
@@ -33,6 +35,7 @@ SHORT_S = 0.01  # steps above this read more than caches hold
 SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
 PREPARING = 2  # steps of one shape, at most, in which something may be compiled or recorded for all that come later
 LONG_CONTEXT = 1024
+PASS_CONTEXT, MOST_PASS = 128, 64
 DRAFT_CONTEXT = 32
 DRAFT_ROWS = 8
 MIDDLE_DEPTH = 4
@@ -76,6 +79,7 @@ def measure(
     with bar:
         budget = _Budget(budget_s, bar)
         steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)
+        passes = _passes(steps.core)
         target = _target(steps, budget)
         if 1 not in target:
             return None
@@ -86,7 +90,37 @@ def measure(
             alone = ShapedSteps(open_core(ProposerSet([proposer])), text, budget.show, verifies=False)
             if grid := _draft(alone, proposer.max_tokens, budget, len(guessing) - index):
                 drafts[proposer.name] = grid
-    return CostFigures(target, slope, drafts)
+    return CostFigures(target, slope, drafts, passes)
+
+
+def _passes(core: EngineCore) -> dict[int, float] | None:
+    """Seconds of passes by numbers of tokens, one behind the other; None if nobody makes them so, or they are long.
+
+    Into the first blocks of the cache, which are nobody's yet.
+    """
+    executor, kv, size = core.runner.executor, core.runner.kv, core.scheduler.kv.block_size
+    tables = range(min(kv.num_blocks, core.scheduler.max_model_len // size, -(-(PASS_CONTEXT + MOST_PASS) // size)))
+    context = min(PASS_CONTEXT, len(tables) * size // 2)
+    if not isinstance(executor, RoundsExecutor):
+        return None
+
+    def taken(tokens: int) -> float:
+        lists = BatchLists(size, query_start_loc=[0, tokens], seq_lens=[context + tokens], num_causal=[tokens], tables=[tables])
+        lists.token_ids, lists.tree_mask, lists.positions = [0] * tokens, [0] * tokens, [*range(context, context + tokens)]
+        lists.logits_indices = [*range(tokens)]
+        lists.add_slots(tables, context, context + tokens)
+        batch, seconds = lists.batch(), list[float]()
+        for _ in range(1 + SAMPLES):  # the first finds the caches full of other things
+            started = time.perf_counter()
+            executor.run(batch, kv)
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    if taken(1) > SHORT_S:
+        return None
+    rungs = [tokens for tokens in LADDER if tokens <= min(MOST_PASS, len(tables) * size - context)]
+    visits = [[taken(tokens) for tokens in rungs] for _ in range(VISITS)]
+    return _rising({tokens: min(seconds) for tokens, seconds in zip(rungs, zip(*visits, strict=True), strict=True)})
 
 
 def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:

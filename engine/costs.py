@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LADDER = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
@@ -32,9 +32,11 @@ class CostFigures:
     target: Mapping[int, float]  # tokens -> seconds of a step, drafting excluded, at a short context
     per_context_token: float = 0.0  # seconds more for each token of context, over all rows
     draft: Mapping[str, Mapping[tuple[int, int], float]] | None = None  # proposer -> (k, rows) -> seconds
+    passes: Mapping[int, float] | None = None  # tokens -> seconds of a pass alone, one behind the other; None = nobody makes such
 
     def __post_init__(self) -> None:
-        seconds = [*self.target.values(), *(s for grid in (self.draft or {}).values() for s in grid.values())]
+        drafting = (seconds for grid in (self.draft or {}).values() for seconds in grid.values())
+        seconds = [*self.target.values(), *(self.passes or {}).values(), *drafting]
         if not self.target or not all(math.isfinite(s) and s >= 0 for s in (*seconds, self.per_context_token)):
             raise ValueError("a cost is missing, negative or not finite")
         if any(s == 0 for s in self.target.values()) or min(self.target) < 1:
@@ -172,18 +174,21 @@ class DraftCost:
 
 
 class CostTable:
-    """The costs of one engine: the target's and, in the set's order, each proposer's."""
+    """The costs of one engine: the target's steps and its passes alone, and, in the set's order, each proposer's."""
 
     def __init__(self, figures: CostFigures, proposers: Sequence[str], max_tokens: int) -> None:
         self.target = TargetCost(figures, max_tokens)
         drafts = figures.draft or {}
         self.drafts = [DraftCost(drafts.get(name)) for name in proposers]
+        self.passes = TargetCost(figures if not figures.passes else replace(figures, target=figures.passes), max_tokens)
         self._names = tuple(proposers)
+        self._has_passes = bool(figures.passes)
 
     def figures(self) -> CostFigures:
         """As they are known now, for the next start."""
         drafts = {name: cost.figures() for name, cost in zip(self._names, self.drafts, strict=True)}
-        return CostFigures(self.target.figures(), self.target.per_context_token, {n: g for n, g in drafts.items() if _is_full(g)})
+        full = {name: grid for name, grid in drafts.items() if _is_full(grid)}
+        return CostFigures(self.target.figures(), self.target.per_context_token, full, self.passes.figures() if self._has_passes else None)
 
 
 def _is_full(grid: Mapping[tuple[int, int], float]) -> bool:

@@ -65,6 +65,7 @@ class RoundsPlan:
 
     rows: list[RowRounds]
     most_rounds: int
+    ends_with_row: bool  # somebody waits for its seat
 
 
 @record

@@ -7,14 +7,10 @@ verifier would do (kernels/rounds.py); how many rounds, and how much each row ma
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..kernels.layout import KVTensors
 from ..kernels.record import record
-from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, ROW, RoundsExecutor
+from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsExecutor, RoundsRow, answers, cursors
 from ..proposers.config import NgramConfig
 from .plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
 from .request import Request
@@ -55,7 +51,7 @@ class Rounds:
         self._most_tokens = most_tokens
         self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text}
         self._rows: dict[str, _Row] = {}
-        self._interrupt = np.zeros(1, np.int32)
+        self._interrupt = array("i", [0])
 
     def takes(self, request: Request) -> bool:
         """Whether a decoding row may be in a step of rounds: each of its tokens depends on logits and noise only, and there is room."""
@@ -77,6 +73,10 @@ class Rounds:
         """Tokens that may still come."""
         return min(request.max_tokens - request.num_output_tokens, self._max_model_len - len(request.token_ids))
 
+    def sampling(self, request: Request) -> bytes:
+        """How its tokens are chosen."""
+        return self._sampler.packed(request, self._vocab_size)
+
     def interrupt(self) -> None:
         """Let the call that is running, or the next one, end after its round: somebody waits."""
         self._interrupt[0] = 1
@@ -84,76 +84,68 @@ class Rounds:
     def run(self, plan: RoundsPlan) -> RoundsVerdict:
         """Waits for the result. Raises what the executor raises; no request has changed then."""
         rows = [self._row(row) for row in plan.rows]
-        packed = np.concatenate([row.packed for row in rows]) if len(rows) > 1 else rows[0].packed
-        output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, self._most_tokens, self._interrupt)
+        packed = bytearray().join([row.begin(planned) for row, planned in zip(rows, plan.rows, strict=True)])
+        output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, self._most_tokens, plan.ends_with_row, self._interrupt)
         self._interrupt[0] = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
-        for row, source, first, drafted, accepted, _ in output.drafts.tolist():
-            drafts[row].append(Settled(self._source[source], first, drafted, accepted))
+        for draft in output.drafts:
+            drafts[draft.row].append(Settled(self._source[draft.source], draft.first, draft.drafted, draft.accepted))
         said: list[RowSaid] = []
-        for row, mine, num_new, has_failed in zip(rows, drafts, packed["num_new"].tolist(), packed["has_failed"].tolist(), strict=True):
+        for row, mine, (num_new, _, has_failed) in zip(rows, drafts, answers(packed), strict=True):
             # What failed behind tokens that are fine fails again, alone, in the next step.
             error = _NOT_FINITE if has_failed and not num_new else None
             said.append(RowSaid(row.take(num_new), mine, error))
-        if len(rows) > 1:
-            for i, row in enumerate(rows):
-                row.packed[0] = packed[i]
+        for row, where in zip(rows, cursors(packed) if any([row.prediction for row in rows]) else (), strict=False):
+            row.cursor = where
         return RoundsVerdict(said, output.tokens.tolist(), output.seconds.tolist())
 
     def forget(self, request_id: str) -> None:
         """Finished or aborted. Unknown ids are fine."""
         self._rows.pop(request_id, None)
 
-    def _row(self, row: RowRounds) -> _Row:
-        request = row.request
-        known = self._rows.get(request.request_id)
-        if known is None or known.request is not request:
-            known = self._rows[request.request_id] = _Row.of(
-                request, self.most_new(request), self.lookups.ngram, self._sampler.packed(request, self._vocab_size)
-            )
-        known.begin(row, self.most_new(request))
-        return known
+    def _row(self, planned: RowRounds) -> _Row:
+        request = planned.request
+        row = self._rows.get(request.request_id)
+        if row is None or row.request is not request:
+            row = self._rows[request.request_id] = _Row(request, self)
+        return row
 
 
-@dataclass(slots=True)
 class _Row:
     """A request as the native side sees it, and the memory that its addresses point to."""
 
-    request: Request
-    packed: NDArray[np.void]  # [1] of ROW
-    text: NDArray[np.int32]  # as long as the request may become
-    num_known: int  # tokens in it that are the request's
-    kept: tuple[array[int], ...]
+    __slots__ = ("request", "prediction", "cursor", "_rounds", "_text", "_num_known", "_stops", "_sampling")
 
-    @classmethod
-    def of(cls, request: Request, most_new: int, ngram: NgramConfig, sampling: bytes) -> _Row:
+    def __init__(self, request: Request, rounds: Rounds) -> None:
+        self.request = request
+        self.prediction = array("i", request.prediction)
+        self.cursor: tuple[int, int, int] = (0, 0, request.num_prompt_tokens)  # cursor, is_lost, num_followed
+        self._rounds = rounds
+        self._text = array("i", bytes(4 * (len(request.token_ids) + rounds.most_new(request))))  # as long as it may become
+        self._num_known = 0  # tokens in it that are the request's
         params = request.params
-        stops = array("i", {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)})
-        prediction = array("i", request.prediction)
-        text = np.empty(len(request.token_ids) + most_new, np.int32)
-        packed = np.zeros(1, ROW)
-        packed["sampling"] = np.frombuffer(sampling, ROW["sampling"])
-        packed["text"] = text.ctypes.data
-        packed["stops"], packed["num_stops"] = stops.buffer_info()
-        packed["prediction"], packed["num_predicted"] = prediction.buffer_info()
-        packed["num_prompt"] = packed["num_followed"] = request.num_prompt_tokens
-        packed["lookup_min"], packed["lookup_max"] = ngram.prompt_lookup_min, ngram.prompt_lookup_max
-        packed["latest"] = ngram.match == "latest"
-        return cls(request, packed, text, 0, (stops, prediction))
+        self._stops = array("i", {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)})
+        self._sampling = rounds.sampling(request)
 
-    def begin(self, row: RowRounds, most_new: int) -> None:
-        token_ids, packed = self.request.token_ids, self.packed
-        known = min(self.num_known, len(token_ids))
-        if known < len(token_ids):
-            self.text[known : len(token_ids)] = token_ids[known:]
-        self.num_known = len(token_ids)
-        address, num_blocks = row.block_table.buffer_info()
-        packed["table"], packed["num_blocks"], packed["num_places"] = address, num_blocks, row.num_places
-        packed["num_known"], packed["most_new"], packed["num_new"] = len(token_ids), most_new, 0
-        packed["has_ended"] = packed["has_failed"] = 0
-        packed["predicted_k"], packed["lookup_k"] = row.predicted_k, row.lookup_k
+    def begin(self, planned: RowRounds) -> bytes:
+        """Packed for a call."""
+        token_ids, ngram = self.request.token_ids, self._rounds.lookups.ngram
+        num_tokens, known = len(token_ids), min(self._num_known, len(token_ids))
+        if known < num_tokens:
+            self._text[known:num_tokens] = array("i", token_ids[known:])
+        self._num_known = num_tokens
+        table, num_blocks = planned.block_table.buffer_info()
+        stops, num_stops = self._stops.buffer_info()
+        prediction, num_predicted = self.prediction.buffer_info()
+        return RoundsRow(
+            self._text.buffer_info()[0], table, prediction, stops,
+            self.request.num_prompt_tokens, num_tokens, self._rounds.most_new(self.request), num_blocks, planned.num_places,
+            num_stops, num_predicted, *self.cursor, planned.predicted_k, planned.lookup_k,
+            ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
+        ).packed(self._sampling)  # fmt: skip
 
     def take(self, num_new: int) -> list[int]:
         """The tokens that have come."""
-        self.num_known += num_new
-        return self.text[self.num_known - num_new : self.num_known].tolist()
+        first = self._num_known
+        self._num_known += num_new
+        return self._text[first : self._num_known].tolist()

@@ -1,7 +1,7 @@
 """How many rounds a step has and how much each row may look up in one, and what rounds bring.
 
-Looking something up is free there, so the only question is how many guesses are worth verifying. Owns what passes take where nothing
-else happens between them, and the rate at which steps in rounds bring tokens, which other proposers have to beat.
+Looking something up is free there, so the only question is how many guesses are worth verifying. Owns the rate at which steps in rounds
+bring tokens, which other proposers have to beat.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
-from .costs import CostFigures, TargetCost
+from .costs import TargetCost
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict
 from .request import Request
 
@@ -20,7 +20,7 @@ MOST_ROUNDS = 16
 FEWEST_ROUNDS = 2
 TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
 TRIED = 2  # guesses of such a try
-LEARNT_DRAFTS = 8  # of a step, at most, teach something
+LEARNT_DRAFTS = 4  # of a step, at most, teach something
 RECENT = 0.9  # fade of what rounds brought with each step
 
 
@@ -36,12 +36,12 @@ class RoundsChoice:
     """Of one engine."""
 
     def __init__(
-        self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], steps: TargetCost, prediction: int, text: int
+        self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], passes: TargetCost, prediction: int, text: int
     ) -> None:
-        """steps: what whole steps cost, from which the passes' own is learnt. prediction, text: who looks there, -1 = nobody."""
+        """passes: what they cost where nothing else happens in between. prediction, text: who looks there, -1 = nobody."""
         self._assignment = assignment
         self._acceptance = acceptance
-        self._passes = TargetCost(CostFigures(steps.figures(), steps.per_context_token), steps.max_tokens)
+        self._passes = passes
         self._prediction, self._text = prediction, text
         self._brought: dict[int, _Brought] = {}
         self._num_asked = 0

@@ -59,6 +59,8 @@ class Sampler:
 
     def packed(self, request: Request, vocab_size: int) -> bytes:
         """One sampling.ROW for all places of a request that nothing edits, with the stream for a key. The native side only."""
+        if request.params.greedy:
+            return _GREEDY
         rules = self._rules_of(request, vocab_size)
         assert rules.edit is None, "its logits are edited"
         return rules.packed
@@ -185,6 +187,15 @@ def logprobs(logits: Tensor, token_ids: Sequence[int], beside: Sequence[int | Se
             others = list(zip(asked, scores[row, torch.tensor(asked, dtype=torch.int64)].tolist(), strict=True))
         found.append(TokenLogprobs(value, rank, tuple(others)))
     return found
+
+
+def _greedy() -> bytes:
+    row = sampling.neutral(1)
+    row["temperature"] = 0.0
+    return row.tobytes()
+
+
+_GREEDY = _greedy()
 
 
 @dataclass(slots=True)

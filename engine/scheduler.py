@@ -153,9 +153,9 @@ class Scheduler:
         ingest = 0
         if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
-        is_steady = not (self._waiting or num_drafts or ingest or controller.policy.has_left)
-        rounds = self._in_rounds(rows) if may_round and is_steady and len(rows) == num_running else None
-        return Grants(rows, ingest, self.kv.block_size, is_steady, rounds)
+        is_plain = not (num_drafts or ingest or controller.policy.has_left)
+        rounds = self._in_rounds(rows) if may_round and is_plain and len(rows) == num_running else None
+        return Grants(rows, ingest, self.kv.block_size, is_plain and not self._waiting, rounds)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
@@ -297,8 +297,8 @@ class Scheduler:
         return rows
 
     def _may_round(self) -> bool:
-        """Whether the step can be one in rounds if nobody guesses: all rows decode, nobody waits, nothing has to be seen in between."""
-        if self._rounds is None or self._waiting or not self.running:
+        """Whether the step can be one in rounds if nobody guesses: all rows decode, nobody can join, nothing has to be seen in between."""
+        if self._rounds is None or not self.running or (self._waiting and len(self.running) < self.config.max_num_seqs):
             return False
         takes = self._rounds.takes
         return all([len(r.token_ids) - r.num_computed_tokens == 1 and takes(r) for r in self.running])
@@ -314,7 +314,7 @@ class Scheduler:
             wanted = min(asked.most_rounds * (1 + max(predicted_k, lookup_k)), self._rounds.most_new(row.request))
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
             planned.append(RowRounds(row.request, row.num_computed, max(places, known), row.block_table, predicted_k, lookup_k))
-        return RoundsPlan(planned, asked.most_rounds)
+        return RoundsPlan(planned, asked.most_rounds, bool(self._waiting))
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:
         """What the row's grammar leaves no choice about. Such guesses are free of doubt, so they come on top of its share."""

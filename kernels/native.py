@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .execution import Execution
@@ -36,7 +35,7 @@ from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
-from .rounds import RECORD, RoundsOutput
+from .rounds import ROW_BYTES, RoundsOutput, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
 
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
@@ -204,17 +203,19 @@ class NativeExecutor:
         return ChainOutput(token_ids, confidence, logits)
 
     def run_rounds(
-        self, rows: NDArray[np.void], kv: KVTensors, most_rounds: int, most_tokens: int, interrupt: NDArray[np.int32]
+        self, rows: bytearray, kv: KVTensors, most_rounds: int, most_tokens: int, ends_with_row: bool, interrupt: array[int]
     ) -> RoundsOutput:
         """See `RoundsExecutor.run_rounds`."""
         assert isinstance(kv, NativeKV)
         assert self.token_ids is None and self.recurrent is None, "a target's columns are its tokens"
-        drafts = np.empty(most_rounds * len(rows), RECORD)
-        seconds, tokens = np.empty(most_rounds, np.float32), np.empty(most_rounds, np.int32)
-        request = RoundsRequest(kv.bases, rows.ctypes.data, len(rows), most_rounds, most_tokens, interrupt.ctypes.data)
-        request.drafts, request.seconds, request.tokens = drafts.ctypes.data, seconds.ctypes.data, tokens.ctypes.data
+        num_rows = len(rows) // ROW_BYTES
+        drafts = draft_memory(most_rounds * num_rows)
+        seconds, tokens = array("f", bytes(4 * most_rounds)), array("i", bytes(4 * most_rounds))
+        request = RoundsRequest(kv.bases, _address(rows), num_rows, most_rounds, most_tokens, ends_with_row)
+        request.interrupt, request.drafts = interrupt.buffer_info()[0], _address(drafts)
+        request.seconds, request.tokens = seconds.buffer_info()[0], tokens.buffer_info()[0]
         self._check(self._library.ft_network_run_rounds(self._network, ctypes.byref(request)))
-        return RoundsOutput(drafts[: request.num_drafts], seconds[: request.num_rounds], tokens[: request.num_rounds])
+        return RoundsOutput(drafts_in(drafts, request.num_drafts), seconds[: request.num_rounds], tokens[: request.num_rounds])
 
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
@@ -234,6 +235,10 @@ class NativeExecutor:
     def _check(self, message: bytes | None) -> None:
         if message is not None:
             raise RuntimeError(f"the native executor failed: {message.decode()}")
+
+
+def _address(memory: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class _Binder:

@@ -161,6 +161,7 @@ class RoundsRequest(ctypes.Structure):
         ("num_rows", c_int32),
         ("most_rounds", c_int32),
         ("most_tokens", c_int32),
+        ("ends_with_row", c_int32),
         ("interrupt", c_void_p),
         ("drafts", c_void_p),
         ("seconds", c_void_p),

@@ -2,52 +2,112 @@
 
 A row's guesses are what its own text, or a prediction of it, says next; those that the target would have said are kept, and the next
 round goes on behind them. proposers/ngram.py and proposers/prediction.py say what is guessed, engine/verifier.py what is kept.
+
+Numbers are packed by `struct`, not by numpy: they are few, and after a pass that has read all weights each call into numpy takes ten
+times what it does in a loop.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from . import sampling
 from .layout import KVTensors
 from .record import record
-
-_POINTERS = ("text", "table", "prediction", "stops")
-_INTEGERS = (
-    "num_prompt", "num_known", "most_new", "num_blocks", "num_places", "num_stops", "num_predicted", "cursor", "is_lost", "num_followed",
-    "predicted_k", "lookup_k", "lookup_min", "lookup_max", "latest", "num_new", "has_ended", "has_failed",
-)  # fmt: skip
-
-ROW = np.dtype([(name, np.uint64) for name in _POINTERS] + [(name, np.int32) for name in _INTEGERS] + [("sampling", sampling.ROW)])
-"""One row: the struct RoundsRow of native/network.h, which says what each field means. Who fills in an address keeps what it points to."""
+from .sampling import ROW as SAMPLING_ROW
 
 FROM_PREDICTION, FROM_TEXT = 0, 1
+_ROW = Struct("4Q18i")
+_ANSWER = Struct("3i")
+_DRAFT = Struct("6i")
+_ANSWER_OFFSET = _ROW.size - _ANSWER.size
+ROW_BYTES = _ROW.size + SAMPLING_ROW.itemsize
 
-RECORD = np.dtype([(name, np.int32) for name in ("row", "source", "first", "drafted", "accepted", "emitted")])
-"""One guess and what became of it: the struct RoundsDraft."""
+
+class RoundsRow(NamedTuple):
+    """The struct RoundsRow of native/network.h, which says what each field means; behind it come the bytes of a sampling.ROW.
+
+    Who fills in an address keeps what it points to.
+    """
+
+    text: int
+    table: int
+    prediction: int
+    stops: int
+    num_prompt: int
+    num_known: int
+    most_new: int
+    num_blocks: int
+    num_places: int
+    num_stops: int
+    num_predicted: int
+    cursor: int
+    is_lost: int
+    num_followed: int
+    predicted_k: int
+    lookup_k: int
+    lookup_min: int
+    lookup_max: int
+    latest: int
+    num_new: int = 0
+    has_ended: int = 0
+    has_failed: int = 0
+
+    def packed(self, sampling: bytes) -> bytes:
+        return _ROW.pack(*self) + sampling
+
+
+class RoundsDraft(NamedTuple):
+    """One guess and what became of it: the struct RoundsDraft."""
+
+    row: int
+    source: int
+    first: int
+    drafted: int
+    accepted: int
+    emitted: int
 
 
 @record
 class RoundsOutput:
     """What the rounds of a call did; the tokens are in the rows' texts."""
 
-    drafts: NDArray[np.void]  # [n] of RECORD, round by round
-    seconds: NDArray[np.float32]  # [rounds] that each pass took
-    tokens: NDArray[np.int32]  # [rounds] that it computed
+    drafts: Sequence[RoundsDraft]  # round by round
+    seconds: array[float]  # [rounds] that each pass took
+    tokens: array[int]  # [rounds] that it computed
 
 
+@runtime_checkable
 class RoundsExecutor(Protocol):
     """A network that can stay inside one call for several rounds."""
 
     def run_rounds(
-        self, rows: NDArray[np.void], kv: KVTensors, most_rounds: int, most_tokens: int, interrupt: NDArray[np.int32]
+        self, rows: bytearray, kv: KVTensors, most_rounds: int, most_tokens: int, ends_with_row: bool, interrupt: array[int]
     ) -> RoundsOutput:
-        """At most so many rounds over rows [R] of ROW, which are changed in place, each of at most so many tokens (at least R).
+        """At most so many rounds over packed rows [R], which are changed in place, each of at most so many tokens (at least R).
 
-        Ends with the round in which a row ends, fails or has no place left, or in which `interrupt` [1] is no longer 0: another thread
-        may write it at any time.
+        Ends with the round in which all rows have ended (ends_with_row: the first of them), one fails or has no place left, or
+        `interrupt` [1] is no longer 0: another thread may write it at any time.
         """
         ...
+
+
+def answers(rows: bytearray) -> list[tuple[int, int, int]]:
+    """Of each packed row, its num_new, has_ended and has_failed."""
+    return [_ANSWER.unpack_from(rows, start + _ANSWER_OFFSET) for start in range(0, len(rows), ROW_BYTES)]
+
+
+def cursors(rows: bytearray) -> list[tuple[int, int, int]]:
+    """Of each packed row, its cursor, is_lost and num_followed."""
+    return [RoundsRow(*_ROW.unpack_from(rows, start))[11:14] for start in range(0, len(rows), ROW_BYTES)]
+
+
+def drafts_in(memory: bytearray, count: int) -> list[RoundsDraft]:
+    """The first `count` structs RoundsDraft."""
+    return [RoundsDraft(*fields) for fields in _DRAFT.iter_unpack(memoryview(memory)[: count * _DRAFT.size])]
+
+
+def draft_memory(count: int) -> bytearray:
+    return bytearray(count * _DRAFT.size)

@@ -139,7 +139,8 @@ struct RoundsRequest {
   int32_t num_rows;
   int32_t most_rounds;
   int32_t most_tokens;          // of one pass, at least num_rows
-  const int32_t* interrupt;     // not 0: no further round, please; another thread may write it
+  int32_t ends_with_row;        // no further round, please, once a row has ended, ...
+  const int32_t* interrupt;     // ... or this is not 0: another thread may write it
   RoundsDraft* drafts;          // [most_rounds * num_rows], out
   float* seconds;               // [most_rounds], out
   int32_t* tokens;              // [most_rounds] of each pass, out

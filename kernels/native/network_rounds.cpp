@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 
 #include "network.h"
 #include "noise_key.h"
@@ -107,34 +108,40 @@ bool ends(const RoundsRow& row, int32_t token) { return std::find(row.stops, row
 void Network::run_rounds(RoundsRequest& request) {
   using Clock = std::chrono::steady_clock;
   const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
-  const int num_rows = request.num_rows;
   const auto* interrupt = reinterpret_cast<const std::atomic<int32_t>*>(request.interrupt);
   int table_width = 1;
-  for (int r = 0; r < num_rows; ++r) table_width = std::max(table_width, request.rows[r].num_blocks);
+  for (int r = 0; r < request.num_rows; ++r) table_width = std::max(table_width, request.rows[r].num_blocks);
+  std::vector<int> alive(static_cast<size_t>(request.num_rows));
+  std::iota(alive.begin(), alive.end(), 0);
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask, argmax, chosen;
-  std::vector<int32_t> query_start, seq_lens, num_causal, tables(size_t(num_rows) * size_t(table_width));
+  std::vector<int32_t> query_start, seq_lens, num_causal, tables;
   std::vector<float> top;
-  std::vector<Guess> guesses(static_cast<size_t>(num_rows));
+  std::vector<Guess> guesses;
   std::vector<SampleRow> places;
-  for (int r = 0; r < num_rows; ++r) {
-    std::copy_n(request.rows[r].table, request.rows[r].num_blocks, tables.begin() + int64_t(r) * table_width);
-  }
   char* sampling = rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_));
 
   request.num_rounds = request.num_drafts = 0;
   bool goes_on = true;
-  while (goes_on && request.num_rounds < request.most_rounds) {
+  while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
     const Clock::time_point started = Clock::now();
+    const int num_rows = int(alive.size());
 
     // 1. each row's last token, and what its text says comes next
-    token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
+    token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear(), guesses.clear();
     query_start.assign(1, 0);
+    if (tables.size() != size_t(num_rows) * size_t(table_width)) {
+      tables.assign(size_t(num_rows) * size_t(table_width), 0);
+      for (int i = 0; i < num_rows; ++i) {
+        const RoundsRow& row = request.rows[alive[size_t(i)]];
+        std::copy_n(row.table, row.num_blocks, tables.begin() + int64_t(i) * table_width);
+      }
+    }
     int room = request.most_tokens - num_rows, num_sampled = 0;
-    for (int r = 0; r < num_rows; ++r) {
+    for (int r : alive) {
       RoundsRow& row = request.rows[r];
       const int first = text_length(row) - 1;
-      Guess& guess = guesses[size_t(r)];
-      guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab_size_);
+      const Guess guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab_size_);
+      guesses.push_back(guess);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;
@@ -161,9 +168,9 @@ void Network::run_rounds(RoundsRequest& request) {
     pass.top = top.data();
     logits_ = rounds_logits_.get<float>(size_t(num_sampled) * size_t(vocab_size_) + 1);
     logits_rows_.assign(size_t(count), -1);
-    for (int r = 0, next = 0; r < num_rows; ++r) {
-      if (request.rows[r].sampling.temperature == 0.0f) continue;
-      for (int i = query_start[size_t(r)]; i < query_start[size_t(r) + 1]; ++i) logits_rows_[size_t(i)] = next++;
+    for (int i = 0, next = 0; i < num_rows; ++i) {
+      if (request.rows[alive[size_t(i)]].sampling.temperature == 0.0f) continue;
+      for (int node = query_start[size_t(i)]; node < query_start[size_t(i) + 1]; ++node) logits_rows_[size_t(node)] = next++;
     }
     wants_best_ = true;
     start(pass, false);
@@ -171,13 +178,18 @@ void Network::run_rounds(RoundsRequest& request) {
     finish(pass);
 
     // 3. what stands of it
-    for (int r = 0; r < num_rows; ++r) {
+    size_t kept = 0;
+    for (int place_in_batch = 0; place_in_batch < num_rows; ++place_in_batch) {
+      const int r = alive[size_t(place_in_batch)];
       RoundsRow& row = request.rows[r];
-      const Guess& guess = guesses[size_t(r)];
-      const int first_node = query_start[size_t(r)], length = text_length(row), before = row.num_new;
+      const Guess& guess = guesses[size_t(place_in_batch)];
+      const int first_node = query_start[size_t(place_in_batch)], length = text_length(row), before = row.num_new;
       chosen.resize(size_t(guess.count) + 1);
       if (row.sampling.temperature == 0.0f) {
-        for (int i = 0; i <= guess.count; ++i) chosen[size_t(i)] = std::isfinite(top[size_t(first_node + i)]) ? argmax[size_t(first_node + i)] : -1;
+        for (int i = 0; i <= guess.count; ++i) {
+          const size_t node = size_t(first_node + i);
+          chosen[size_t(i)] = std::isfinite(top[node]) ? argmax[node] : -1;
+        }
       } else {
         places.assign(size_t(guess.count) + 1, row.sampling);
         for (int i = 0; i <= guess.count; ++i) {
@@ -208,9 +220,15 @@ void Network::run_rounds(RoundsRequest& request) {
       if (guess.count) {
         request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before)};
       }
-      // A row that ends is to be told at once; one without a place for its next token waits for others to give theirs back.
-      if (row.has_failed || row.has_ended || text_length(row) > row.num_places) goes_on = false;
+      if (row.has_failed) goes_on = false;
+      if (row.has_ended) {
+        if (request.ends_with_row) goes_on = false;
+        continue;
+      }
+      if (text_length(row) > row.num_places) goes_on = false;  // it waits until others give places back
+      alive[kept++] = r;
     }
+    alive.resize(kept);
     request.tokens[request.num_rounds] = count;
     request.seconds[request.num_rounds++] = std::chrono::duration<float>(Clock::now() - started).count();
     if (interrupt->load(std::memory_order_relaxed)) goes_on = false;
