@@ -149,8 +149,8 @@ class AdaptivePolicy:
         self._hold.end()
         return [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
 
-    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
-        return self._rounds.ask(running, self._most_rounds) if self._most_rounds else None
+    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
+        return self._rounds.ask(running, self._most_rounds, most) if self._most_rounds else None
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None:
         # Decisions stand for so many passes, however they are divided into steps.

@@ -154,8 +154,8 @@ def _rounds(
     if proposers.needs.hidden or proposers.hears_every_step:
         return None
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
-    most = config.scheduler.max_num_batched_tokens
-    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, model.max_model_len, most, Lookups(prediction, *lookup))
+    lookups = Lookups(prediction, *lookup)
+    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, model.max_model_len, config.scheduler, lookups)
 
 
 def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, progress: Progress) -> Runner:

@@ -70,9 +70,10 @@ class Controller:
 
     def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
         """Nobody guesses in the step, which can be one in rounds: what it may do then; None = it is one pass."""
-        if self.latest.off not in (None, SLOWER):
+        limits = self.rules.limits(len(running), self.policy.threshold(len(running)))
+        if limits.off is not None:
             return None
-        if (asked := self.policy.rounds(running)) is not None:
+        if (asked := self.policy.rounds(running, limits.max_tokens)) is not None:
             self.latest = LOOKING
         return asked
 

@@ -39,7 +39,7 @@ class CostFigures:
         seconds = [*self.target.values(), *(self.passes or {}).values(), *drafting]
         if not self.target or not all(math.isfinite(s) and s >= 0 for s in (*seconds, self.per_context_token)):
             raise ValueError("a cost is missing, negative or not finite")
-        if any(s == 0 for s in self.target.values()) or min(self.target) < 1:
+        if any(s == 0 or tokens < 1 for curve in (self.target, self.passes or {}) for tokens, s in curve.items()):
             raise ValueError("a step of the target takes time and has at least one token")
 
 

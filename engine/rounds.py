@@ -12,6 +12,7 @@ from ..kernels.layout import KVTensors
 from ..kernels.record import record
 from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsExecutor, RoundsRow, answers, cursors
 from ..proposers.config import NgramConfig
+from .config import SchedulerConfig
 from .plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
 from .request import Request
 from .sampler import Sampler
@@ -38,17 +39,16 @@ class Rounds:
         sampler: Sampler,
         vocab_size: int,
         max_model_len: int,
-        most_tokens: int,
+        limits: SchedulerConfig,
         lookups: Lookups,
     ) -> None:
-        """most_tokens: of one pass."""
         self.lookups = lookups
         self._executor = executor
         self._kv = kv
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._most_tokens = most_tokens
+        self._limits = limits
         self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text}
         self._rows: dict[str, _Row] = {}
         self._interrupt = array("i", [0])
@@ -85,7 +85,8 @@ class Rounds:
         """Waits for the result. Raises what the executor raises; no request has changed then."""
         rows = [self._row(row) for row in plan.rows]
         packed = bytearray().join([row.begin(planned) for row, planned in zip(rows, plan.rows, strict=True)])
-        output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, self._most_tokens, plan.ends_with_row, self._interrupt)
+        most_tokens = min(self._limits.max_num_batched_tokens, len(rows) + self._limits.max_draft_tokens_per_step)
+        output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, most_tokens, plan.ends_with_row, self._interrupt)
         self._interrupt[0] = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
         for draft in output.drafts:

@@ -58,12 +58,12 @@ class RoundsChoice:
         brought = self._brought.get(num_rows)
         return brought.tokens / brought.seconds if brought is not None and brought.seconds else 0.0
 
-    def ask(self, running: Sequence[Request], most_rounds: int) -> RoundsAsked | None:
-        """None if no row wants anything looked up."""
+    def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
+        """most: guesses of one row and round. None if no row wants anything looked up."""
         self._num_asked += 1
         context = sum(request.num_computed_tokens for request in running)
         pass_s, num_rows = self._passes.at(context), len(running)
-        depths = [self._depths_of(request, i, num_rows, pass_s) for i, request in enumerate(running)]
+        depths = [self._depths_of(request, i, most, num_rows, pass_s) for i, request in enumerate(running)]
         if all(depth is None for depth in depths):
             return None
         asked = [depth or (0, 0) for depth in depths]
@@ -86,11 +86,13 @@ class RoundsChoice:
         brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
         brought.seconds = RECENT * brought.seconds + seconds
 
-    def _depths_of(self, request: Request, place: int, num_rows: int, pass_s: Callable[[float], float]) -> tuple[int, int] | None:
+    def _depths_of(
+        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float]
+    ) -> tuple[int, int] | None:
         """From the prediction and from the text; None if the request wants nothing looked up."""
-        most = {p: ceiling for p, _, ceiling in self._assignment.row(request).scouts}
-        predicted = most.get(self._prediction, 0) if request.prediction else 0
-        looked_up = most.get(self._text, 0)
+        ceilings = {p: min(ceiling, most) for p, _, ceiling in self._assignment.row(request).scouts}
+        predicted = ceilings.get(self._prediction, 0) if request.prediction else 0
+        looked_up = ceilings.get(self._text, 0)
         if not (predicted or looked_up):
             return None
         is_tried = (self._num_asked + place) % TRY_EVERY == 0

@@ -104,8 +104,11 @@ class Policy(Protocol):
         """(proposer, ceiling) of each row of the step. Ceilings add up to the budget at most; -1 = no proposer sees the row."""
         ...
 
-    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
-        """Nobody guesses in the step, which can be one in rounds: what it may do then. None: it is to be one pass."""
+    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
+        """Nobody guesses in the step, which can be one in rounds: what it may do then. None: it is to be one pass.
+
+        most: guesses of one row and round.
+        """
         ...
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...

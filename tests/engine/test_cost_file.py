@@ -29,6 +29,8 @@ def test_figures_come_back(tmp_path: Path) -> None:
     assert CostFile.of(CONDITIONS | {"cpu": "another"}, tmp_path / "deep" / "er").load(["ngram"]) is None
     file.save(CostFigures({1: 2e-3, 2: 2e-3}))
     assert file.load(["ngram"]) == CostFigures({1: 2e-3, 2: 2e-3}, 0.0, {})
+    file.save(CostFigures({1: 2e-3}, passes={1: 1e-3, 2: 1.1e-3}))
+    assert file.load(["ngram"]) == CostFigures({1: 2e-3}, 0.0, {}, {1: 1e-3, 2: 1.1e-3})
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name], "no half-written file stays"
 
 
@@ -57,6 +59,9 @@ def change(**values: Any) -> Callable[[str], str]:
         change(target={"1": 1e-3, "2": 1e9}),
         change(target={"1": 1e-3, "2": True}),
         change(target={"1": 0.0, "2": 1e-3}),
+        change(passes=None),
+        change(passes={"1": 1e-3, "2": 1e-4}),
+        change(passes={"1": 0.0}),
         change(target={"0": 1e-4, "2": 1e-3}),
         change(target={"1": 1e-1, "2": 1e-3}),
         change(per_context_token=None),

@@ -20,6 +20,7 @@ from foretoken.engine.cost_measurement import measure
 from foretoken.engine.costs import LADDER, CostFigures
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.shaped_steps import Filler, ShapedSteps
+from foretoken.kernels import native
 from foretoken.kernels.layout import Executor, ForwardOutput
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
@@ -109,6 +110,16 @@ def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.Monk
     assert seconds == sorted(seconds)
     assert 2.3e-3 <= figures.target[1] and figures.target[64] - figures.target[1] >= 15e-3, "63 tokens of 0.3 ms each"
     assert figures.per_context_token > 5e-6
+
+
+@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start(tiny_target, adaptive=False)
+    passes = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 2e-3, 1e-4)).passes
+    assert passes is not None and list(passes) == [tokens for tokens in LADDER if tokens <= 64]
+    assert 2.1e-3 <= passes[1] <= passes[64] and 5e-3 <= passes[64] - passes[1] <= 9e-3, "63 tokens of 0.1 ms each"
+    assert measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.02), budget_s=0.5).passes is None
+    engine.core.check()
 
 
 def test_a_slow_network_has_few_rungs_and_a_slower_one_two(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

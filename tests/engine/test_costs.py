@@ -162,6 +162,15 @@ class TestTable:
             assert again.drafts[1].seconds(*cell) == pytest.approx(known.drafts[1].seconds(*cell))
         assert again.drafts[0].seconds(3, 3) == 0.0
 
+    def test_passes_are_learnt_apart_from_steps(self) -> None:
+        known = CostTable(CostFigures(RUNGS, passes={tokens: seconds / 2 for tokens, seconds in RUNGS.items()}), [], 64)
+        assert known.passes.seconds(8) == pytest.approx(known.target.seconds(8) / 2)
+        for _ in range(50):
+            known.passes.observe(8, 0, RUNGS[8] / 3)
+        figures = known.figures()
+        assert figures.passes is not None and figures.passes[8] < 0.4 * RUNGS[8] < figures.target[8] == pytest.approx(RUNGS[8])
+        assert CostTable(CostFigures(RUNGS), [], 64).figures().passes is None
+
     def test_a_start_with_fewer_tokens_a_step_loses_only_the_wide_ones(self) -> None:
         figures = CostTable(CostFigures(RUNGS), [], 4).figures()
         assert set(figures.target) == {1, 2, 3, 4} and figures.target[4] == RUNGS[4]
@@ -174,6 +183,8 @@ class TestTable:
             lambda: CostFigures({0: 1e-3}),
             lambda: CostFigures({1: math.nan}),
             lambda: CostFigures({1: -1e-3}),
+            lambda: CostFigures({1: 1e-3}, passes={1: 0.0}),
+            lambda: CostFigures({1: 1e-3}, passes={1: math.inf}),
             lambda: CostFigures({1: 1e-3}, math.inf),
             lambda: CostFigures({1: 1e-3}, -1e-9),
             lambda: CostFigures({1: 1e-3}, 0.0, {"p": {(1, 1): math.nan}}),

@@ -1,0 +1,280 @@
+"""Steps in rounds, end to end with a tiny checkpoint: what is said is what one pass a token says, and the books are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.core import EngineCore
+from foretoken.engine.outputs import RequestOutput
+from foretoken.engine.plan import RoundsPlan, RoundsVerdict
+from foretoken.engine.request import Request
+from foretoken.engine.rounds_choice import RoundsChoice
+from foretoken.kernels import native
+
+pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+PROMPTS = ["The quick brown fox", "one two one two one two one", "def add(a, b):", "x", "a b a b a b a b a b"]
+OPTIONS: dict[str, Any] = {"kv_cache_gb": 0.005, "max_num_seqs": 8, "dtype": "float32"}
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+
+
+def core_of(llm: LLM) -> EngineCore:
+    assert llm._engine is not None
+    return llm._engine.core
+
+
+class Watch:
+    """What the steps in rounds of an engine were."""
+
+    def __init__(self, core: EngineCore) -> None:
+        assert core.rounds is not None, "the engine has no rounds"
+        self.calls: list[tuple[RoundsPlan, RoundsVerdict]] = []
+        self._run = core.rounds.run
+        core.rounds.run = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, plan: RoundsPlan) -> RoundsVerdict:
+        verdict = self._run(plan)
+        self.calls.append((plan, verdict))
+        return verdict
+
+    @property
+    def num_passes(self) -> int:
+        return sum(len(verdict.tokens) for _, verdict in self.calls)
+
+    @property
+    def requests(self) -> set[str]:
+        return {row.request.request_id for plan, _ in self.calls for row in plan.rows}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target: Path) -> Iterator[LLM]:
+    with LLM(tiny_target, {"method": "off"}, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def looking(tiny_target: Path) -> Iterator[LLM]:
+    with LLM(tiny_target, LOOKUP, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def _guesses_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tiny network's random text is worth guessing for is no question here."""
+    monkeypatch.setattr(RoundsChoice, "_depth", lambda choice, proposer, request, most, *others: most)
+
+
+@pytest.fixture
+def watch(looking: LLM) -> Iterator[Watch]:
+    core = core_of(looking)
+    watch = Watch(core)
+    yield watch
+    assert core.rounds is not None
+    core.rounds.run = watch._run  # type: ignore[method-assign]
+    core.check()
+
+
+def said(outputs: list[RequestOutput]) -> list[tuple[list[int], str, str | None, Any]]:
+    return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for output in outputs for c in output.outputs]
+
+
+TAKEN: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"seed": 11},
+    "filtered": {"seed": 5, "top_k": 20, "top_p": 0.8, "min_p": 0.01, "temperature": 0.7},
+    "several choices": {"seed": 3, "n": 3},
+    "a stop token": {"temperature": 0, "stop_token_ids": list(range(40, 60)), "ignore_eos": False},
+    "a stop string": {"seed": 4, "stop": ["a", "e"]},
+    "its end": {"seed": 4, "temperature": 1.5, "ignore_eos": False},
+    "few tokens": {"temperature": 0, "max_tokens": 2},
+    "no text": {"seed": 1, "detokenize": False},
+}
+LEFT: dict[str, dict[str, Any]] = {
+    "penalties": {"seed": 5, "presence_penalty": 1.0, "repetition_penalty": 1.2},
+    "logprobs": {"temperature": 0, "logprobs": 2},
+    "a bias": {"temperature": 0, "logit_bias": {65: 5.0}},
+    "fewest tokens": {"temperature": 0, "min_tokens": 8, "ignore_eos": False},
+    "bad words": {"temperature": 0, "bad_words": ["a"]},
+    "allowed tokens": {"temperature": 0, "allowed_token_ids": [40, 41, 42, 43]},
+    "no speculation": {"temperature": 0, "speculation": {"method": "off"}},
+}
+
+
+def params(settings: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | settings)
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_said_is_the_same(plain: LLM, looking: LLM, watch: Watch, kind: str, together: bool) -> None:
+    for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
+        assert said(looking.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
+            plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
+        )
+    assert watch.calls
+    if kind != "few tokens" and "stop" not in kind:
+        assert watch.num_passes > 2 * len(watch.calls), "hardly a step had several passes"
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_has_to_be_seen_in_between_is_computed_pass_by_pass(plain: LLM, looking: LLM, watch: Watch, kind: str) -> None:
+    prompts = PROMPTS[:2]
+    assert said(looking.generate(prompts, params(LEFT[kind]), use_tqdm=False)) == said(
+        plain.generate(prompts, params(LEFT[kind]), use_tqdm=False)
+    )
+    assert not watch.calls
+
+
+def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, looking: LLM, watch: Watch) -> None:
+    each = [params({"temperature": 0, "speculation": {"method": method}}) for method in ("off", "auto")]
+    outputs = looking.generate(PROMPTS[1:3], each, use_tqdm=False)
+    assert said(outputs) == said(plain.generate(PROMPTS[1:3], each, use_tqdm=False))
+    assert watch.calls and outputs[0].metrics.speculative_decoding.num_draft_tokens == 0
+
+
+def test_a_request_may_limit_its_guesses(looking: LLM, watch: Watch) -> None:
+    looking.generate(PROMPTS[1], params({"temperature": 0, "speculation": {"num_speculative_tokens": 1}}), use_tqdm=False)
+    assert {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts} <= {1}
+
+
+def test_predictions_are_counted_as_openai_counts_them(plain: LLM, looking: LLM, watch: Watch) -> None:
+    (before,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
+    assert looking._engine is not None
+    (request,) = looking._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
+    drive(core_of(looking), [request])
+    assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
+    drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts if draft.proposer == 0]
+    assert looking._engine.proposer_names[0] == "prediction"
+    assert request.stats.accepted_prediction_tokens == sum(draft.accepted for draft in drafts) > 20
+    assert request.stats.rejected_prediction_tokens == sum(draft.drafted - draft.accepted for draft in drafts) == 0
+
+
+def test_the_counts_agree(looking: LLM, watch: Watch) -> None:
+    before = looking.stats()
+    outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    after = looking.stats()
+    drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
+    assert drafts and after.num_drafts - before.num_drafts >= len(drafts)
+    told = [output.metrics.speculative_decoding for output in outputs]
+    assert after.num_draft_tokens - before.num_draft_tokens == sum(one.num_draft_tokens for one in told)
+    assert after.num_accepted_tokens - before.num_accepted_tokens == sum(one.num_accepted_draft_tokens for one in told)
+    for one in told:
+        assert sum(one.acceptance_histogram) == one.num_spec_steps
+        assert sum(n * steps for n, steps in enumerate(one.acceptance_histogram)) == one.num_accepted_draft_tokens
+    assert after.generation_tokens - before.generation_tokens == 40 * len(PROMPTS)
+    assert after.num_steps - before.num_steps >= watch.num_passes
+    assert after.estimated_speedup is not None and after.speculation_off is None
+
+
+def test_more_requests_than_seats(tiny_target: Path, plain: LLM) -> None:
+    """Whoever waits comes in when a seat is free, and rounds go on meanwhile."""
+    prompts = [f"{prompt} {i}" for i in range(4) for prompt in PROMPTS]
+    with LLM(tiny_target, LOOKUP, **OPTIONS | {"max_num_seqs": 3}) as llm:
+        watch = Watch(core_of(llm))
+        each = [params({"temperature": 0, "max_tokens": 10 + i}) for i in range(len(prompts))]
+        assert said(llm.generate(prompts, each, use_tqdm=False)) == said(plain.generate(prompts, each, use_tqdm=False))
+        assert any(plan.ends_with_row for plan, _ in watch.calls)
+        for plan, verdict in watch.calls:
+            if plan.ends_with_row:
+                ended = [row.request for row in plan.rows if row.request.finish_reason is not None]
+                assert len(verdict.tokens) <= plan.most_rounds and len(ended) <= 3
+        core_of(llm).check()
+
+
+def test_a_cache_that_is_nearly_full(tiny_target: Path, plain: LLM) -> None:
+    with LLM(tiny_target, LOOKUP, **OPTIONS | {"kv_cache_gb": 0.0014}) as llm:
+        watch = Watch(core_of(llm))
+        each = params({"temperature": 0, "max_tokens": 60})
+        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        core_of(llm).check()
+        assert watch.calls
+
+
+def test_up_to_the_end_of_the_context(tiny_target: Path, plain: LLM) -> None:
+    options = OPTIONS | {"max_model_len": 64}
+    each = params({"temperature": 0, "max_tokens": None})
+    with LLM(tiny_target, LOOKUP, **options) as llm, LLM(tiny_target, {"method": "off"}, **options) as without:
+        watch = Watch(core_of(llm))
+        answers = llm.generate(PROMPTS, each, use_tqdm=False)
+        assert said(answers) == said(without.generate(PROMPTS, each, use_tqdm=False)) and watch.calls
+        assert {output.outputs[0].finish_reason for output in answers} == {"length"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LOOKUP | {"adaptive": False},
+        LOOKUP | {"disable_by_batch_size": 1},
+        LOOKUP | {"num_branches": 2},
+        {"method": "suffix"},
+        {"method": "off"},
+    ],
+    ids=["fixed k", "too many rows", "branches", "suffix", "off"],
+)
+def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[str, Any]) -> None:
+    with LLM(tiny_target, config, **OPTIONS) as llm:
+        core = core_of(llm)
+        watch = None if core.rounds is None else Watch(core)
+        llm.generate(PROMPTS[:2], params({"temperature": 0}), use_tqdm=False)
+        assert watch is None or all(len(plan.rows) == 1 for plan, _ in watch.calls)
+
+
+def test_a_call_that_fails_costs_nothing_but_time(plain: LLM, looking: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    core = core_of(looking)
+    assert core.rounds is not None
+    run, failures = core.rounds.run, iter(range(3))
+
+    def broken(plan: RoundsPlan) -> RoundsVerdict:
+        if next(failures, None) is not None:
+            raise RuntimeError("broken")
+        return run(plan)
+
+    core.rounds.run = broken  # type: ignore[method-assign]
+    try:
+        outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    finally:
+        core.rounds.run = run  # type: ignore[method-assign]
+    assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
+    assert sum("tried again as one pass" in record.message for record in caplog.records) == 3
+    core.check()
+
+
+def drive(core: EngineCore, requests: list[Request], act: Callable[[int], object] = lambda step: None) -> None:
+    for request in requests:
+        core.add_request(request)
+    step = 0
+    while core.has_work:
+        core.step(float(step))
+        core.check()
+        act(step)
+        step += 1
+
+
+def test_an_abort_in_between(looking: LLM, watch: Watch) -> None:
+    core = core_of(looking)
+    assert looking._engine is not None
+    made = [
+        request
+        for i, prompt in enumerate(([5, 6, 7] * 4, [9, 8] * 5))
+        for request in looking._engine.intake.requests(f"abort-{i}", prompt, params({"temperature": 0}), 0.0)
+    ]
+    drive(core, made, lambda step: step == 1 and core.abort(made[0].request_id))
+    assert made[0].finish_reason == "abort" and made[1].finish_reason == "length" and watch.calls
+
+
+def test_somebody_who_waits_ends_the_step(looking: LLM, watch: Watch) -> None:
+    core = core_of(looking)
+    assert looking._engine is not None
+    (request,) = looking._engine.intake.requests("interrupted", [5, 6, 7] * 4, params({"temperature": 0}), 0.0)
+
+    def interrupt(step: int) -> None:
+        core.interrupt()
+
+    drive(core, [request], interrupt)
+    assert [len(verdict.tokens) for _, verdict in watch.calls[1:]] == [1] * (len(watch.calls) - 1)

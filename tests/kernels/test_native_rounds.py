@@ -1,0 +1,264 @@
+"""Rounds in one native call, against one pass a token and against the proposers whose guesses they are to look up."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from native_batches import Row, batch_of
+from small_networks import random_weights, small_program
+
+from foretoken.kernels import native, noise, sampling
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import KVTensors
+from foretoken.kernels.native import NativeExecutor
+from foretoken.kernels.noise import Purpose
+from foretoken.kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsOutput, RoundsRow, answers, cursors
+from foretoken.proposers.base import DraftContext, DraftRow, Draw
+from foretoken.proposers.config import NgramConfig, PredictionConfig
+from foretoken.proposers.ngram import NgramProposer
+from foretoken.proposers.prediction import PredictionProposer
+
+pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+TOP_P = 0.9
+
+
+@dataclass
+class Text:
+    """One row: its prompt, how it is continued, and where it lies in the cache."""
+
+    prompt: list[int]
+    blocks: list[int]
+    temperature: float = 0.0
+    prediction: list[int] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    match: Literal["earliest", "latest"] = "earliest"
+    most_new: int = 40
+    k: int = 5
+    num_places: int = 0  # 0: all that its blocks have
+
+    @property
+    def sampling(self) -> np.ndarray:
+        place = sampling.neutral(1)
+        place["temperature"], place["top_p"] = self.temperature, TOP_P if self.temperature else 1.0
+        place["key"] = noise.stream(len(self.prompt), 0, Purpose.TARGET)
+        return place
+
+    def plain(self, executor: NativeExecutor, kv: KVTensors) -> list[int]:
+        """Prompt and continuation, one token a pass."""
+        text = [*self.prompt]
+        logits = _logits(executor, kv, self.prompt[:-1], 0, self.blocks)
+        while len(text) < len(self.prompt) + self.most_new and (len(text) == len(self.prompt) or text[-1] not in self.stops):
+            logits = _logits(executor, kv, text[-1:], len(text) - 1, self.blocks)
+            place = self.sampling
+            place["key"] = noise.keys(place["key"], [len(text)]).numpy()
+            place["logits"] = sampling.rows_of(logits, np.array([0]))
+            text.append(int(sampling.sample(place, logits.shape[1])[0]))
+        return text
+
+    def guess(self, text: list[int], source: int, cursor: PredictionProposer) -> list[int]:
+        """What the proposers would say comes next."""
+        row = DraftRow("r", text, len(self.prompt), len(text), self.k, 0, [], (), Draw(0.0, 0, 0), prediction=self.prediction)
+        if source == FROM_PREDICTION:
+            return cursor.propose(DraftContext([row], 0, 16)).token_ids
+        ngram = NgramProposer(NgramConfig(num_speculative_tokens=self.k, prompt_lookup_max=4, prompt_lookup_min=2, match=self.match))
+        return ngram.propose(DraftContext([row], 0, 16)).token_ids
+
+
+def _logits(executor: NativeExecutor, kv: KVTensors, tokens: list[int], start: int, blocks: list[int]) -> torch.Tensor:
+    logits = executor.run(batch_of([Row(tokens, start, blocks)]), kv).logits
+    assert logits is not None
+    return logits
+
+
+class Call:
+    """The texts in one call after another."""
+
+    def __init__(self, executor: NativeExecutor, kv: KVTensors, texts: list[Text]) -> None:
+        self.executor, self.kv, self.texts = executor, kv, texts
+        self.said = [array("i", [*text.prompt, *[-1] * text.most_new]) for text in texts]
+        self.lengths = [len(text.prompt) for text in texts]
+        self.cursors = [(0, 0, len(text.prompt)) for text in texts]
+        self.failed = [False] * len(texts)
+        self.interrupt = array("i", [0])
+        for text in texts:
+            _logits(executor, kv, text.prompt[:-1], 0, text.blocks)
+
+    def run(self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False) -> RoundsOutput:
+        kept: list[array[int]] = []
+        packed = bytearray()
+        for text, said, length, cursor in zip(self.texts, self.said, self.lengths, self.cursors, strict=True):
+            arrays = [array("i", numbers) for numbers in (text.blocks, text.prediction, text.stops)]
+            kept += arrays
+            (table, num_blocks), (prediction, num_predicted), (stops, num_stops) = (numbers.buffer_info() for numbers in arrays)
+            packed += RoundsRow(
+                said.buffer_info()[0], table, prediction, stops, len(text.prompt), length, text.most_new - length + len(text.prompt),
+                num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
+                text.match == "latest",
+            ).packed(text.sampling.tobytes())  # fmt: skip
+        output = self.executor.run_rounds(packed, self.kv, most_rounds, most_tokens, ends_with_row, self.interrupt)
+        self.cursors = cursors(packed)
+        self.failed = [bool(has_failed) for _, _, has_failed in answers(packed)]
+        self.lengths = [length + num_new for length, (num_new, _, _) in zip(self.lengths, answers(packed), strict=True)]
+        return output
+
+    def text(self, row: int) -> list[int]:
+        return self.said[row][: self.lengths[row]].tolist()
+
+
+def network(dtype: torch.dtype = torch.float32) -> tuple[NativeExecutor, KVTensors]:
+    program = small_program(vocab_size=64)
+    executor = NativeExecutor(program, random_weights(program), Execution(dtype))
+    return executor, executor.allocate(64, 16)
+
+
+def texts(rng: random.Random, count: int, **settings: object) -> list[Text]:
+    """Prompts that repeat themselves, in blocks in no order."""
+    blocks = rng.sample(range(64), 64)
+    found: list[Text] = []
+    for i in range(count):
+        phrase = [rng.randrange(64) for _ in range(6)]
+        prompt = phrase + [rng.randrange(64) for _ in range(rng.randrange(4, 12))] + phrase[: rng.randrange(2, 6)]
+        found.append(Text(prompt, blocks[6 * i : 6 * i + 6], **settings))  # type: ignore[arg-type]
+    return found
+
+
+def check(call: Call, outputs: list[RoundsOutput], starts: list[list[int]]) -> int:
+    """Every text is what one pass a token says, and every draft what its proposer would have guessed. Returns how many there were."""
+    num_drafts = 0
+    for row, text in enumerate(call.texts):
+        plain = text.plain(call.executor, call.kv)
+        said = call.text(row)
+        assert said == plain[: len(said)]
+        cursor = PredictionProposer(PredictionConfig(num_speculative_tokens=text.k))
+        for output, start in zip(outputs, starts, strict=True):
+            for draft in (draft for draft in output.drafts if draft.row == row):
+                at = start[row] + draft.first
+                guess = text.guess(plain[:at], draft.source, cursor)[: draft.drafted]
+                assert len(guess) == draft.drafted
+                right = 0
+                while right < len(guess) and at + right < len(plain) and guess[right] == plain[at + right]:
+                    right += 1
+                assert draft.emitted == right and draft.accepted >= right
+                num_drafts += 1
+    return num_drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.4])
+@pytest.mark.parametrize("match", ["earliest", "latest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_texts_are_those_of_one_pass_a_token(dtype: torch.dtype, match: str, temperature: float) -> None:
+    rng = random.Random(3)
+    call = Call(*network(dtype), texts(rng, 5, match=match, temperature=temperature))
+    outputs: list[RoundsOutput] = []
+    starts: list[list[int]] = []
+    while all(length < len(text.prompt) + text.most_new for length, text in zip(call.lengths, call.texts, strict=True)):
+        starts.append([*call.lengths])
+        outputs.append(call.run(rng.randrange(1, 8)))
+    assert check(call, outputs, starts) > 20
+    assert sum(sum(output.tokens) for output in outputs) > sum(len(output.tokens) for output in outputs) * 5, "nobody guessed"
+
+
+def test_a_row_that_ends_leaves_the_others_alone() -> None:
+    call = Call(*network(), texts(random.Random(5), 4))
+    call.texts[1].most_new = 3
+    output = call.run(100)
+    assert call.lengths == [len(text.prompt) + text.most_new for text in call.texts]
+    assert check(call, [output], [[len(text.prompt) for text in call.texts]]) > 0
+    assert output.tokens[-1] < 4 * 6 and len(output.tokens) == len(output.seconds) < 100
+
+
+def test_it_ends_with_a_row_if_somebody_waits() -> None:
+    call = Call(*network(), texts(random.Random(5), 4))
+    call.texts[1].most_new = 3
+    call.run(100, ends_with_row=True)
+    assert call.lengths[1] == len(call.texts[1].prompt) + 3 and call.lengths[0] < len(call.texts[0].prompt) + 40
+
+
+def test_a_stop_token_is_the_last_one() -> None:
+    executor, kv = network()
+    (text,) = texts(random.Random(7), 1)
+    plain = text.plain(executor, kv)
+    text.stops = [63, plain[len(text.prompt) + 9]]
+    call = Call(executor, kv, [text])
+    call.run(100)
+    end = next(i for i in range(len(text.prompt), len(plain)) if plain[i] in text.stops)
+    assert call.text(0) == plain[: end + 1]
+
+
+@pytest.mark.parametrize("change", ["none", "inserted", "left out", "other", "foreign token"])
+def test_predictions_are_followed_as_the_proposer_does(change: str) -> None:
+    executor, kv = network()
+    rng = random.Random(11)
+    (text,) = texts(rng, 1, temperature=2.0)
+    prediction = text.plain(executor, kv)[len(text.prompt) :]
+    match change:
+        case "inserted":
+            prediction[12:12] = [1, 2, 3]
+        case "left out":
+            del prediction[10:14]
+        case "other":
+            prediction[15] = (prediction[15] + 1) % 64
+        case "foreign token":
+            prediction[8] = 64_000
+    text.prediction = prediction
+    call = Call(executor, kv, [text])
+    outputs, starts = list[RoundsOutput](), list[list[int]]()
+    while call.lengths[0] < len(text.prompt) + text.most_new:
+        starts.append([*call.lengths])
+        outputs.append(call.run(2))
+    drafts = [draft for output in outputs for draft in output.drafts]
+    assert check(call, outputs, starts) and all(draft.source == FROM_PREDICTION for draft in drafts if draft.accepted > 3)
+    assert sum(draft.accepted for draft in drafts) > 15
+
+
+def test_rows_without_a_place_left_stop_where_they_are() -> None:
+    call = Call(*network(), texts(random.Random(13), 2))
+    call.texts[0].num_places = len(call.texts[0].prompt) + 2
+    call.run(100)
+    assert call.lengths[0] == len(call.texts[0].prompt) + 3 and not any(call.failed)
+    assert check(call, [], []) == 0
+
+
+def test_a_pass_has_no_more_tokens_than_it_may() -> None:
+    call = Call(*network(), texts(random.Random(3), 5))
+    output = call.run(20, most_tokens=8)
+    assert max(output.tokens) == 8
+
+
+def test_another_thread_can_end_it() -> None:
+    call = Call(*network(), texts(random.Random(3), 2))
+    call.interrupt[0] = 1
+    assert len(call.run(20).tokens) == 1
+
+
+def test_scores_that_are_not_finite_end_it_behind_what_is_sound() -> None:
+    program = small_program(vocab_size=64)
+    weights = random_weights(program)
+    name = next(name for name in weights if "embed" in name)
+    (text,) = texts(random.Random(7), 1)
+    sound = NativeExecutor(program, weights, Execution(torch.float32))
+    plain = text.plain(sound, sound.allocate(64, 16))
+    new = plain[len(text.prompt) :]
+    bad = next(token for token in new if token not in text.prompt)
+    weights[name] = weights[name].clone()
+    weights[name][bad] = float("nan")  # of a token that comes later: what follows it cannot be computed
+    executor = NativeExecutor(program, weights, Execution(torch.float32))
+    call = Call(executor, executor.allocate(64, 16), [text])
+    call.run(100)
+    assert call.failed == [True] and call.text(0) == plain[: call.lengths[0]]
+    assert call.lengths[0] <= plain.index(bad) + 1
+    call.run(1)
+    assert call.failed == [True]
+
+
+def test_nothing_is_looked_up_where_nothing_may_be_guessed() -> None:
+    call = Call(*network(), texts(random.Random(3), 3, k=0))
+    output = call.run(10)
+    assert not output.drafts and set(output.tokens) == {3} and FROM_TEXT == 1
