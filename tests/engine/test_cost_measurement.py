@@ -114,7 +114,7 @@ def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target, adaptive=False, executor="native", block_size=16)
     passes = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 2e-3, 1e-4)).passes
     assert passes is not None and list(passes) == [tokens for tokens in LADDER if tokens <= 64]
     assert 2.1e-3 <= passes[1] <= passes[64] and 5e-3 <= passes[64] - passes[1] <= 9e-3, "63 tokens of 0.1 ms each"
