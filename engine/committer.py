@@ -152,12 +152,15 @@ class Committer:
         logprobs = logprobs[: len(tokens)] if logprobs is not None else None
         prompt_logprobs = request.prompt_logprobs if first_token else None
         if reason is None:
-            return TokenDelta(request.request_id, request.choice, tokens, text, sources, logprobs, prompt_logprobs=prompt_logprobs)
+            return TokenDelta(
+                request.request_id, request.choice, tokens, text, sources, logprobs, prompt_logprobs=prompt_logprobs,
+                num_passes=said.num_passes,
+            )  # fmt: skip
         self._close(request, reason)
         return TokenDelta(
             request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
             stats=request.stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
         )  # fmt: skip
 
     def _cut(self, request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:

@@ -208,6 +208,7 @@ class RowSaid:
     token_ids: list[int]
     drafts: list[Settled]
     error: str | None = None  # its logits were not finite, and nothing came
+    num_passes: int = 1
 
     def sources(self, num_tokens: int) -> list[int]:
         """[num_tokens] who guessed each of the first tokens, -1 = the target's own."""

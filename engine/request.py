@@ -278,3 +278,4 @@ class TokenDelta:
     num_cached_tokens: int = 0
     queue_time_s: float | None = None  # with a finish_reason only: from arrival to the first step; None = it never ran
     prompt_logprobs: PromptLogprobs | None = None  # with the first token only, if they were asked for
+    num_passes: int = 1  # of the target that gave it tokens

@@ -89,13 +89,17 @@ class Rounds:
         output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, most_tokens, plan.ends_with_row, self._interrupt)
         self._interrupt[0] = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
+        from_guesses = [0] * len(rows)  # tokens that were guessed, the one aside that ended the row: its pass brought none of its own
         for draft in output.drafts:
+            from_guesses[draft.row] += draft.emitted
             drafts[draft.row].append(Settled(self._source[draft.source], draft.first, draft.drafted, draft.accepted))
         said: list[RowSaid] = []
-        for row, mine, (num_new, _, has_failed) in zip(rows, drafts, answers(packed), strict=True):
+        for row, mine, guessed, (num_new, _, has_failed) in zip(rows, drafts, from_guesses, answers(packed), strict=True):
             # What failed behind tokens that are fine fails again, alone, in the next step.
             error = _NOT_FINITE if has_failed and not num_new else None
-            said.append(RowSaid(row.take(num_new), mine, error))
+            if mine and mine[-1].first + mine[-1].accepted >= num_new:
+                guessed -= 1
+            said.append(RowSaid(row.take(num_new), mine, error, max(1, num_new - guessed)))
         for row, where in zip(rows, cursors(packed) if any([row.prediction for row in rows]) else (), strict=False):
             row.cursor = where
         return RoundsVerdict(said, output.tokens.tolist(), output.seconds.tolist())

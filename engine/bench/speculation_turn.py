@@ -20,7 +20,8 @@ class Step:
     """One step of the engine. Seconds."""
 
     decodes: bool  # nobody reads a prompt in it
-    passes: int  # rows that got tokens
+    passes: int  # of the target, counted for each row that got tokens from one
+    rounds: int  # passes for all rows together
     tokens: int
     drafted: int
     accepted: int
@@ -36,7 +37,8 @@ class Step:
     def describe(self) -> str:
         guessed = f"accepted {self.accepted}/{self.drafted}" if self.drafted else "nothing guessed"
         kind = "" if self.decodes else " (prompt)"
-        return f"Draft: {self.draft_s * 1e3:.1f} ms, verify: {self.target_s * 1e3:.1f} ms, {guessed}{kind}"
+        rounds = f" in {self.rounds} passes" if self.rounds > 1 else ""
+        return f"Draft: {self.draft_s * 1e3:.1f} ms, verify: {self.target_s * 1e3:.1f} ms{rounds}, {guessed}{kind}"
 
 
 @dataclass
@@ -113,7 +115,8 @@ def take(
         spent = [after - then for after, then in zip(_counters(core), before, strict=True)]
         grown = [delta for delta in deltas if delta.token_ids]
         tokens = sum(len(delta.token_ids) for delta in grown)
-        steps.append(Step(decodes, len(grown), tokens, int(spent[3]), int(spent[4]), *spent[:3]))
+        passes = sum(delta.num_passes for delta in grown)
+        steps.append(Step(decodes, passes, int(spent[5]), tokens, int(spent[3]), int(spent[4]), *spent[:3]))
         on_deltas(deltas)
         on_step(steps[-1])
         for delta in deltas:
@@ -127,7 +130,8 @@ def take(
 def _counters(core: EngineCore) -> tuple[float, ...]:
     counts = core.controller.counts
     drafting = sum(core.proposers.draft_seconds)
-    return core.step_seconds, core.target_seconds, drafting, counts.sums.draft_tokens, counts.sums.accepted_tokens
+    sums = counts.sums
+    return core.step_seconds, core.target_seconds, drafting, sums.draft_tokens, sums.accepted_tokens, core.num_steps
 
 
 def _add(answer: Answer, delta: TokenDelta, seconds: float) -> None:
@@ -136,7 +140,7 @@ def _add(answer: Answer, delta: TokenDelta, seconds: float) -> None:
     if delta.token_ids:
         answer.first_s = answer.first_s or seconds
         answer.seconds = seconds
-        answer.passes += 1
+        answer.passes += delta.num_passes
         answer.kept += sum(source >= 0 for source in delta.sources)
         answer.token_ids.extend(delta.token_ids)
     answer.text += delta.text

@@ -167,6 +167,10 @@ def test_the_counts_agree(looking: LLM, watch: Watch) -> None:
     for one in told:
         assert sum(one.acceptance_histogram) == one.num_spec_steps
         assert sum(n * steps for n, steps in enumerate(one.acceptance_histogram)) == one.num_accepted_draft_tokens
+    for plan, verdict in watch.calls:
+        assert all(1 <= row.num_passes <= len(verdict.tokens) for row in verdict.rows)
+        if all(row.request.finish_reason is None or len(plan.rows) == 1 for row in plan.rows):
+            assert all(row.num_passes == len(verdict.tokens) for row in verdict.rows)
     assert after.generation_tokens - before.generation_tokens == 40 * len(PROMPTS)
     assert after.num_steps - before.num_steps >= watch.num_passes
     assert after.estimated_speedup is not None and after.speculation_off is None

@@ -9,16 +9,16 @@ from foretoken.engine.bench.speculation_turn import Answer, Step, Turn
 
 def plain_turn(slowness: float = 1.0) -> Turn:
     """Two answers of 9 tokens one after the other: a prompt step and 8 decode steps each."""
-    prompt = Step(False, 1, 1, 0, 0, 0.004, 0.004, 0.0)
-    decode = Step(True, 1, 1, 0, 0, 0.0011 * slowness, 0.001 * slowness, 0.0)
+    prompt = Step(False, 1, 1, 1, 0, 0, 0.004, 0.004, 0.0)
+    decode = Step(True, 1, 1, 1, 0, 0, 0.0011 * slowness, 0.001 * slowness, 0.0)
     answer = Answer(list(range(9)), passes=9, first_s=0.004, seconds=0.004 + 8 * decode.seconds)
     return Turn(2 * answer.seconds, (prompt, *[decode] * 8) * 2, (answer, answer))
 
 
 def speculative_turn(slowness: float = 1.0) -> Turn:
     """The same in 4 decode steps of 2 tokens, with 3 guesses each of which 1 is right."""
-    prompt = Step(False, 1, 1, 0, 0, 0.004, 0.004, 0.0)
-    decode = Step(True, 1, 2, 3, 1, 0.0017 * slowness, 0.0012 * slowness, 0.0003 * slowness)
+    prompt = Step(False, 1, 1, 1, 0, 0, 0.004, 0.004, 0.0)
+    decode = Step(True, 1, 1, 2, 3, 1, 0.0017 * slowness, 0.0012 * slowness, 0.0003 * slowness)
     answer = Answer(
         list(range(9)), passes=5, drafts=4, drafted=12, accepted=4, kept=4, histogram=[0, 4],
         first_s=0.004, seconds=0.004 + 4 * decode.seconds,
