@@ -49,6 +49,8 @@ class AdaptivePolicy:
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules.prediction, rules.text_lookup)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
+        self._rounds_rate = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, or that is unknown
+        self._num_single = SETTLED  # steps in a row that were one pass
         self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()
         self._rest = Rest()
@@ -92,7 +94,8 @@ class AdaptivePolicy:
         num_rows = len(running)
         self._has_begun, self.has_left = has_begun, False
         self._most_rounds = self._rounds.most_rounds(running) if may_round else 0
-        if self._most_rounds:
+        self._rounds_rate = self._rounds.rate(running) if self._most_rounds else 0.0
+        if self._most_rounds and not self._is_open:
             self._scouting.found.clear()  # rounds look everything up themselves
         elif self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
             self._scouting.look(running)
@@ -113,6 +116,8 @@ class AdaptivePolicy:
             return [NOBODY] * len(wishes)
         self._was_open, self._probing.probe = self._asked, None
         base = self._without_scouts(wishes, budget)
+        if self._most_rounds and not any([ceiling for _, ceiling in base]):
+            self._scouting.found.clear()
         if self._unlearnt and len(self._unlearnt) >= HOLD:
             self._learn()
         if not self._rest.covers(len(wishes)):
@@ -156,6 +161,7 @@ class AdaptivePolicy:
         # Decisions stand for so many passes, however they are divided into steps.
         num_more = len(verdict.tokens) - 1
         self._step += num_more
+        self._num_single = 0
         self._rest.steps_left = max(0, self._rest.steps_left - num_more)
         self._learn()
         self._rounds.observe(plan, verdict, seconds, self._step)
@@ -204,6 +210,7 @@ class AdaptivePolicy:
             self._rested(plan, times.step)
             return
         self._num_rested = 0
+        self._num_single += 1
         if self._has_scouted and self._scouting.stands:
             self._guessed_again(plan, verdict, times)
             return
@@ -219,7 +226,8 @@ class AdaptivePolicy:
             is_decode = is_decode and row.num_scheduled == 1 and row.samples and said.error is None
         if not is_decode or times.step <= 0:
             return
-        if not (self._rest.steps_left and self._weighed_at == self._step):  # else it has weighed everything
+        # Else it has weighed everything, or finds the caches full of what rounds needed.
+        if not (self._rest.steps_left and self._weighed_at == self._step) and self._num_single > SETTLED:
             self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
         # Else some of it was catching up, which scouts need not.
@@ -232,8 +240,8 @@ class AdaptivePolicy:
             else:
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
-        if rate := self._rounds_rate(num_rows):
-            plain = min(plain, num_rows / rate)
+        if self._rounds_rate:
+            plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
             self._closed.confirm(self._num_learnt)
@@ -295,10 +303,6 @@ class AdaptivePolicy:
     def state(self) -> PolicyState:
         return PolicyState(self._k, self._balance.speedup)
 
-    def _rounds_rate(self, num_rows: int) -> float:
-        """Tokens a second of the step, were it one in rounds; 0 = it cannot be, or that is unknown."""
-        return self._rounds.rate(num_rows) if self._most_rounds else 0.0
-
     def _passes_by(self, wishes: Sequence[Wish]) -> bool:
         """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
 
@@ -327,7 +331,7 @@ class AdaptivePolicy:
         choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs)
         depths, self._promised_rate = choice.depths, choice.rate
         disappointment = self._balance.disappointment(load.num_rows / choice.plain_rate)
-        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, self._rounds_rate(load.num_rows)):
+        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, self._rounds_rate):
             depths = [0] * len(candidates)
         self._is_open = any(depths)
         every = PLAIN_SOON if self.costs.target.in_doubt(load.num_rows + load.num_prompt) else PLAIN_EVERY

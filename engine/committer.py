@@ -70,7 +70,7 @@ class Committer:
         return deltas
 
     def commit_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict) -> list[TokenDelta]:
-        """The same for a step in rounds."""
+        """The same for a step in rounds. Drafts behind a row's end are taken out of the verdict."""
         return [
             self.fail(row.request, said.error, "numerical_error")
             if said.error is not None
@@ -143,6 +143,9 @@ class Committer:
         request.token_ids.extend(tokens)
         self.generation_tokens += len(tokens)
         self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)))
+        # Behind a stop string, which only the text shows, nobody would have guessed any more.
+        while said.drafts and said.drafts[-1].first >= max(1, len(tokens)):
+            said.drafts.pop()
         for draft in said.drafts:
             self._count(request.stats, draft, max(0, min(draft.accepted, len(tokens) - draft.first)))
         if whose is None:

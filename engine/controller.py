@@ -42,6 +42,8 @@ class Controller:
 
     def look(self, running: Sequence[Request], has_begun: bool = False, may_round: bool = False) -> None:
         """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as in Scheduler."""
+        if may_round:
+            may_round = self._round_limits(len(running)).off is None
         self.policy.look(running, has_begun, may_round)
 
     def limits(self, num_rows: int) -> StepLimits:
@@ -70,12 +72,14 @@ class Controller:
 
     def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
         """Nobody guesses in the step, which can be one in rounds: what it may do then; None = it is one pass."""
-        limits = self.rules.limits(len(running), self.policy.threshold(len(running)))
-        if limits.off is not None:
-            return None
+        limits = self._round_limits(len(running))
         if (asked := self.policy.rounds(running, limits.max_tokens)) is not None:
-            self.latest = LOOKING
+            self.latest = limits
         return asked
+
+    def _round_limits(self, num_rows: int) -> StepLimits:
+        """What holds in a step in rounds, whoever rests."""
+        return self.rules.limits(num_rows, self.policy.threshold(num_rows))
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:
         """The same as `observe` for a step in rounds."""

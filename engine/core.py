@@ -95,6 +95,11 @@ class EngineCore:
         if self.rounds is not None:
             self.rounds.interrupt()
 
+    def resume(self) -> None:
+        """Who waited until now is about to be served."""
+        if self.rounds is not None:
+            self.rounds.resume()
+
     def close(self) -> None:
         """No more steps: what is kept across restarts is written."""
         self.proposers.close()
@@ -169,6 +174,7 @@ class EngineCore:
             verdict = self.rounds.run(plan)
             self.target_seconds += self._stopwatch() - started
         except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+            self.rounds.failed()
             logger.warning("a step in rounds failed and is tried again as one pass", exc_info=error)
             return self._run(grants, Draft.empty(len(grants.rows)))
         self.num_steps += len(verdict.tokens) - 1

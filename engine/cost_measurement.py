@@ -20,6 +20,7 @@ from ..proposers.base import Proposer
 from ..proposers.proposer_set import ProposerSet
 from .core import EngineCore
 from .costs import LADDER, CostFigures
+from .rounds_choice import FEWEST_ROUNDS, STEP_S
 from .shaped_steps import Filler, Sample, ShapedSteps
 
 BUDGET_S = 2.5
@@ -36,6 +37,7 @@ SLOW_S = 0.25  # a step as long as this is hardly disturbed: one sample a visit
 PREPARING = 2  # steps of one shape, at most, in which something may be compiled or recorded for all that come later
 LONG_CONTEXT = 1024
 PASS_CONTEXT, MOST_PASS = 128, 64
+PASSES_S = 0.3  # for passes alone, besides the budget
 DRAFT_CONTEXT = 32
 DRAFT_ROWS = 8
 MIDDLE_DEPTH = 4
@@ -79,7 +81,9 @@ def measure(
     with bar:
         budget = _Budget(budget_s, bar)
         steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)
+        started = time.perf_counter()
         passes = _passes(steps.core)
+        budget.forgive(time.perf_counter() - started)  # it has a limit of its own
         target = _target(steps, budget)
         if 1 not in target:
             return None
@@ -101,7 +105,7 @@ def _passes(core: EngineCore) -> dict[int, float] | None:
     executor, kv, size = core.runner.executor, core.runner.kv, core.scheduler.kv.block_size
     tables = range(min(kv.num_blocks, core.scheduler.max_model_len // size, -(-(PASS_CONTEXT + MOST_PASS) // size)))
     context = min(PASS_CONTEXT, len(tables) * size // 2)
-    if not isinstance(executor, RoundsExecutor):
+    if not tables or not isinstance(executor, RoundsExecutor):
         return None
 
     def taken(tokens: int) -> float:
@@ -116,11 +120,16 @@ def _passes(core: EngineCore) -> dict[int, float] | None:
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
-    if taken(1) > SHORT_S:
+    started = time.perf_counter()
+    if taken(1) * FEWEST_ROUNDS > STEP_S:
         return None
-    rungs = [tokens for tokens in LADDER if tokens <= min(MOST_PASS, len(tables) * size - context)]
-    visits = [[taken(tokens) for tokens in rungs] for _ in range(VISITS)]
-    return _rising({tokens: min(seconds) for tokens, seconds in zip(rungs, zip(*visits, strict=True), strict=True)})
+    found: dict[int, float] = {}
+    for visit in range(VISITS):
+        for tokens in LADDER if not visit else [*found]:
+            spent = time.perf_counter() - started
+            if tokens <= min(MOST_PASS, len(tables) * size - context) and (spent < (visit + 1) * PASSES_S / VISITS or len(found) < LEAST):
+                found[tokens] = min(found.get(tokens, math.inf), taken(tokens))
+    return _rising(found)
 
 
 def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:

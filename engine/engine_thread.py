@@ -96,6 +96,7 @@ class EngineThread:
         core, stats_time = self._core, -math.inf
         while True:
             deltas: list[TokenDelta] = []
+            core.resume()  # before the inbox is emptied: what comes later interrupts again
             for command in self._commands(wait=not core.has_work):
                 match command:
                     case Request():

@@ -44,6 +44,7 @@ class RoundsAsked:
     """What a step in rounds may do."""
 
     most_rounds: int
+    most_seconds: float  # after which no further round begins
     depths: list[tuple[int, int]]  # of each row, most guesses of a round from its prediction, and from its text where that has none
 
 
@@ -65,6 +66,7 @@ class RoundsPlan:
 
     rows: list[RowRounds]
     most_rounds: int
+    most_seconds: float
     ends_with_row: bool  # somebody waits for its seat
 
 

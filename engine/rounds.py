@@ -6,16 +6,21 @@ verifier would do (kernels/rounds.py); how many rounds, and how much each row ma
 
 from __future__ import annotations
 
+import logging
 from array import array
 
 from ..kernels.layout import KVTensors
 from ..kernels.record import record
-from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsExecutor, RoundsRow, answers, cursors
+from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsExecutor, RoundsLimits, RoundsRow, answers, cursors
 from ..proposers.config import NgramConfig
 from .config import SchedulerConfig
 from .plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
 from .request import Request
 from .sampler import Sampler
+
+MAX_FAILURES_IN_A_ROW = 3
+
+logger = logging.getLogger("foretoken.engine")
 
 _NOT_FINITE = "the model's scores for this request were not finite"
 
@@ -51,13 +56,15 @@ class Rounds:
         self._limits = limits
         self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text}
         self._rows: dict[str, _Row] = {}
+        self._num_failures = 0  # in a row
         self._interrupt = array("i", [0])
 
     def takes(self, request: Request) -> bool:
         """Whether a decoding row may be in a step of rounds: each of its tokens depends on logits and noise only, and there is room."""
         params = request.params
         return (
-            params.logprobs is None
+            self._num_failures < MAX_FAILURES_IN_A_ROW
+            and params.logprobs is None
             and not params.is_penalised
             and not params.logit_bias
             and params.allowed_token_ids is None
@@ -81,13 +88,24 @@ class Rounds:
         """Let the call that is running, or the next one, end after its round: somebody waits."""
         self._interrupt[0] = 1
 
+    def resume(self) -> None:
+        """Who waited until now is about to be served."""
+        self._interrupt[0] = 0
+
+    def failed(self) -> None:
+        """A call raised. Where that goes on there are no more."""
+        self._num_failures += 1
+        if self._num_failures == MAX_FAILURES_IN_A_ROW:
+            logger.error("steps in rounds are off: %d calls in a row failed", MAX_FAILURES_IN_A_ROW)
+
     def run(self, plan: RoundsPlan) -> RoundsVerdict:
         """Waits for the result. Raises what the executor raises; no request has changed then."""
         rows = [self._row(row) for row in plan.rows]
         packed = bytearray().join([row.begin(planned) for row, planned in zip(rows, plan.rows, strict=True)])
         most_tokens = min(self._limits.max_num_batched_tokens, len(rows) + self._limits.max_draft_tokens_per_step)
-        output = self._executor.run_rounds(packed, self._kv, plan.most_rounds, most_tokens, plan.ends_with_row, self._interrupt)
-        self._interrupt[0] = 0
+        limits = RoundsLimits(plan.most_rounds, most_tokens, plan.most_seconds, plan.ends_with_row)
+        output = self._executor.run_rounds(packed, self._kv, limits, self._interrupt)
+        self._num_failures = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
         from_guesses = [0] * len(rows)  # tokens that were guessed, the one aside that ended the row: its pass brought none of its own
         for draft in output.drafts:

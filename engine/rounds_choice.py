@@ -18,6 +18,7 @@ from .request import Request
 STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
 MOST_ROUNDS = 16
 FEWEST_ROUNDS = 2
+ROUNDS_TO_A_STOP = 4  # where a stop string may end a row, which is only seen behind the call
 TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
 TRIED = 2  # guesses of such a try
 LEARNT_DRAFTS = 4  # of a step, at most, teach something
@@ -43,7 +44,7 @@ class RoundsChoice:
         self._acceptance = acceptance
         self._passes = passes
         self._prediction, self._text = prediction, text
-        self._brought: dict[int, _Brought] = {}
+        self._brought: dict[tuple[int, bool], _Brought] = {}  # by number of rows, and whether any has a prediction
         self._num_asked = 0
         self.k = 0.0  # mean of the latest step's guesses
 
@@ -51,11 +52,13 @@ class RoundsChoice:
         """0 if a pass takes so long that nothing is gained by not leaving the call."""
         seconds = self._passes.seconds(len(running), sum(request.num_computed_tokens for request in running))
         most = min(MOST_ROUNDS, int(STEP_S / seconds))
+        if any([request.params.stop for request in running]):
+            most = min(most, ROUNDS_TO_A_STOP)
         return most if most >= FEWEST_ROUNDS else 0
 
-    def rate(self, num_rows: int) -> float:
-        """Tokens a second that rounds have brought to so many rows lately; 0 = unknown."""
-        brought = self._brought.get(num_rows)
+    def rate(self, running: Sequence[Request]) -> float:
+        """Tokens a second that rounds have brought to rows like these lately; 0 = unknown."""
+        brought = self._brought.get(_kind(running))
         return brought.tokens / brought.seconds if brought is not None and brought.seconds else 0.0
 
     def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
@@ -68,21 +71,21 @@ class RoundsChoice:
             return None
         asked = [depth or (0, 0) for depth in depths]
         self.k = sum(map(max, asked)) / num_rows
-        return RoundsAsked(most_rounds, asked)
+        return RoundsAsked(most_rounds, STEP_S, asked)
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
         """A step in rounds took so long, everything included."""
-        num_rounds = len(verdict.tokens)
-        context = sum(row.num_computed for row in plan.rows)
-        # One pass in turn, and not the first if there are others: that one finds the caches full of other things.
-        i = max(1, step % num_rounds) if num_rounds > 1 else 0
-        self._passes.observe(verdict.tokens[i], context, verdict.seconds[i])
+        num_later, turn = len(verdict.tokens) - 1, self._num_asked
+        if num_later:  # the first pass finds the caches full of other things
+            i = 1 + turn % num_later
+            self._passes.observe(verdict.tokens[i], sum(row.num_computed for row in plan.rows), verdict.seconds[i])
         drafts = [(row.request, draft) for row, said in zip(plan.rows, verdict.rows, strict=True) for draft in said.drafts]
-        for request, draft in drafts[:: -(-len(drafts) // LEARNT_DRAFTS) or 1]:
+        period = -(-len(drafts) // LEARNT_DRAFTS) or 1
+        for request, draft in drafts[turn % period :: period]:
             self._acceptance[draft.proposer].observe(
                 request.request_id, draft.drafted, draft.drafted, draft.drafted, range(draft.accepted), True, step
             )
-        brought = self._brought.setdefault(len(plan.rows), _Brought())
+        brought = self._brought.setdefault(_kind([row.request for row in plan.rows]), _Brought())
         brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
         brought.seconds = RECENT * brought.seconds + seconds
 
@@ -113,3 +116,8 @@ class RoundsChoice:
             if (rate := (num_rows + gained) / pass_s(num_rows + k)) > best:
                 best, depth = rate, k
         return depth or (min(TRIED, most) if is_tried else 0)
+
+
+def _kind(requests: Sequence[Request]) -> tuple[int, bool]:
+    """Rows that rounds bring about as much to."""
+    return len(requests), any([request.prediction for request in requests])

@@ -309,12 +309,14 @@ class Scheduler:
         if (asked := self.controller.rounds(self.running)) is None:
             return None
         planned: list[RowRounds] = []
+        share = max(1, self.kv.pool.num_free // len(rows)) * self.kv.block_size
         for row, (predicted_k, lookup_k) in zip(rows, asked.depths, strict=True):
-            known = row.num_computed + 1
-            wanted = min(asked.most_rounds * (1 + max(predicted_k, lookup_k)), self._rounds.most_new(row.request))
+            known, k = row.num_computed + 1, max(predicted_k, lookup_k)
+            # Places for half of all guesses: more may push prefixes out of the cache that are worth more than one step's end.
+            wanted = min(asked.most_rounds * (2 + k) // 2 + k, self._rounds.most_new(row.request), share)
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
             planned.append(RowRounds(row.request, row.num_computed, max(places, known), row.block_table, predicted_k, lookup_k))
-        return RoundsPlan(planned, asked.most_rounds, bool(self._waiting))
+        return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting))
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:
         """What the row's grammar leaves no choice about. Such guesses are free of doubt, so they come on top of its share."""

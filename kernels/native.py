@@ -35,7 +35,7 @@ from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
-from .rounds import ROW_BYTES, RoundsOutput, draft_memory, drafts_in
+from .rounds import ROW_BYTES, RoundsLimits, RoundsOutput, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
 
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
@@ -203,15 +203,17 @@ class NativeExecutor:
         return ChainOutput(token_ids, confidence, logits)
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, most_rounds: int, most_tokens: int, ends_with_row: bool, interrupt: array[int]
+        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int]
     ) -> RoundsOutput:
         """See `RoundsExecutor.run_rounds`."""
         assert isinstance(kv, NativeKV)
         assert self.token_ids is None and self.recurrent is None, "a target's columns are its tokens"
         num_rows = len(rows) // ROW_BYTES
-        drafts = draft_memory(most_rounds * num_rows)
-        seconds, tokens = array("f", bytes(4 * most_rounds)), array("i", bytes(4 * most_rounds))
-        request = RoundsRequest(kv.bases, _address(rows), num_rows, most_rounds, most_tokens, ends_with_row)
+        most = limits.most_rounds
+        drafts, seconds, tokens = draft_memory(most * num_rows), array("f", bytes(4 * most)), array("i", bytes(4 * most))
+        request = RoundsRequest(
+            kv.bases, _address(rows), num_rows, most, limits.most_tokens, limits.most_seconds, limits.ends_with_row
+        )
         request.interrupt, request.drafts = interrupt.buffer_info()[0], _address(drafts)
         request.seconds, request.tokens = seconds.buffer_info()[0], tokens.buffer_info()[0]
         self._check(self._library.ft_network_run_rounds(self._network, ctypes.byref(request)))

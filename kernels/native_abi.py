@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 
@@ -161,6 +161,7 @@ class RoundsRequest(ctypes.Structure):
         ("num_rows", c_int32),
         ("most_rounds", c_int32),
         ("most_tokens", c_int32),
+        ("most_seconds", c_double),
         ("ends_with_row", c_int32),
         ("interrupt", c_void_p),
         ("drafts", c_void_p),

@@ -71,6 +71,16 @@ class RoundsDraft(NamedTuple):
 
 
 @record
+class RoundsLimits:
+    """Of one call."""
+
+    most_rounds: int
+    most_tokens: int  # of one pass, at least the number of rows
+    most_seconds: float  # after which no further round begins
+    ends_with_row: bool  # none begins either once a row has ended
+
+
+@record
 class RoundsOutput:
     """What the rounds of a call did; the tokens are in the rows' texts."""
 
@@ -84,12 +94,12 @@ class RoundsExecutor(Protocol):
     """A network that can stay inside one call for several rounds."""
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, most_rounds: int, most_tokens: int, ends_with_row: bool, interrupt: array[int]
+        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int]
     ) -> RoundsOutput:
-        """At most so many rounds over packed rows [R], which are changed in place, each of at most so many tokens (at least R).
+        """Rounds over packed rows [R], which are changed in place.
 
-        Ends with the round in which all rows have ended (ends_with_row: the first of them), one fails or has no place left, or
-        `interrupt` [1] is no longer 0: another thread may write it at any time.
+        Ends with the round in which a limit is reached, all rows have ended, one fails or has no place left, or `interrupt` [1] is no
+        longer 0: another thread may write it at any time.
         """
         ...
 

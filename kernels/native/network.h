@@ -139,6 +139,7 @@ struct RoundsRequest {
   int32_t num_rows;
   int32_t most_rounds;
   int32_t most_tokens;          // of one pass, at least num_rows
+  double most_seconds;          // after which no further round begins
   int32_t ends_with_row;        // no further round, please, once a row has ended, ...
   const int32_t* interrupt;     // ... or this is not 0: another thread may write it
   RoundsDraft* drafts;          // [most_rounds * num_rows], out

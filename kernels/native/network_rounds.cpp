@@ -121,6 +121,7 @@ void Network::run_rounds(RoundsRequest& request) {
   char* sampling = rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_));
 
   request.num_rounds = request.num_drafts = 0;
+  const Clock::time_point began = Clock::now();
   bool goes_on = true;
   while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
     const Clock::time_point started = Clock::now();
@@ -184,13 +185,8 @@ void Network::run_rounds(RoundsRequest& request) {
       RoundsRow& row = request.rows[r];
       const Guess& guess = guesses[size_t(place_in_batch)];
       const int first_node = query_start[size_t(place_in_batch)], length = text_length(row), before = row.num_new;
-      chosen.resize(size_t(guess.count) + 1);
-      if (row.sampling.temperature == 0.0f) {
-        for (int i = 0; i <= guess.count; ++i) {
-          const size_t node = size_t(first_node + i);
-          chosen[size_t(i)] = std::isfinite(top[node]) ? argmax[node] : -1;
-        }
-      } else {
+      chosen.assign(argmax.begin() + first_node, argmax.begin() + first_node + guess.count + 1);
+      if (row.sampling.temperature != 0.0f) {
         places.assign(size_t(guess.count) + 1, row.sampling);
         for (int i = 0; i <= guess.count; ++i) {
           SampleRow& place = places[size_t(i)];
@@ -205,7 +201,7 @@ void Network::run_rounds(RoundsRequest& request) {
       int accepted = 0;
       for (;; ++accepted) {
         const int64_t token = chosen[size_t(accepted)];
-        if (token < 0) {
+        if (token < 0 || !std::isfinite(top[size_t(first_node + accepted)])) {
           row.has_failed = 1;
           break;
         }
@@ -230,8 +226,11 @@ void Network::run_rounds(RoundsRequest& request) {
     }
     alive.resize(kept);
     request.tokens[request.num_rounds] = count;
-    request.seconds[request.num_rounds++] = std::chrono::duration<float>(Clock::now() - started).count();
-    if (interrupt->load(std::memory_order_relaxed)) goes_on = false;
+    const Clock::time_point now = Clock::now();
+    request.seconds[request.num_rounds++] = std::chrono::duration<float>(now - started).count();
+    if (interrupt->load(std::memory_order_relaxed) || std::chrono::duration<double>(now - began).count() > request.most_seconds) {
+      goes_on = false;
+    }
   }
 }
 

@@ -232,7 +232,7 @@ def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[s
 def test_a_call_that_fails_costs_nothing_but_time(plain: LLM, looking: LLM, caplog: pytest.LogCaptureFixture) -> None:
     core = core_of(looking)
     assert core.rounds is not None
-    run, failures = core.rounds.run, iter(range(3))
+    run, failures = core.rounds.run, iter(range(2))
 
     def broken(plan: RoundsPlan) -> RoundsVerdict:
         if next(failures, None) is not None:
@@ -245,8 +245,39 @@ def test_a_call_that_fails_costs_nothing_but_time(plain: LLM, looking: LLM, capl
     finally:
         core.rounds.run = run  # type: ignore[method-assign]
     assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
-    assert sum("tried again as one pass" in record.message for record in caplog.records) == 3
+    assert sum("tried again as one pass" in record.message for record in caplog.records) == 2
     core.check()
+
+
+def test_where_every_call_fails_there_are_no_more(tiny_target: Path, plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(tiny_target, LOOKUP, **OPTIONS) as llm:
+        core = core_of(llm)
+        assert core.rounds is not None
+
+        def broken(plan: RoundsPlan) -> RoundsVerdict:
+            raise RuntimeError("broken")
+
+        core.rounds.run = broken  # type: ignore[method-assign]
+        outputs = llm.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+        assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
+        assert sum("tried again as one pass" in record.message for record in caplog.records) == 3
+        assert sum("steps in rounds are off" in record.message for record in caplog.records) == 1
+
+
+def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch: Watch) -> None:
+    (whole,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    answer = whole.outputs[0]
+    stop = answer.text[len(answer.text) // 4 :][:3]
+    each = params({"seed": 9, "stop": [stop], "prediction": answer.token_ids})
+    assert looking._engine is not None
+    (request,) = looking._engine.intake.requests("stopped", whole.prompt_token_ids, each, 0.0)
+    before = looking.stats()
+    drive(core_of(looking), [request])
+    after, stats, num_tokens = looking.stats(), request.stats, request.num_output_tokens
+    assert request.finish_reason == "stop" and watch.calls and 0 < num_tokens < 40
+    assert request.token_ids[request.num_prompt_tokens :] == answer.token_ids[:num_tokens]
+    assert stats.num_draft_tokens <= num_tokens + 16, "at most one guess goes beyond the end"
+    assert after.num_draft_tokens - before.num_draft_tokens == stats.num_draft_tokens
 
 
 def drive(core: EngineCore, requests: list[Request], act: Callable[[int], object] = lambda step: None) -> None:
@@ -282,3 +313,4 @@ def test_somebody_who_waits_ends_the_step(looking: LLM, watch: Watch) -> None:
 
     drive(core, [request], interrupt)
     assert [len(verdict.tokens) for _, verdict in watch.calls[1:]] == [1] * (len(watch.calls) - 1)
+    core.resume()

@@ -100,13 +100,14 @@ def test_rows_that_want_none_ride_along_and_alone_take_ordinary_steps() -> None:
 def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None:
     world = World(1 * MS, token_s=0.1 * MS)
     request = a_request("r")
-    assert world.choice.rate(1) == 0.0
-    plan = RoundsPlan([RowRounds(request, 3, 64, request.token_ids, 0, 4)], 4, False)  # type: ignore[arg-type]
+    assert world.choice.rate([request]) == 0.0
+    plan = RoundsPlan([RowRounds(request, 3, 64, request.token_ids, 0, 4)], 4, STEP_S, False)  # type: ignore[arg-type]
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
+        world.choice.ask([request], 4, K)
         world.choice.observe(plan, RoundsVerdict([said], [5, 5, 1], [9 * MS, 2 * MS, 3 * MS]), 10 * MS, step)
     passes = world.costs.passes
     assert abs(passes.seconds(5) - 2 * MS) < 0.6 * MS and passes.seconds(1) > 1.5 * MS, "the first pass finds cold caches"
-    assert abs(world.choice.rate(1) - 800) < 1 and world.choice.rate(2) == 0.0
+    assert abs(world.choice.rate([request]) - 800) < 1 and world.choice.rate([request] * 2) == 0.0
     chances = world.expectations.acceptance[TEXT].worth("r").chances
     assert chances[1] > 0.9 and 0.3 < chances[3] < 0.7

@@ -18,7 +18,7 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVTensors
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.noise import Purpose
-from foretoken.kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsOutput, RoundsRow, answers, cursors
+from foretoken.kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsLimits, RoundsOutput, RoundsRow, answers, cursors
 from foretoken.proposers.base import DraftContext, DraftRow, Draw
 from foretoken.proposers.config import NgramConfig, PredictionConfig
 from foretoken.proposers.ngram import NgramProposer
@@ -90,7 +90,9 @@ class Call:
         for text in texts:
             _logits(executor, kv, text.prompt[:-1], 0, text.blocks)
 
-    def run(self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False) -> RoundsOutput:
+    def run(
+        self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False, most_seconds: float = 60.0
+    ) -> RoundsOutput:
         kept: list[array[int]] = []
         packed = bytearray()
         for text, said, length, cursor in zip(self.texts, self.said, self.lengths, self.cursors, strict=True):
@@ -102,7 +104,8 @@ class Call:
                 num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
                 text.match == "latest",
             ).packed(text.sampling.tobytes())  # fmt: skip
-        output = self.executor.run_rounds(packed, self.kv, most_rounds, most_tokens, ends_with_row, self.interrupt)
+        limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row)
+        output = self.executor.run_rounds(packed, self.kv, limits, self.interrupt)
         self.cursors = cursors(packed)
         self.failed = [bool(has_failed) for _, _, has_failed in answers(packed)]
         self.lengths = [length + num_new for length, (num_new, _, _) in zip(self.lengths, answers(packed), strict=True)]
@@ -236,6 +239,11 @@ def test_another_thread_can_end_it() -> None:
     call = Call(*network(), texts(random.Random(3), 2))
     call.interrupt[0] = 1
     assert len(call.run(20).tokens) == 1
+
+
+def test_no_round_begins_when_its_time_is_up() -> None:
+    call = Call(*network(), texts(random.Random(3), 2))
+    assert len(call.run(20, most_seconds=0.0).tokens) == 1
 
 
 def test_scores_that_are_not_finite_end_it_behind_what_is_sound() -> None:
