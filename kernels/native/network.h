@@ -210,6 +210,7 @@ class Network : private Job {
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
   void choose(int row, Worker& worker);
+  void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
   PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);

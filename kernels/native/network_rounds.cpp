@@ -103,46 +103,24 @@ Guess guess_of(RoundsRow& row, int most, int vocab) {
 
 bool ends(const RoundsRow& row, int32_t token) { return std::find(row.stops, row.stops + row.num_stops, token) != row.stops + row.num_stops; }
 
-}  // namespace
-
-void Network::run_rounds(RoundsRequest& request) {
-  using Clock = std::chrono::steady_clock;
-  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
-  const auto* interrupt = reinterpret_cast<const std::atomic<int32_t>*>(request.interrupt);
-  int table_width = 1;
-  for (int r = 0; r < request.num_rows; ++r) table_width = std::max(table_width, request.rows[r].num_blocks);
-  std::vector<int> alive(static_cast<size_t>(request.num_rows));
-  std::iota(alive.begin(), alive.end(), 0);
-  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask, argmax, chosen;
-  std::vector<int32_t> query_start, seq_lens, num_causal, tables;
-  std::vector<float> top;
+// One pass of the rows that go on: of each its last token and its guess.
+struct RoundsBatch {
   std::vector<Guess> guesses;
-  std::vector<SampleRow> places;
-  char* sampling = rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_));
+  std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
+  std::vector<int32_t> query_start, seq_lens, num_causal, tables;
+  int table_width = 1;
 
-  request.num_rounds = request.num_drafts = 0;
-  const Clock::time_point began = Clock::now();
-  bool goes_on = true;
-  while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
-    const Clock::time_point started = Clock::now();
-    const int num_rows = int(alive.size());
+  int tokens() const { return int(token_ids.size()); }
+  int first_node(size_t i) const { return query_start[i]; }
 
-    // 1. each row's last token, and what its text says comes next
-    token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear(), guesses.clear();
+  void lay_out(const RoundsRequest& request, const std::vector<int>& alive, int vocab) {
+    guesses.clear(), token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
     query_start.assign(1, 0);
-    if (tables.size() != size_t(num_rows) * size_t(table_width)) {
-      tables.assign(size_t(num_rows) * size_t(table_width), 0);
-      for (int i = 0; i < num_rows; ++i) {
-        const RoundsRow& row = request.rows[alive[size_t(i)]];
-        std::copy_n(row.table, row.num_blocks, tables.begin() + int64_t(i) * table_width);
-      }
-    }
-    int room = request.most_tokens - num_rows, num_sampled = 0;
+    int room = request.most_tokens - int(alive.size());
     for (int r : alive) {
       RoundsRow& row = request.rows[r];
       const int first = text_length(row) - 1;
-      const Guess guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab_size_);
-      guesses.push_back(guess);
+      const Guess guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;
@@ -150,87 +128,125 @@ void Network::run_rounds(RoundsRequest& request) {
         positions.push_back(place);
         slots.push_back(int64_t(row.table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
       }
-      query_start.push_back(int32_t(token_ids.size()));
+      guesses.push_back(guess);
+      query_start.push_back(tokens());
       seq_lens.push_back(first + 1 + guess.count);
       num_causal.push_back(guess.count + 1);
-      if (row.sampling.temperature != 0.0f) num_sampled += guess.count + 1;
     }
-    const int count = int(token_ids.size());
-    for (int i = int(logits_indices.size()); i < count; ++i) logits_indices.push_back(i);
-    tree_mask.assign(size_t(count), 0);
-    argmax.resize(size_t(count)), top.resize(size_t(count));
+    for (int i = int(logits_indices.size()); i < tokens(); ++i) logits_indices.push_back(i);
+    tree_mask.assign(size_t(tokens()), 0);
+    if (tables.size() != alive.size() * size_t(table_width)) lay_out_tables(request, alive);
+  }
 
-    // 2. the pass
-    RunRequest pass{};
-    pass.batch = {count, num_rows, table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
-                  seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr};
-    pass.cache = request.cache;
-    pass.argmax = argmax.data();
-    pass.top = top.data();
-    logits_ = rounds_logits_.get<float>(size_t(num_sampled) * size_t(vocab_size_) + 1);
-    logits_rows_.assign(size_t(count), -1);
-    for (int i = 0, next = 0; i < num_rows; ++i) {
-      if (request.rows[alive[size_t(i)]].sampling.temperature == 0.0f) continue;
-      for (int node = query_start[size_t(i)]; node < query_start[size_t(i) + 1]; ++node) logits_rows_[size_t(node)] = next++;
+  BatchView view() const {
+    return {tokens(), int(guesses.size()), table_width, tokens(), token_ids.data(), positions.data(), slots.data(), query_start.data(),
+            seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr};
+  }
+
+ private:
+  void lay_out_tables(const RoundsRequest& request, const std::vector<int>& alive) {
+    for (int r : alive) table_width = std::max(table_width, request.rows[r].num_blocks);
+    tables.assign(alive.size() * size_t(table_width), 0);
+    for (size_t i = 0; i < alive.size(); ++i) {
+      const RoundsRow& row = request.rows[alive[i]];
+      std::copy_n(row.table, row.num_blocks, tables.begin() + int64_t(i) * table_width);
     }
+  }
+};
+
+// The row grows by what the target says, as far as that is what was guessed, and one token more. chosen, top: of its places. Returns
+// how much of the guess stood, what lies behind the row's end included.
+int grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float* top) {
+  for (int accepted = 0;; ++accepted) {
+    if (chosen[accepted] < 0 || !std::isfinite(top[accepted])) {
+      row.has_failed = 1;
+      return accepted;
+    }
+    const bool is_guessed = accepted < guess.count && guess.token_ids[accepted] == chosen[accepted];
+    if (!row.has_ended) {
+      const int32_t token = int32_t(chosen[accepted]);
+      row.text[text_length(row)] = token;  // behind all that a guess is read from
+      ++row.num_new;
+      row.has_ended = ends(row, token) || row.num_new == row.most_new;
+    }
+    if (!is_guessed) return accepted;
+  }
+}
+
+}  // namespace
+
+// Tokens of a row that draws, at each place that those before it lead to. logits: of its first place.
+void Network::draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen) {
+  std::vector<SampleRow> places(size_t(count) + 1, row.sampling);
+  for (int i = 0; i <= count; ++i) {
+    SampleRow& place = places[size_t(i)];
+    place.logits = logits + int64_t(i) * vocab_size_;
+    place.key = noise_key(row.sampling.key, text_length(row) + i);
+    place.parent = i - 1;
+    place.guess = i ? guess[i - 1] : -1;
+  }
+  kernels_.sample(places.data(), count + 1, vocab_size_, rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_)), chosen);
+}
+
+void Network::run_rounds(RoundsRequest& request) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds_since = [](Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
+  const auto* interrupt = reinterpret_cast<const std::atomic<int32_t>*>(request.interrupt);
+  std::vector<int> alive(static_cast<size_t>(request.num_rows));
+  std::iota(alive.begin(), alive.end(), 0);
+  RoundsBatch batch;
+  std::vector<int64_t> chosen;
+  std::vector<float> top;
+
+  request.num_rounds = request.num_drafts = 0;
+  const Clock::time_point began = Clock::now();
+  bool goes_on = true;
+  while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
+    const Clock::time_point started = Clock::now();
+
+    // 1. the pass, with whole logits of the rows that draw
+    batch.lay_out(request, alive, vocab_size_);
+    chosen.resize(size_t(batch.tokens())), top.resize(size_t(batch.tokens()));
+    logits_rows_.assign(size_t(batch.tokens()), -1);
+    int num_drawn = 0;
+    for (size_t i = 0; i < alive.size(); ++i) {
+      if (request.rows[alive[i]].sampling.temperature == 0.0f) continue;
+      for (int node = batch.first_node(i); node < batch.first_node(i + 1); ++node) logits_rows_[size_t(node)] = num_drawn++;
+    }
+    logits_ = rounds_logits_.get<float>(size_t(num_drawn) * size_t(vocab_size_) + 1);
     wants_best_ = true;
+    RunRequest pass{};
+    pass.batch = batch.view();
+    pass.cache = request.cache;
+    pass.argmax = chosen.data();
+    pass.top = top.data();
     start(pass, false);
     ThreadPool::instance().run(*this, turn);
     finish(pass);
 
-    // 3. what stands of it
+    // 2. what stands of it
     size_t kept = 0;
-    for (int place_in_batch = 0; place_in_batch < num_rows; ++place_in_batch) {
-      const int r = alive[size_t(place_in_batch)];
+    for (size_t i = 0; i < alive.size(); ++i) {
+      const int r = alive[i], first_node = batch.first_node(i);
       RoundsRow& row = request.rows[r];
-      const Guess& guess = guesses[size_t(place_in_batch)];
-      const int first_node = query_start[size_t(place_in_batch)], length = text_length(row), before = row.num_new;
-      chosen.assign(argmax.begin() + first_node, argmax.begin() + first_node + guess.count + 1);
+      const Guess& guess = batch.guesses[i];
       if (row.sampling.temperature != 0.0f) {
-        places.assign(size_t(guess.count) + 1, row.sampling);
-        for (int i = 0; i <= guess.count; ++i) {
-          SampleRow& place = places[size_t(i)];
-          place.logits = logits_ + int64_t(logits_rows_[size_t(first_node + i)]) * vocab_size_;
-          place.key = noise_key(row.sampling.key, length + i);
-          place.parent = i - 1;
-          place.guess = i ? guess.token_ids[i - 1] : -1;
-        }
-        kernels_.sample(places.data(), guess.count + 1, vocab_size_, sampling, chosen.data());
+        const float* logits = logits_ + int64_t(logits_rows_[size_t(first_node)]) * vocab_size_;
+        draw(row, guess.token_ids, guess.count, logits, chosen.data() + first_node);
       }
-      // The text grows behind all that a guess is read from.
-      int accepted = 0;
-      for (;; ++accepted) {
-        const int64_t token = chosen[size_t(accepted)];
-        if (token < 0 || !std::isfinite(top[size_t(first_node + accepted)])) {
-          row.has_failed = 1;
-          break;
-        }
-        const bool is_guessed = accepted < guess.count && guess.token_ids[accepted] == token;
-        if (!row.has_ended) {
-          row.text[text_length(row)] = int32_t(token);
-          ++row.num_new;
-          row.has_ended = ends(row, int32_t(token)) || row.num_new == row.most_new;
-        }
-        if (!is_guessed) break;
-      }
+      const int before = row.num_new, accepted = grow(row, guess, chosen.data() + first_node, top.data() + first_node);
       if (guess.count) {
         request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before)};
       }
-      if (row.has_failed) goes_on = false;
-      if (row.has_ended) {
-        if (request.ends_with_row) goes_on = false;
-        continue;
-      }
-      if (text_length(row) > row.num_places) goes_on = false;  // it waits until others give places back
-      alive[kept++] = r;
+      // Without a place for its next token a row waits until others give theirs back.
+      if (row.has_failed || (row.has_ended ? request.ends_with_row != 0 : text_length(row) > row.num_places)) goes_on = false;
+      if (!row.has_ended) alive[kept++] = r;
     }
     alive.resize(kept);
-    request.tokens[request.num_rounds] = count;
-    const Clock::time_point now = Clock::now();
-    request.seconds[request.num_rounds++] = std::chrono::duration<float>(now - started).count();
-    if (interrupt->load(std::memory_order_relaxed) || std::chrono::duration<double>(now - began).count() > request.most_seconds) {
-      goes_on = false;
-    }
+    request.tokens[request.num_rounds] = batch.tokens();
+    request.seconds[request.num_rounds++] = float(seconds_since(started));
+    if (interrupt->load(std::memory_order_relaxed) || seconds_since(began) > request.most_seconds) goes_on = false;
   }
 }
 
