@@ -19,6 +19,8 @@ STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it 
 MOST_ROUNDS = 16
 FEWEST_ROUNDS = 2
 ROUNDS_TO_A_STOP = 4  # where a stop string may end a row, which is only seen behind the call
+RETRY_EVERY = 256  # steps that are too long for rounds, one of which has some nevertheless, ...
+RETRIED = 2.0  # ... if it is not more than so many times too long
 TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
 TRIED = 2  # guesses of such a try
 LEARNT_DRAFTS = 4  # of a step, at most, teach something
@@ -46,15 +48,21 @@ class RoundsChoice:
         self._prediction, self._text = prediction, text
         self._brought: dict[tuple[int, bool], _Brought] = {}  # by number of rows, and whether any has a prediction
         self._num_asked = 0
+        self._num_refused = 0  # steps whose passes were too long
         self.k = 0.0  # mean of the latest step's guesses
 
     def most_rounds(self, running: Sequence[Request]) -> int:
-        """0 if a pass takes so long that nothing is gained by not leaving the call."""
+        """0 if a pass takes so long that nothing is gained by not leaving the call. Where it is hardly longer that is tried now and then:
+        what it takes is only learnt in rounds."""
         seconds = self._passes.seconds(len(running), sum(request.num_computed_tokens for request in running))
         most = min(MOST_ROUNDS, int(STEP_S / seconds))
         if any([request.params.stop for request in running]):
             most = min(most, ROUNDS_TO_A_STOP)
-        return most if most >= FEWEST_ROUNDS else 0
+        if most >= FEWEST_ROUNDS:
+            return most
+        self._num_refused += 1
+        is_retried = self._num_refused % RETRY_EVERY == 0 and seconds * FEWEST_ROUNDS < RETRIED * STEP_S
+        return FEWEST_ROUNDS if is_retried else 0
 
     def rate(self, running: Sequence[Request]) -> float:
         """Tokens a second that rounds have brought to rows like these lately; 0 = unknown."""

@@ -10,6 +10,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.core import EngineCore
+from foretoken.engine.engine_thread import Abort, EngineThread
 from foretoken.engine.outputs import RequestOutput
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict
 from foretoken.engine.request import Request
@@ -314,3 +315,15 @@ def test_somebody_who_waits_ends_the_step(looking: LLM, watch: Watch) -> None:
     drive(core, [request], interrupt)
     assert [len(verdict.tokens) for _, verdict in watch.calls[1:]] == [1] * (len(watch.calls) - 1)
     core.resume()
+
+
+def test_whoever_comes_to_the_engines_thread_ends_the_step(looking: LLM) -> None:
+    core = core_of(looking)
+    interrupted: list[str] = []
+    thread = EngineThread(core, lambda deltas, at: None, lambda error: None)
+    core.interrupt, before = lambda: interrupted.append("put"), core.interrupt  # type: ignore[method-assign]
+    try:
+        thread.put(Abort("nobody"))
+    finally:
+        core.interrupt = before  # type: ignore[method-assign]
+    assert interrupted == ["put"]

@@ -9,7 +9,7 @@ from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.expectations import Expectations
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
 from foretoken.engine.request import Request
-from foretoken.engine.rounds_choice import MOST_ROUNDS, STEP_S, TRIED, TRY_EVERY, RoundsChoice
+from foretoken.engine.rounds_choice import FEWEST_ROUNDS, MOST_ROUNDS, RETRY_EVERY, STEP_S, TRIED, TRY_EVERY, RoundsChoice
 from foretoken.engine.speculation_policy import ProposerInfo, RequestLimits
 from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig
@@ -53,6 +53,15 @@ def test_rounds_fill_the_time_that_a_step_may_take() -> None:
     assert World(STEP_S / 1.5).choice.most_rounds([request]) == 0, "a step of one round is an ordinary one"
     world = World(STEP_S / 10, token_s=STEP_S / 10)
     assert [world.choice.most_rounds([request] * rows) for rows in (1, 3, 6)] == [10, 3, 0]
+
+
+def test_what_is_a_little_too_long_is_tried_again() -> None:
+    """A machine that was slow for a while must not be without rounds for ever."""
+    request = a_request("r")
+    for times, expected in ((1.5, 2), (5.0, 0)):
+        choice = World(times * STEP_S / FEWEST_ROUNDS).choice
+        rounds = [choice.most_rounds([request]) for _ in range(2 * RETRY_EVERY)]
+        assert sum(most > 0 for most in rounds) == expected and set(rounds) <= {0, FEWEST_ROUNDS}
 
 
 def test_what_is_kept_is_guessed_and_no_more() -> None:
