@@ -139,12 +139,10 @@ def test_a_refusal_is_told_and_the_question_taken_back(server: RunningServer) ->
 def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     with other_server() as url, Terminal(argv(url), environment(XDG_STATE_HOME=str(tmp_path))) as terminal:
         terminal.wait_for("> ")
-        terminal.type("\x03")
-        terminal.wait_for("(Ctrl-D or /quit ends)\n> ")
+        terminal.interrupt("(Ctrl-D or /quit ends)\n> ")
         terminal.type("slowly\n")
         terminal.wait_for("You said ")
-        terminal.type("\x03")
-        terminal.wait_for("[stopped]\n> ")
+        terminal.interrupt("[stopped]\n> ")
         assert SlowEnd.reached.wait(10), "the server was told"
         terminal.type("/quit\n")
         assert terminal.end() == 0 and "Traceback" not in terminal.shown

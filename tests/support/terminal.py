@@ -44,6 +44,17 @@ class Terminal:
         self._awaited = found + len(words)
         return self.plain[start : self._awaited]
 
+    def interrupt(self, words: str, again_after_s: float = 5.0) -> None:
+        """Ctrl-C, as a person does it: once more if nothing happens. One that comes just before a wait for keys can go unnoticed."""
+        for _ in range(5):
+            self.type("\x03")
+            deadline = time.monotonic() + again_after_s
+            while time.monotonic() < deadline and self.plain.find(words, self._awaited) < 0 and self._read():
+                pass
+            if self.plain.find(words, self._awaited) >= 0:
+                break
+        self.wait_for(words, 0.0)
+
     def end(self, timeout_s: float = 30.0) -> int:
         """Reads to the end. Returns the exit status."""
         deadline = time.monotonic() + timeout_s
