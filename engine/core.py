@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..kernels.layout import ForwardOutput
-from ..proposers.base import Draft
+from ..proposers.base import Draft, Feedback
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
 from .controller import Controller
@@ -181,10 +181,8 @@ class EngineCore:
         deltas = self.committer.commit_rounds(plan, verdict)
         self.controller.observe_rounds(plan, verdict, self._now, self._stopwatch() - self._started + self._observing)
         started = self._stopwatch()
-        if self.proposers.listens(any([delta.finish_reason is not None for delta in deltas])):
-            self._has_drafted = True
-            self.proposers.observe(verdict.feedback(plan))
-        self._observing = self._stopwatch() - started
+        listening = self._tell(deltas, lambda: verdict.feedback(plan))
+        self._observing = self._stopwatch() - started - listening
         return deltas
 
     def _commit(self, plan: StepPlan, verdict: Verdict, target: ForwardOutput) -> list[TokenDelta]:
@@ -192,15 +190,18 @@ class EngineCore:
         times = self._times()
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
-        listening = 0.0
-        has_ended = any([delta.finish_reason is not None for delta in deltas])
-        if self.proposers.listens(has_ended):
-            self._has_drafted = True
-            before = sum(self.proposers.draft_seconds)
-            self.proposers.observe(verdict.feedback(plan, target))
-            listening = sum(self.proposers.draft_seconds) - before
+        listening = self._tell(deltas, lambda: verdict.feedback(plan, target))
         self._observing = self._stopwatch() - started - listening
         return deltas
+
+    def _tell(self, deltas: Sequence[TokenDelta], feedback: Callable[[], Feedback]) -> float:
+        """Let the proposers hear of a step, if any wants to. Returns the seconds that they took."""
+        if not self.proposers.listens(any([delta.finish_reason is not None for delta in deltas])):
+            return 0.0
+        self._has_drafted = True
+        before = sum(self.proposers.draft_seconds)
+        self.proposers.observe(feedback())
+        return sum(self.proposers.draft_seconds) - before
 
     def _times(self) -> StepTimes:
         draft = self._no_drafting

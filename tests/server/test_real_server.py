@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from running_server import RunningServer, start_server
 
 LONG = 400
+SLOWLY = {"max_tokens": LONG, "ignore_eos": True, "presence_penalty": 0.1}  # with penalties every token is a step of its own
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3, "adaptive": false}'
 
 
@@ -196,7 +197,7 @@ def test_mistakes_are_the_clients_exceptions(
 def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: RunningServer, stream: bool) -> None:
     before = settled(server)
     generated = before["vllm:generation_tokens_total",]
-    body = {"model": "tiny", "prompt": "one two", "max_tokens": LONG, "n": 4, "ignore_eos": True, "temperature": 0, "stream": stream}
+    body = {"model": "tiny", "prompt": "one two", "n": 4, "temperature": 0, "stream": stream} | SLOWLY
     with httpx.Client(base_url=server.url, timeout=0.05 if not stream else 30) as impatient:
         if stream:
             with impatient.stream("POST", "/v1/completions", json=body) as answer:
@@ -255,7 +256,7 @@ def test_raw_requests_never_break_it(server: RunningServer) -> None:
 
 def test_sigterm_lets_streams_finish_and_refuses_new_ones(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
     running = server_process(tiny_target, "--served-model-name", "tiny", "--drain-timeout", "20")
-    body = {"model": "tiny", "prompt": "one two", "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "prompt": "one two", "temperature": 0, "stream": True} | SLOWLY
     with running.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -290,7 +291,7 @@ def test_sigterm_lets_streams_finish_and_refuses_new_ones(server_process: Callab
 def test_the_drain_has_an_end(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
     """Requests that outlast the drain are told so, in the stream."""
     running = server_process(tiny_target, "--drain-timeout", "0")
-    body = {"prompt": "one two", "max_tokens": LONG, "n": 8, "temperature": 1, "seed": 1, "ignore_eos": True, "stream": True}
+    body = {"prompt": "one two", "n": 8, "temperature": 1, "seed": 1, "stream": True} | SLOWLY
     with running.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)

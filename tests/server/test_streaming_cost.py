@@ -61,6 +61,11 @@ class PacedCore:
     def close(self) -> None:
         """Nothing to save."""
 
+    def interrupt(self) -> None:
+        """No step takes long."""
+
+    def resume(self) -> None: ...
+
     def step(self, now: float) -> list[TokenDelta]:
         if len(self._rows) < READERS and not self._step:
             return []  # they start together
