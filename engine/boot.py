@@ -10,7 +10,7 @@ import torch
 
 from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
-from ..kernels.native import NativeExecutor
+from ..kernels.rounds import RoundsExecutor
 from ..proposers.config import SpeculativeConfig
 from ..proposers.ngram import NgramProposer
 from ..proposers.proposer_set import ProposerSet
@@ -149,13 +149,13 @@ def _rounds(
     """What takes steps in rounds; None if the target or its drafters have to see every step, or nobody looks in a row's text."""
     lookup = next(((i, p.lookup) for i, p in enumerate(proposers.proposers) if isinstance(p, NgramProposer) and p.lookup), None)
     executor = runner.executor
-    if lookup is None or not isinstance(executor, NativeExecutor) or not verifier.only_matches:
+    if lookup is None or not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
         return None
     if proposers.needs.hidden or proposers.hears_every_step:
         return None
     prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
     lookups = Lookups(prediction, *lookup)
-    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, model.max_model_len, config.scheduler, lookups)
+    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, config.scheduler, lookups)
 
 
 def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, progress: Progress) -> Runner:

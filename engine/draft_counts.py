@@ -45,45 +45,37 @@ class DraftCounts:
 
     def add(self, plan: StepPlan, verdict: Verdict, now: float, step_s: float) -> None:
         """What the target said about each draft of a step. now: seconds of the engine's clock; step_s: how long it took."""
-        guessed = [(row, said) for row, said in zip(plan.rows, verdict.rows, strict=True) if row.draft_token_ids and said.error is None]
-        if not guessed:
-            return
-        token_seconds = step_s / max(plan.num_tokens, 1)
-        drafted = accepted = 0
-        for row, said in guessed:
-            num_drafted, num_accepted = len(row.draft_token_ids), len(said.accepted)
-            drafted += num_drafted
-            accepted += num_accepted
-            self._add_positions(num_accepted)
-            if row.source[0] != FORCED:
-                total = self._of_proposers[row.source[0]]
-                total.add(1, num_drafted, num_accepted)
-                total.verify_seconds += token_seconds * num_drafted
-        self.sums.add(len(guessed), drafted, accepted)
-        self._bucket(int(now)).add(len(guessed), drafted, accepted)
+        drafts = [
+            (row.source[0], len(row.draft_token_ids), len(said.accepted))
+            for row, said in zip(plan.rows, verdict.rows, strict=True)
+            if row.draft_token_ids and said.error is None
+        ]
+        if drafts:
+            self._add(drafts, now, step_s / max(plan.num_tokens, 1))
 
     def add_rounds(self, verdict: RoundsVerdict, now: float) -> None:
         """The same of a step in rounds."""
-        token_seconds = sum(verdict.seconds) / max(sum(verdict.tokens), 1)
-        drafts = [draft for row in verdict.rows for draft in row.drafts]
-        drafted = accepted = 0
-        for draft in drafts:
-            drafted += draft.drafted
-            accepted += draft.accepted
-            self._add_positions(draft.accepted)
-            total = self._of_proposers[draft.proposer]
-            total.add(1, draft.drafted, draft.accepted)
-            total.verify_seconds += token_seconds * draft.drafted
+        drafts = [(draft.proposer, draft.drafted, draft.accepted) for row in verdict.rows for draft in row.drafts]
         if drafts:
-            self.sums.add(len(drafts), drafted, accepted)
-            self._bucket(int(now)).add(len(drafts), drafted, accepted)
+            self._add(drafts, now, sum(verdict.seconds) / max(sum(verdict.tokens), 1))
 
-    def _add_positions(self, num_accepted: int) -> None:
+    def _add(self, drafts: Sequence[tuple[int, int, int]], now: float, token_s: float) -> None:
+        """drafts: proposer, guesses and how many of them stood. token_s: seconds of the target for one token."""
         per_position = self._accepted_per_position
-        if num_accepted > len(per_position):
-            per_position.extend([0] * (num_accepted - len(per_position)))
-        for position in range(num_accepted):
-            per_position[position] += 1
+        drafted = accepted = 0
+        for proposer, num_drafted, num_accepted in drafts:
+            drafted += num_drafted
+            accepted += num_accepted
+            if num_accepted > len(per_position):
+                per_position.extend([0] * (num_accepted - len(per_position)))
+            for position in range(num_accepted):
+                per_position[position] += 1
+            if proposer != FORCED:
+                total = self._of_proposers[proposer]
+                total.add(1, num_drafted, num_accepted)
+                total.verify_seconds += token_s * num_drafted
+        self.sums.add(len(drafts), drafted, accepted)
+        self._bucket(int(now)).add(len(drafts), drafted, accepted)
 
     @property
     def totals(self) -> tuple[ProposerStats, ...]:

@@ -55,6 +55,7 @@ class RowRounds:
     request: Request
     num_computed: int
     num_places: int  # that the table holds
+    most_new: int  # tokens that may still come, at least 1
     block_table: array[int]  # live view
     predicted_k: int  # most guesses of a round from the prediction, ...
     lookup_k: int  # ... and from the text, where that has none

@@ -43,7 +43,6 @@ class Rounds:
         kv: KVTensors,
         sampler: Sampler,
         vocab_size: int,
-        max_model_len: int,
         limits: SchedulerConfig,
         lookups: Lookups,
     ) -> None:
@@ -52,7 +51,6 @@ class Rounds:
         self._kv = kv
         self._sampler = sampler
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
         self._limits = limits
         self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text}
         self._rows: dict[str, _Row] = {}
@@ -60,7 +58,7 @@ class Rounds:
         self._interrupt = array("i", [0])
 
     def takes(self, request: Request) -> bool:
-        """Whether a decoding row may be in a step of rounds: each of its tokens depends on logits and noise only, and there is room."""
+        """Whether a decoding row may be in a step of rounds: each of its tokens depends on logits and noise only."""
         params = request.params
         return (
             self._num_failures < MAX_FAILURES_IN_A_ROW
@@ -72,13 +70,7 @@ class Rounds:
             and request.thinking is None
             and not request.bad_word_ids
             and not params.min_tokens
-            and request.num_output_tokens < request.max_tokens
-            and len(request.token_ids) < self._max_model_len
         )
-
-    def most_new(self, request: Request) -> int:
-        """Tokens that may still come."""
-        return min(request.max_tokens - request.num_output_tokens, self._max_model_len - len(request.token_ids))
 
     def sampling(self, request: Request) -> bytes:
         """How its tokens are chosen."""
@@ -130,7 +122,7 @@ class Rounds:
         request = planned.request
         row = self._rows.get(request.request_id)
         if row is None or row.request is not request:
-            row = self._rows[request.request_id] = _Row(request, self)
+            row = self._rows[request.request_id] = _Row(planned, self)
         return row
 
 
@@ -139,12 +131,12 @@ class _Row:
 
     __slots__ = ("request", "prediction", "cursor", "_rounds", "_text", "_num_known", "_stops", "_sampling")
 
-    def __init__(self, request: Request, rounds: Rounds) -> None:
-        self.request = request
+    def __init__(self, planned: RowRounds, rounds: Rounds) -> None:
+        request = self.request = planned.request
         self.prediction = array("i", request.prediction)
         self.cursor: tuple[int, int, int] = (0, 0, request.num_prompt_tokens)  # cursor, is_lost, num_followed
         self._rounds = rounds
-        self._text = array("i", bytes(4 * (len(request.token_ids) + rounds.most_new(request))))  # as long as it may become
+        self._text = array("i", bytes(4 * (len(request.token_ids) + planned.most_new)))  # as long as it may become
         self._num_known = 0  # tokens in it that are the request's
         params = request.params
         self._stops = array("i", {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)})
@@ -162,7 +154,7 @@ class _Row:
         prediction, num_predicted = self.prediction.buffer_info()
         return RoundsRow(
             self._text.buffer_info()[0], table, prediction, stops,
-            self.request.num_prompt_tokens, num_tokens, self._rounds.most_new(self.request), num_blocks, planned.num_places,
+            self.request.num_prompt_tokens, num_tokens, planned.most_new, num_blocks, planned.num_places,
             num_stops, num_predicted, *self.cursor, planned.predicted_k, planned.lookup_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
         ).packed(self._sampling)  # fmt: skip

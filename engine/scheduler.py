@@ -254,8 +254,11 @@ class Scheduler:
 
     def _room(self, request: Request, max_tokens: int) -> int:
         """Draft tokens that its length leaves: k guesses yield up to k + 1 tokens, no more than may still come."""
-        left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - len(request.token_ids)) - 1
-        return max(0, min(left, max_tokens))
+        return max(0, min(self._most_new(request) - 1, max_tokens))
+
+    def _most_new(self, request: Request) -> int:
+        """Tokens that may still come."""
+        return min(request.max_tokens - request.num_output_tokens, self.max_model_len - len(request.token_ids))
 
     def _grant(self, scheduled: dict[str, int], limits: StepLimits, budget: int) -> list[RowGrant]:
         """Rows with the controller's ceilings, as far as free blocks go."""
@@ -301,21 +304,20 @@ class Scheduler:
         if self._rounds is None or not self.running or (self._waiting and len(self.running) < self.config.max_num_seqs):
             return False
         takes = self._rounds.takes
-        return all([len(r.token_ids) - r.num_computed_tokens == 1 and takes(r) for r in self.running])
+        return all([len(r.token_ids) - r.num_computed_tokens == 1 and self._most_new(r) > 0 and takes(r) for r in self.running])
 
     def _in_rounds(self, rows: Sequence[RowGrant]) -> RoundsPlan | None:
         """Of rows that nobody guesses for. Their places come from free blocks only."""
-        assert self._rounds is not None
         if (asked := self.controller.rounds(self.running)) is None:
             return None
         planned: list[RowRounds] = []
         share = max(1, self.kv.pool.num_free // len(rows)) * self.kv.block_size
         for row, (predicted_k, lookup_k) in zip(rows, asked.depths, strict=True):
-            known, k = row.num_computed + 1, max(predicted_k, lookup_k)
+            known, k, most_new = row.num_computed + 1, max(predicted_k, lookup_k), self._most_new(row.request)
             # Places for half of all guesses: more may push prefixes out of the cache that are worth more than one step's end.
-            wanted = min(asked.most_rounds * (2 + k) // 2 + k, self._rounds.most_new(row.request), share)
+            wanted = min(asked.most_rounds * (2 + k) // 2 + k, most_new, share)
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
-            planned.append(RowRounds(row.request, row.num_computed, max(places, known), row.block_table, predicted_k, lookup_k))
+            planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, predicted_k, lookup_k))
         return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting))
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:

@@ -110,7 +110,7 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
     world = World(1 * MS, token_s=0.1 * MS)
     request = a_request("r")
     assert world.choice.rate([request]) == 0.0
-    plan = RoundsPlan([RowRounds(request, 3, 64, request.token_ids, 0, 4)], 4, STEP_S, False)  # type: ignore[arg-type]
+    plan = RoundsPlan([RowRounds(request, 3, 64, 20, request.token_ids, 0, 4)], 4, STEP_S, False)  # type: ignore[arg-type]
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
         world.choice.ask([request], 4, K)
