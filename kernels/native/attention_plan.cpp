@@ -12,6 +12,10 @@ constexpr int kTileVectors = 16;
 // Units per thread that a step is cut into, where it can be: claimed one by one, they leave a thread idle for an eighth at most.
 constexpr int kUnitsPerThread = 4;
 
+// To read the keys and values of a segment takes as long as so many vectors' products with them; some ten microseconds take ...
+constexpr int kReadingEffort = 8;
+constexpr int64_t kShortEffort = 128;
+
 constexpr int div_up(int n, int by) { return (n + by - 1) / by; }
 
 }  // namespace
@@ -24,7 +28,7 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
 
   // 1. tiles: tokens of one row, with all heads of a group if they fit, each over all its segments
   std::vector<AttentionTask> tiles;
-  int64_t work = 0;  // vectors times segments
+  int64_t work = 0, effort = 0;  // vectors times segments; that, and what reading a segment takes
   const int most_heads = std::min(heads_per_kv, kTileVectors);
   const int most_tokens = most_heads ? kTileVectors / most_heads : 0;
   auto add_tile = [&](int row, int token, int tokens, Places seen, int tree) {
@@ -33,6 +37,7 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
       const int heads = std::min(most_heads, heads_per_kv - head);
       tiles.push_back({row, token, tokens, head, heads, first_segment, end_segment, 0, tree});
       work += int64_t(end_segment - first_segment) * tokens * heads;
+      effort += int64_t(end_segment - first_segment) * (tokens * heads + kReadingEffort);
     }
   };
   for (int row = 0; row < batch.num_rows && most_heads; ++row) {
@@ -52,7 +57,8 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
   }
 
   // 2. tiles that are too large a share of the work are cut between segments
-  const int64_t most_work = threads > 1 ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
+  is_short_ = kv_heads % threads == 0 && effort <= kShortEffort;
+  const int64_t most_work = threads > 1 && !is_short_ ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
   for (const AttentionTask& tile : tiles) {
     add_group(tile, int(std::clamp<int64_t>(most_work / (tile.num_tokens * tile.num_heads), 1, 1 << 20)));
   }

@@ -16,6 +16,9 @@ class AttentionPlan {
 
   // A unit is one task for one kv head. All units of an op must have run before another op with this plan starts.
   int num_units() const { return int(tasks_.size()) * kv_heads_; }
+  int units_of_head() const { return int(tasks_.size()); }
+  // Whether all of a head is so little that to share it among threads would take longer; heads can be divided evenly then.
+  bool is_short() const { return is_short_; }
   // Floats that `run` needs at partials, 64-byte aligned and shared by the threads.
   size_t partial_floats(int v_dim) const;
   // Safe from several threads for different units. Whoever finishes the last task of a group folds the states of all.
@@ -32,6 +35,7 @@ class AttentionPlan {
   void add_group(const AttentionTask& whole, int segments_per_task);
 
   int kv_heads_ = 0;
+  bool is_short_ = false;
   std::vector<AttentionTask> tasks_;
   std::vector<Group> groups_;
   int64_t states_ = 0, state_vectors_ = 0;          // segments, and vectors summed over segments, of one kv head

@@ -91,7 +91,8 @@ struct Epilogue {
   bool gated;                   // panels alternate gate, up; function(gate) * up is stored, half as many columns
   int32_t outputs;              // columns that exist (N without padding; before gating): only these are stored or compete for best
   float* out;                   // [rows, out_stride] or null
-  int64_t out_stride;           // floats
+  uint16_t* narrow_out;         // the same as bfloat16, or null
+  int64_t out_stride;           // elements
   const int32_t* out_rows;      // [rows] where row r is stored, -1 = nowhere; null = row r at r
   Best* best;                   // [rows] or null: updated with these panels' results
 };
@@ -124,8 +125,9 @@ struct AttentionOp {
   const float* input;           // [T, input_stride]: q | k | v
   int64_t input_stride;
   void* queries;                // scratch [kv_heads][T padded to 16][heads per kv head][k_pad], cache's type (int8: bfloat16), scaled by `scale`
-  float* out;                   // [T, out_stride]: heads side by side, v_dim each
-  int64_t out_stride;
+  float* out;                   // [T, out_stride]: heads side by side, v_dim each; or ...
+  uint16_t* narrow_out;         // ... the same as bfloat16, null = not
+  int64_t out_stride;           // elements
 };
 
 // The rows of a step, as the C ABI passes them (see RaggedBatch in layout.py).

@@ -63,9 +63,34 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
       most_.ranked = std::max(most_.ranked, size_t(width(op.inputs[0])));
     }
   }
+  find_narrow_buffers();
 }
 
 Network::~Network() = default;
+
+// What is only read by products in bfloat16, and is as wide as they take, may be stored in it: the same rounding, sooner.
+void Network::find_narrow_buffers() {
+  may_be_narrow_.assign(buffers_.size(), false);
+  for (const Op& op : ops_) {
+    if (op.output < 0) continue;
+    may_be_narrow_[size_t(op.output)] = (op.kind == OpKind::kLinear && !op.is_head) || (op.kind == OpKind::kAttention && op.num_heads);
+  }
+  for (const Op& op : ops_) {
+    for (int i = 0; i < op.num_inputs; ++i) {
+      const int id = op.inputs[i];
+      const bool rounds = op.kind == OpKind::kLinear && !op.normalise && op.weights->precision == Precision::kBFloat16;
+      if (!rounds || width(id) != op.weights->inputs) may_be_narrow_[size_t(id)] = false;
+    }
+    if (op.residual >= 0) may_be_narrow_[size_t(op.residual)] = false;
+  }
+}
+
+Network::Place Network::place_of(int id) const {
+  const int columns = width(id);
+  if (!is_narrow_[size_t(id)]) return {buffer(id), nullptr, columns};
+  // else a column of rows would fall into one set of the cache
+  return {nullptr, reinterpret_cast<uint16_t*>(buffer(id)), columns * 2 % 4096 ? columns : columns + 32};
+}
 
 // ---- one pass
 
@@ -91,7 +116,11 @@ void Network::start(const RunRequest& request, bool chooses) {
     const size_t place = size_t(places_[i]);
     buffers_[i] = arena_[place].get<float>(rows * size_t(place_widths_[place]));
   }
-  for (int i = 0; i < request.num_bound; ++i) buffers_[size_t(request.bound[i])] = request.bound_memory[i];
+  is_narrow_ = may_be_narrow_;
+  for (int i = 0; i < request.num_bound; ++i) {
+    buffers_[size_t(request.bound[i])] = request.bound_memory[i];
+    is_narrow_[size_t(request.bound[i])] = false;
+  }
 
   // 2. memory that all threads share, made before any of them starts
   prepared_.get<char>(rows * most_.prepared);
@@ -168,10 +197,13 @@ void Network::plan_phases(bool chooses) {
       ++i;
     } else if (op.kind == OpKind::kAttention) {
       const int rotations = batch_.num_tokens * op.kv_heads;
-      phases_.push_back({PhaseKind::kRotate, i, i, false, true, uint32_t(rotations), 0});
-      if (const AttentionPlan* plan = plan_of_op_[size_t(i)]) {
-        const bool even = op.kv_heads % int(workers_.size()) == 0;  // each thread has all tasks of some heads
-        phases_.push_back({PhaseKind::kAttend, i, i, false, even, uint32_t(plan->num_units()), 0});
+      const AttentionPlan* plan = plan_of_op_[size_t(i)];
+      const bool even = op.kv_heads % int(workers_.size()) == 0;  // each thread has all tasks of some heads
+      if (plan && plan->is_short()) {
+        phases_.push_back({PhaseKind::kHeads, i, i, false, true, uint32_t(op.kv_heads), 0});
+      } else {
+        phases_.push_back({PhaseKind::kRotate, i, i, false, true, uint32_t(rotations), 0});
+        if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, even, uint32_t(plan->num_units()), 0});
       }
       ++i;
     }
@@ -181,7 +213,7 @@ void Network::plan_phases(bool chooses) {
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
 bool Network::prepares_together(const Op& op) const {
-  if (op.kind != OpKind::kLinear || rows_of(op) <= kPrivateRows) return false;
+  if (op.kind != OpKind::kLinear || rows_of(op) <= kPrivateRows || is_narrow_[size_t(op.inputs[0])]) return false;
   return op.normalise || op.weights->precision != Precision::kFloat32;
 }
 
@@ -228,17 +260,28 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       }
       break;
     }
-    case PhaseKind::kAttend: {
+    case PhaseKind::kAttend:
+      attend(phase, attention_of(op), int(first), end, worker);
+      break;
+    case PhaseKind::kHeads: {
       const AttentionOp attention = attention_of(op);
-      for (int unit = int(first); unit < end; ++unit) {
-        plan_of_op_[size_t(phase.first_op)]->run(kernels_, attention, batch_, unit, partials_.get<float>(0),
-                                                 worker.attention.get<char>(0));
+      const int units = plan_of_op_[size_t(phase.first_op)]->units_of_head();
+      for (int head = int(first); head < end; ++head) {
+        for (int token = 0; token < batch_.num_tokens; ++token) kernels_.rotate_and_write(attention, batch_, token, head);
+        attend(phase, attention, head * units, (head + 1) * units, worker);
       }
       break;
     }
     case PhaseKind::kChoose:
       for (int row = int(first); row < end; ++row) choose(row, worker);
       break;
+  }
+}
+
+void Network::attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker) {
+  AttentionPlan& plan = *plan_of_op_[size_t(phase.first_op)];
+  for (int unit = first_unit; unit < end_unit; ++unit) {
+    plan.run(kernels_, op, batch_, unit, partials_.get<float>(0), worker.attention.get<char>(0));
   }
 }
 
@@ -258,6 +301,8 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
   if (op.weights->precision == Precision::kFloat32 && !op.normalise) {
     const int stride = width(op.inputs[0]);
     x = {buffer(op.inputs[0]), int64_t(stride) * 4, nullptr, nullptr, rows};
+  } else if (const Place input = place_of(op.inputs[0]); input.narrow) {
+    x = {input.narrow, input.stride * 2, nullptr, nullptr, rows};
   } else if (prepares_together(op)) {
     x = prepared_memory(op, prepared_, scales_, group_sums_);
   } else {
@@ -283,8 +328,10 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
     epilogue.out_rows = logits_rows_.data();
     epilogue.best = wants_best_ ? worker.best.data() : nullptr;
   } else {
-    epilogue.out = buffer(op.output);
-    epilogue.out_stride = width(op.output);
+    const Place output = place_of(op.output);
+    epilogue.out = output.wide;
+    epilogue.narrow_out = output.narrow;
+    epilogue.out_stride = output.stride;
   }
   const int first_panel = first * kPanelsPerUnit;
   const int num_panels = std::min(count * kPanelsPerUnit, op.weights->outputs / kPanel - first_panel);
@@ -395,8 +442,10 @@ AttentionOp Network::attention_of(const Op& op) const {
   attention.input_stride = width(op.inputs[0]);
   attention.queries = const_cast<Scratch&>(queries_).get<char>(0);
   if (op.num_heads) {
-    attention.out = buffer(op.output);
-    attention.out_stride = width(op.output);
+    const Place output = place_of(op.output);
+    attention.out = output.wide;
+    attention.narrow_out = output.narrow;
+    attention.out_stride = output.stride;
   }
   return attention;
 }

@@ -175,7 +175,7 @@ class Network : private Job {
   void run_rounds(RoundsRequest& request);
 
  private:
-  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kChoose };
+  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kHeads, kChoose };
   struct Phase {
     PhaseKind kind;
     int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
@@ -188,6 +188,13 @@ class Network : private Job {
     Scratch prepared, scales, group_sums, linear, attention, sampling, ranking, by_token;
     int prepared_op = -1;
     std::vector<Best> best;
+  };
+
+  // Where a buffer lies, as floats or as bfloat16.
+  struct Place {
+    float* wide;
+    uint16_t* narrow;
+    int64_t stride;  // elements
   };
 
   int num_phases() const override { return int(phases_.size()); }
@@ -215,8 +222,11 @@ class Network : private Job {
   void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
   PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);
   AttentionOp attention_of(const Op& op) const;
+  void attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker);
+  void find_narrow_buffers();
   int rows_of(const Op& op) const { return op.for_logits ? batch_.num_logits : batch_.num_tokens; }
   float* buffer(int id) const { return buffers_[size_t(id)]; }
+  Place place_of(int id) const;
   int width(int id) const { return widths_[size_t(id)]; }
   bool prepares_together(const Op& op) const;
 
@@ -235,12 +245,14 @@ class Network : private Job {
   std::vector<int32_t> logits_rows_;  // [N] where each logits row is stored, -1 = nowhere
   float* logits_ = nullptr;
   bool wants_best_ = false;
+  std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;
   std::vector<Link> links_;             // [N] of a chain's step
   int choosable_ = 0;
   const int64_t* token_map_ = nullptr;
   bool limits_columns_ = false;
+  std::vector<bool> may_be_narrow_;     // [num_buffers] whether nobody reads it but to round it to bfloat16
   std::vector<int> place_widths_;       // of the widest buffer of each place
   struct {
     size_t prepared = 0, queries = 0;   // bytes

@@ -47,6 +47,7 @@ def compare(shape: Shape, rows: list[Row], isa: int, padding: int = 0, seed: int
     layer.fill(context_slots(rows, blocks), generator)
     x = torch.randn(len(batch.positions), shape.width, generator=generator)
     out = layer.run(batch, x, isa, threads=rng.choice([1, 2, 5]), seed=rng.randrange(9))
+    assert torch.equal(layer.run(batch, x, isa, narrow=True), out.bfloat16())
     q, k, v = layer.heads(x, batch.positions)
     real = batch.slot_mapping >= 0
 

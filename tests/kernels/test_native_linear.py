@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,6 +131,18 @@ def test_rows_are_stored_where_they_are_wanted(isa: int, precision: Precision) -
 
 @each_isa
 @each_precision
+@pytest.mark.parametrize("gated", [False, True])
+def test_narrow_results_are_the_others_rounded(isa: int, precision: Precision, gated: bool) -> None:
+    w = packed(list(torch.randn(80, 96).chunk(1 + gated)), precision, None, gated)
+    x = prepare(isa, torch.randn(19, 96), precision, w.struct.inputs)
+    after = After(function="silu" if gated else "", gated=gated)
+    wide, _ = linear(isa, w, x, 80, after)
+    narrow, _ = linear(isa, w, x, 80, replace(after, narrow=True), splits=[2])
+    assert torch.equal(narrow, wide.bfloat16())
+
+
+@each_isa
+@each_precision
 def test_many_rows(isa: int, precision: Precision) -> None:
     """More than one tile of sums holds."""
     w = packed([torch.randn(33, 40)], precision)
@@ -146,7 +159,7 @@ def test_best_of_columns_in_any_order(isa: int) -> None:
     w = packed([-torch.ones(75, 32)], Precision.FLOAT32)
     x = prepare(isa, torch.ones(2, 32), Precision.FLOAT32, 32)
     best = (Best * 2)(*[Best(-float("inf"), 0.0, 0, 0)] * 2)
-    epilogue = Epilogue(None, 0, 1.0, 0.0, 0, False, 75, None, 0, None, ctypes.addressof(best))
+    epilogue = Epilogue(None, 0, 1.0, 0.0, 0, False, 75, None, None, 0, None, ctypes.addressof(best))
     for first in (3, 0, 4, 1, 2):
         call("ft_op_linear", isa, ctypes.byref(w.struct), ctypes.byref(x.struct), ctypes.byref(epilogue), first, 1)
     assert [(b.index, b.value, b.poison) for b in best] == [(0, -32.0, 0.0)] * 2

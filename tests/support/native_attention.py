@@ -51,6 +51,7 @@ class AttentionOp(ctypes.Structure):
         ("input_stride", c_int64),
         ("queries", c_void_p),
         ("out", c_void_p),
+        ("narrow_out", c_void_p),
         ("out_stride", c_int64),
     ]
 
@@ -94,7 +95,10 @@ class Layer:
         angles = torch.arange(NUM_BLOCKS * BLOCK_SIZE)[:, None] * torch.logspace(0, -3, max(shape.rope_half, 1))
         self.rope = torch.cat([angles.cos(), angles.sin()], 1).contiguous()
 
-    def run(self, batch: RaggedBatch, x: Tensor, isa: int = -1, threads: int = 1, seed: int = 0, only_write: bool = False) -> Tensor:
+    def run(
+        self, batch: RaggedBatch, x: Tensor, isa: int = -1, threads: int = 1, seed: int = 0, only_write: bool = False,
+        narrow: bool = False,
+    ) -> Tensor:
         """x [T, width]: q | k | v. Writes the cache; returns [T, heads, v_dim]."""
         assert library is not None
         shape = self.shape
@@ -103,7 +107,7 @@ class Layer:
         sizes = (self.block_bytes // shape.kv_heads, self.block_bytes)
         cache = CacheLayer(int(shape.type), shape.kv_heads, shape.k_dim, shape.v_dim, *pads, *sizes, self.kv.bases[0])
         x = x.contiguous()
-        out = torch.full((len(x), num_heads * shape.v_dim), torch.nan)
+        out = torch.full((len(x), num_heads * shape.v_dim), torch.nan, dtype=torch.bfloat16 if narrow else torch.float32)
         op = AttentionOp(
             cache=cache,
             num_heads=num_heads,
@@ -117,7 +121,8 @@ class Layer:
             norm_eps=1e-6,
             input=x.data_ptr(),
             input_stride=x.shape[1],
-            out=out.data_ptr(),
+            out=None if narrow else out.data_ptr(),
+            narrow_out=out.data_ptr() if narrow else None,
             out_stride=out.shape[1],
         )
         view = view_of(batch)

@@ -66,6 +66,7 @@ class Epilogue(ctypes.Structure):
         ("gated", c_bool),
         ("outputs", c_int32),
         ("out", c_void_p),
+        ("narrow_out", c_void_p),
         ("out_stride", c_int64),
         ("out_rows", c_void_p),
         ("best", c_void_p),
@@ -179,17 +180,19 @@ class After:
     function: str = ""
     gated: bool = False
     out_rows: Tensor | None = None
+    narrow: bool = False
 
 
 def linear(isa: int, w: Packed, x: Rows, outputs: int, after: After, splits: list[int] | None = None) -> tuple[Tensor, list[Best]]:
     """(result, best of each row). splits: panels at which the work is cut into calls; each row's best starts empty."""
     rows, columns = x.struct.rows, outputs // 2 if after.gated else outputs
-    out = torch.full((rows, columns + 5), 55.0)
+    out = torch.full((rows, columns + 5), 55.0, dtype=torch.bfloat16 if after.narrow else torch.float32)
     best = (Best * max(rows, 1))(*[Best(-float("inf"), 0.0, 0, 0) for _ in range(rows)])
     residual = after.residual
     epilogue = Epilogue(
         address(residual), 0 if residual is None else residual.stride(0), after.scale, after.softcap, FUNCTIONS[after.function],
-        after.gated, outputs, address(out), out.stride(0), address(after.out_rows), ctypes.addressof(best),
+        after.gated, outputs, None if after.narrow else address(out), address(out) if after.narrow else None, out.stride(0),
+        address(after.out_rows), ctypes.addressof(best),
     )  # fmt: skip
     panels = w.struct.outputs // 16
     cuts = [0, *(splits or []), panels]

@@ -50,10 +50,10 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
     const float l = state[kTile + i];
     const Vec inverse = splat(l == 0.0f ? 0.0f : 1.0f / l);
     const float* sums = state + 2 * kTile + int64_t(i) * op.cache.v_pad;
-    float* out = op.out + token * op.out_stride + int64_t(kv_head * group + task.first_head + i % task.num_heads) * v_dim;
+    const int64_t place = token * op.out_stride + int64_t(kv_head * group + task.first_head + i % task.num_heads) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       // + 0: a sum of products that underflowed may be -0, by how many zeros were added to it
-      store_some(out + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
+      store_output(op, place + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
     }
   }
 }

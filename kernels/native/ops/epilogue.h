@@ -77,7 +77,9 @@ inline void finish_as(const Finish& f) {
     const float* const sums = f.sums + int64_t(r) * f.sum_stride;
     const float row_scale = kInteger ? f.row_scales[r] : 1.0f;
     const float* const residual = !Ending::kGated && e.residual ? e.residual + row * e.residual_stride + f.first_column : nullptr;
-    float* const out = e.out && place >= 0 ? e.out + place * e.out_stride + f.first_column : nullptr;
+    const int64_t at_row = place * e.out_stride + f.first_column;
+    float* const out = e.out && place >= 0 ? e.out + at_row : nullptr;
+    uint16_t* const narrow = e.narrow_out && place >= 0 ? e.narrow_out + at_row : nullptr;
     LaneBests* const bests = f.bests ? f.bests + r : nullptr;
     Vec greatest = zero(), poison = zero();
     Int at = _mm512_setzero_si512();
@@ -102,6 +104,7 @@ inline void finish_as(const Finish& f) {
         v = Ending::function(e, finished(c));
       }
       if (out) _mm512_mask_storeu_ps(out + c, exist, v);
+      if (narrow) _mm256_mask_storeu_epi16(narrow + c, exist, to_bf16(v));
       if (!bests) continue;
       poison = _mm512_mask3_fmadd_ps(v, zero(), poison, exist);  // 0 but for NaN and the infinite
       const __mmask16 better = _mm512_mask_cmp_ps_mask(exist, v, greatest, _CMP_GT_OQ);  // a NaN never is

@@ -90,6 +90,15 @@ inline void write_slot(const CacheLayer& cache, char* block, int lane, const flo
   }
 }
 
+// Up to 16 columns of what comes out, `place` elements from its start.
+inline void store_output(const AttentionOp& op, int64_t place, Vec v, int columns) {
+  if (op.narrow_out) {
+    _mm256_mask_storeu_epi16(op.narrow_out + place, first_lanes(columns), to_bf16(v));
+  } else {
+    store_some(op.out + place, v, columns);
+  }
+}
+
 // Padding tokens attend to nothing: their output is set to zero here.
 inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int token, int kv_head) {
   const CacheLayer& cache = op.cache;
@@ -107,8 +116,8 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
     char* block = cache.base + slot / kBlockSize * cache.block_bytes + kv_head * cache.head_bytes;
     write_slot(cache, block, int(slot % kBlockSize), head, values);
   } else if (group) {
-    float* out = op.out + token * op.out_stride + int64_t(kv_head) * group * v_dim;
-    for (int i = 0; i < group * v_dim; i += 16) store_some(out + i, zero(), group * v_dim - i);
+    const int64_t out = token * op.out_stride + int64_t(kv_head) * group * v_dim;
+    for (int i = 0; i < group * v_dim; i += 16) store_output(op, out + i, zero(), group * v_dim - i);
     return;
   }
 
