@@ -53,12 +53,12 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> Pushed:
         """The text that these tokens make certain. After a stop was hit nothing more may be pushed."""
         assert not self._stopped, "tokens after a stop string"
+        if self._stops is None:
+            return Pushed(self._decoder.decode(b"".join([self._bytes(token) for token in token_ids])))
         parts: list[str] = []
         for index, token in enumerate(token_ids):
             new = self._decoder.decode(self._bytes(token))
-            if self._stops is None:
-                parts.append(new)
-            elif self._num_unsearched > 0:
+            if self._num_unsearched > 0:
                 self._num_unsearched -= 1
                 parts.append(new)
             elif new:

@@ -165,12 +165,16 @@ class _Watch:
         self._seen: set[tuple[int, ...]] = set()
 
     def follow(self, token_ids: Sequence[int]) -> bool:
-        first, n = max(self._num_tokens - self._n + 1, 0), self._n
-        self._num_tokens = len(token_ids)
-        tail = token_ids[first:]
-        for n_gram in zip(*(tail[i:] for i in range(n)), strict=False):
-            self.found = n_gram in self._seen
-            self._seen.add(n_gram)
+        n, seen, num_tokens = self._n, self._seen, len(token_ids)
+        num_new = num_tokens - self._num_tokens
+        if num_new and num_tokens >= n:
+            if num_new > 1:
+                tail = token_ids[max(self._num_tokens - n + 1, 0) :]
+                seen.update(zip(*[tail[i : i - n] for i in range(n)], strict=True))  # all but the last
+            last = tuple(token_ids[-n:])
+            self.found = last in seen
+            seen.add(last)
+        self._num_tokens = num_tokens
         return self.found
 
 
