@@ -16,7 +16,7 @@ from .plan import RoundsAsked, RoundsPlan, RoundsVerdict
 from .request import Request
 
 STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
-MOST_ROUNDS = 16
+MOST_ROUNDS = 32
 FEWEST_ROUNDS = 2
 ROUNDS_TO_A_STOP = 4  # where a stop string may end a row, which is only seen behind the call
 RETRY_EVERY = 256  # steps that are too long for rounds, one of which has some nevertheless, ...
