@@ -93,13 +93,13 @@ def load_executor(
     bank: WeightBank | None = None,
 ) -> tuple[Executor, NetworkPlan]:
     """The network of a local folder, target or draft model, and how it runs. Raises ModelLoadError and ConfigError."""
+    from ..kernels.config_limits import max_positions, refuse_layers
     from ..kernels.rope import UnsupportedModel
-    from ..kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
     from ..kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
 
     limit = config.max_model_len
     try:
-        refuse_unsupported(hf_config)
+        refuse_layers(hf_config)
         _check_length(limit, max_positions(hf_config), folder)
         plan = plan_network(config, hf_config, native_quantization)
         files = weight_files(folder)
@@ -109,6 +109,9 @@ def load_executor(
         if plan.program is not None:
             executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank)
         else:
+            from ..kernels.transformers_model import TransformersExecutor, refuse_unsupported  # which takes seconds
+
+            refuse_unsupported(hf_config)
             check_finite(tensors)
             executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype)
     except (UnsupportedModel, WeightError) as error:

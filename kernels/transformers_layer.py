@@ -21,10 +21,11 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, 
 
 from .attention import AttentionPlan
 from .chain import run_chain_by_steps
+from .config_limits import max_positions
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
-from .transformers_model import ATTENTION, PagedPass, PagedProbe, fresh_prompts, max_positions
+from .transformers_model import ATTENTION, PagedPass, PagedProbe, fresh_prompts
 from .weight_bank import WeightBank
 
 STATE = "feature"

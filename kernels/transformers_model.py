@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
+from .config_limits import cannot_be_taken_back, entry, max_positions, refuse_layers, servable_positions
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
@@ -30,10 +31,6 @@ PROBE_TOKENS = 8
 
 # Largest difference between the probe's logits with our attention and with the model's own, relative to their norm.
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-
-SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
-# Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
-LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass
@@ -104,7 +101,7 @@ class TransformersExecutor:
         self.token_ids: Tensor | None = None
         self.bank = _bank(self._model)
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
-        self.max_model_len = _servable_positions(model.config)
+        self.max_model_len = servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
     @classmethod
@@ -224,7 +221,7 @@ def _without_draft_layers(hf_config: transformers.PretrainedConfig) -> Any:
     """
     model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     config = hf_config.get_text_config()
-    first, count = config.num_hidden_layers, _entry(config, "num_nextn_predict_layers") or 0
+    first, count = config.num_hidden_layers, entry(config, "num_nextn_predict_layers") or 0
     if not count:
         return model_class
     ignored = [*(model_class._keys_to_ignore_on_load_unexpected or ()), *(rf"^model\.layers\.{first + i}\." for i in range(count))]
@@ -246,57 +243,18 @@ assert FINAL == -1  # TransformersExecutor.run indexes hidden_states with it
 
 
 def refuse_unsupported(hf_config: transformers.PretrainedConfig) -> None:
-    """Raise UnsupportedModel for what the configuration alone rules out, before any weight is read."""
-    config, kind = hf_config.get_text_config(), hf_config.model_type
-    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(hf_config) not in mapping:
-        raise UnsupportedModel(f"transformers {transformers.__version__} has no causal language model of type {kind!r}")
-    foreign = sorted(set(_entry(config, "layer_types") or ()) - SERVABLE_LAYERS)
-    model_class: Any = mapping[type(hf_config)]
-    if foreign or model_class._is_stateful:
-        what = f"layers of type {foreign[0]!r}" if foreign else "layers with recurrent state"
-        raise UnsupportedModel(
-            f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
-            "because only these can be taken back when a draft is rejected"
-        )
-
-
-def max_positions(hf_config: transformers.PretrainedConfig) -> int:
-    """Positions that the network was made for, its rope scaling included. Raises UnsupportedModel if it does not say."""
-    config = hf_config.get_text_config()
-    positions = _entry(config, "max_position_embeddings")
-    if positions is None:
-        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
-    if positions < 1:
-        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model says max_position_embeddings {positions}")
-    rope = _entry(config, "rope_parameters") or {}
-    return int(max(positions, (_original_positions(config) or 0) * (rope.get("factor") or 1)))
-
-
-def _original_positions(config: transformers.PretrainedConfig) -> int | None:
-    """Positions before rope scaling."""
-    rope = _entry(config, "rope_parameters") or {}
-    return rope.get("original_max_position_embeddings") or _entry(config, "original_max_position_embeddings")
-
-
-def _servable_positions(hf_config: transformers.PretrainedConfig) -> int:
-    """`max_positions`, but rope whose frequencies change with the length of the batch only up to where they change."""
-    config, positions = hf_config.get_text_config(), max_positions(hf_config)
-    if (_entry(config, "rope_parameters") or {}).get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        return min(positions, _original_positions(config) or int(config.max_position_embeddings))
-    return positions
-
-
-def _entry(config: transformers.PretrainedConfig, name: str) -> Any:
-    """An entry that not every family's config has; attribute access also follows a family's other name for it."""
-    return getattr(config, name, None)
+    """Raise UnsupportedModel for what configuration and network class alone rule out, before any weight is read."""
+    refuse_layers(hf_config)
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    if model_class._is_stateful:
+        raise cannot_be_taken_back(hf_config.model_type, "layers with recurrent state")
 
 
 def _check_windows(config: transformers.PretrainedConfig, layers: list[KVLayerSpec]) -> None:
     """A sliding window that lives in the model's mask only would be lost with the mask."""
-    window = _entry(config, "sliding_window")
+    window = entry(config, "sliding_window")
     every_kind = "sliding_attention" if window and window < max_positions(config) else "full_attention"
-    kinds = _entry(config, "layer_types") or [every_kind] * len(layers)
+    kinds = entry(config, "layer_types") or [every_kind] * len(layers)
     for index, (kind, spec) in enumerate(zip(kinds, layers, strict=True)):
         if kind == "sliding_attention" and spec.window is None:
             raise UnsupportedModel(f"layer {index} of this {config.model_type!r} model does not pass its sliding window on")

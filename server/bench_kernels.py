@@ -22,8 +22,8 @@ from ..engine.bench.report import report
 from ..engine.errors import ForetokenError
 from ..engine.model import read_config
 from ..kernels import native_library
+from ..kernels.config_limits import max_positions
 from ..kernels.rope import UnsupportedModel
-from ..kernels.transformers_model import max_positions
 from .bench_http import measure_server
 from .load_client import ServerFailed
 from .option_forms import count, some_of

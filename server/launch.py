@@ -86,7 +86,10 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
         timeout_graceful_shutdown=CLOSING_S,
     )
     server = Server(web, driver, config.drain_timeout_s, announce)
-    asyncio.run(server.serve(sockets=[listener]))
+    try:
+        asyncio.run(server.serve(sockets=[listener]))
+    finally:
+        gc.unfreeze()  # else the interpreter's end leaves objects behind, which some extensions report at length
     return server.status if server.started else ENGINE_DEAD
 
 

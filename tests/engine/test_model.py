@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,22 @@ def test_a_whole_folder(folder: Path):
     for part in ("mine", "llama", "2 layers", "128", str(folder)):
         assert part in model.describe()
     assert lines and all("\n" not in line for line in [*lines, model.describe()])
+
+
+IMPORTS = """
+import sys
+from foretoken.engine.config import ModelConfig
+from foretoken.engine.model import load_model
+assert load_model(ModelConfig(model=sys.argv[1]), print).plan.program is not None
+print([name for name in ("transformers.modeling_utils", "transformers.models.llama.modeling_llama") if name in sys.modules])
+"""
+
+
+def test_a_model_with_a_program_needs_no_network_class(folder: Path):
+    """To import those of transformers takes longer than to load a small model."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS, str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_all_ends_are_found(folder: Path):

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 
+from foretoken.kernels.config_limits import max_positions
 from foretoken.kernels.layout import FINAL, RaggedBatch
 from foretoken.kernels.rope import UnsupportedModel
-from foretoken.kernels.transformers_model import TransformersExecutor, max_positions, refuse_unsupported
+from foretoken.kernels.transformers_model import TransformersExecutor, refuse_unsupported
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 80

@@ -1,0 +1,66 @@
+"""What a model's configuration alone says about serving it: layers that cannot be, and the positions it was made for.
+
+Reads configurations only. The network classes of transformers, which take seconds to import, are not needed for a model that has a
+program of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .rope import UnsupportedModel
+
+SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+# Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+def refuse_layers(hf_config: transformers.PretrainedConfig) -> None:
+    """Raise UnsupportedModel for a model that is no causal language model, or has layers that cannot be taken back."""
+    kind = hf_config.model_type
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"transformers {transformers.__version__} has no causal language model of type {kind!r}")
+    foreign = sorted(set(entry(hf_config.get_text_config(), "layer_types") or ()) - SERVABLE_LAYERS)
+    if foreign:
+        raise cannot_be_taken_back(kind, f"layers of type {foreign[0]!r}")
+
+
+def cannot_be_taken_back(kind: str, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
+        "because only these can be taken back when a draft is rejected"
+    )
+
+
+def max_positions(hf_config: transformers.PretrainedConfig) -> int:
+    """Positions that the network was made for, its rope scaling included. Raises UnsupportedModel if it does not say."""
+    config = hf_config.get_text_config()
+    positions = entry(config, "max_position_embeddings")
+    if positions is None:
+        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model does not say max_position_embeddings")
+    if positions < 1:
+        raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model says max_position_embeddings {positions}")
+    rope = entry(config, "rope_parameters") or {}
+    return int(max(positions, (_original_positions(config) or 0) * (rope.get("factor") or 1)))
+
+
+def servable_positions(hf_config: transformers.PretrainedConfig) -> int:
+    """`max_positions`, but rope whose frequencies change with the length of the batch only up to where they change."""
+    config, positions = hf_config.get_text_config(), max_positions(hf_config)
+    if (entry(config, "rope_parameters") or {}).get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        return min(positions, _original_positions(config) or int(config.max_position_embeddings))
+    return positions
+
+
+def entry(config: transformers.PretrainedConfig, name: str) -> Any:
+    """An entry that not every family's config has; attribute access also follows a family's other name for it."""
+    return getattr(config, name, None)
+
+
+def _original_positions(config: transformers.PretrainedConfig) -> int | None:
+    """Positions before rope scaling."""
+    rope = entry(config, "rope_parameters") or {}
+    return rope.get("original_max_position_embeddings") or entry(config, "original_max_position_embeddings")
