@@ -32,6 +32,7 @@ EXAMPLES = """\
 examples:
   foretoken bench workloads
   foretoken bench workloads --batch 1 --pairs 5 --only edits,json
+  foretoken bench workloads --batch 1 --only 'edits known,json known'
   foretoken bench workloads ./my-model --speculative-config '{"method": "eagle3", "model": "./my-head"}' --markdown result.md
 
 Let the machine do nothing else meanwhile.
@@ -51,6 +52,7 @@ class Kind:
     ignore_eos: bool = False
     at_least: float | None = None  # at one request at a time
     is_predicted: bool = False  # a Predicted Output comes with the prompt
+    is_known: bool = False  # and it is the very answer
 
 
 KINDS: Mapping[str, Kind] = {
@@ -66,14 +68,17 @@ KINDS: Mapping[str, Kind] = {
     "100 tokens": Kind("chat", 100, ignore_eos=True),
     "random tokens": Kind(RANDOM, 64, HOT, ignore_eos=True),
 }
+KNOWN: Mapping[str, Kind] = {f"{name} known": dataclasses.replace(KINDS[name], at_least=None, is_known=True) for name in ("edits", "json", "chat")}
+"""Measured if they are named: how much faster this machine is with guesses that are all right."""
+ALL_KINDS = {**KINDS, **KNOWN}
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0, 1 if speculation was slower somewhere or changed a text, 78 if something cannot be loaded."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if unknown := sorted(set(args.only) - set(KINDS)):
-        parser.error(f"--only: there is no {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    if unknown := sorted(set(args.only) - set(ALL_KINDS)):
+        parser.error(f"--only: there is no {', '.join(unknown)}; there are {', '.join(ALL_KINDS)}")
     try:
         found = _measure(args)
     except (ForetokenError, OSError) as error:
@@ -98,7 +103,7 @@ def workloads(prompts: Sequence[Prompt], tokenizer: Any, names: Sequence[str]) -
     """Those of the kinds that there are prompts for."""
     found: list[Workload] = []
     for name in names:
-        kind = KINDS[name]
+        kind = ALL_KINDS[name]
         chosen = [prompt for prompt in prompts if prompt.category == kind.category and (prompt.prediction or not kind.is_predicted)]
         token_ids = [tokenizer.apply_chat_template(conversation(one), add_generation_prompt=True, return_dict=False) for one in chosen]
         if kind.category == RANDOM:
@@ -106,13 +111,13 @@ def workloads(prompts: Sequence[Prompt], tokenizer: Any, names: Sequence[str]) -
             token_ids = [[draw.randrange(16, len(tokenizer)) for _ in range(RANDOM_TOKENS)] for _ in range(RANDOM_PROMPTS)]
         if token_ids:
             predictions = [one.prediction or "" for one in chosen] if kind.is_predicted else []
-            found.append(Workload(name, token_ids, kind.max_tokens, kind.temperature, kind.ignore_eos, predictions))
+            found.append(Workload(name, token_ids, kind.max_tokens, kind.temperature, kind.ignore_eos, predictions, kind.is_known))
     return found
 
 
 def holds(one: Comparison) -> bool:
     """Whether speculation was nowhere slower, and as fast as it should be with one request at a time."""
-    wanted = (KINDS[one.workload].at_least if one.batch == 1 else None) or NOT_SLOWER
+    wanted = (ALL_KINDS[one.workload].at_least if one.batch == 1 else None) or NOT_SLOWER
     return one.median >= wanted and one.low >= NOT_MUCH_SLOWER
 
 
@@ -196,7 +201,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--dataset", type=Path, metavar="FILE", help="prompts with a category of edits, json, chat, retrieval (default: our own sets)")
     add("--batch", "--concurrency", type=numbers, default=(1, 8, 32), metavar="N,N", help="requests at once (default 1,8,32)")
     add("--pairs", type=count, default=20, metavar="N", help="turns of each side (default %(default)s)")
-    add("--only", type=lambda text: tuple(filter(None, text.split(","))), default=(), metavar="A,B", help=f"of: {', '.join(KINDS)}")
+    add("--only", type=lambda text: tuple(filter(None, text.split(","))), default=(), metavar="A,B", 
+        help=f"of: {', '.join(KINDS)}; and of those with guesses that are all right, as many as this machine could gain from: "
+        f"{', '.join(KNOWN)}")
     add("--threads", type=count, metavar="N", help="cores to compute with (default: all)")
     add("--json", type=new_file, metavar="FILE", help="write all figures")
     add("--markdown", type=new_file, metavar="FILE", help="write the table")

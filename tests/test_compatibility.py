@@ -12,6 +12,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from random_drafters import MAKERS, write
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.boot import Engine
@@ -51,6 +52,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 2},
     "n": {"temperature": 0.9, "n": 2, "seed": 3},
 }
+ALWAYS = ["penalties"]  # of the features, with every engine; logprobs and choices are made by the same code for all of them
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +115,7 @@ def _rounded(logprobs: Any) -> Any:
     return None if logprobs is None else [{token: round(said.logprob, 3) for token, said in place.items()} for place in logprobs]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_every_proposer_with(engine: tuple[str, LLM], feature: str) -> None:
+def check_every_proposer_with(engine: tuple[str, LLM], feature: str) -> None:
     name, llm = engine
     parts = parts_of(llm)
     methods = list(parts.proposer_names)
@@ -129,6 +130,17 @@ def test_every_proposer_with(engine: tuple[str, LLM], feature: str) -> None:
                 assert alike >= 8 * len(expected), f"{method} with {name} and {feature}"
     failed = [(p.name, p.off_reason) for p in parts.core.proposers.stats() if p.num_failures]
     assert not failed, f"with {name} and {feature}"
+
+
+@pytest.mark.parametrize("feature", ALWAYS)
+def test_every_proposer_with(engine: tuple[str, LLM], feature: str) -> None:
+    check_every_proposer_with(engine, feature)
+
+
+@pytest.mark.parametrize("engine", slow_but([*ENGINES][:2], ENGINES), indirect=True)
+@pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature not in ALWAYS])
+def test_and_with_any_other_feature(engine: tuple[str, LLM], feature: str) -> None:
+    check_every_proposer_with(engine, feature)
 
 
 def test_everybody_guessed(engine: tuple[str, LLM]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from random_drafters import MAKERS, write
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.boot import Engine
@@ -47,6 +48,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 NATIVE = native.availability().isa is not None
 NETWORKS = {"torch": {"executor": "torch", "dtype": "float32"}} | ({"native": {"executor": "native"}} if NATIVE else {})
+ALWAYS = ["greedy", "seeded"]  # of the parameters, with both networks; the others need one sampler, and that is the same for both
 
 
 def configs(folder: Path) -> list[dict[str, Any]]:
@@ -88,8 +90,7 @@ def names(llm: LLM) -> list[str]:
     return [name for name in engine_of(llm).proposer_names if name != "prediction"]
 
 
-@pytest.mark.parametrize("what", PARAMETERS)
-def test_outputs_are_those_without_speculation(llm: LLM, what: str) -> None:
+def check_against_no_speculation(llm: LLM, what: str) -> None:
     """One batch in which each proposer has a row of its own, and as many rows have none."""
     exact = engine_of(llm).model.executor.is_batch_invariant
     methods = names(llm)
@@ -110,6 +111,17 @@ def test_outputs_are_those_without_speculation(llm: LLM, what: str) -> None:
             assert expected == got if exact else same > NUM_TOKENS // 2, f"{method}: {got} instead of {expected}"
     stats = engine_of(llm).core.proposers.stats()
     assert not [(p.name, p.off_reason) for p in stats if p.num_failures], "a proposer failed"
+
+
+@pytest.mark.parametrize("what", ALWAYS)
+def test_outputs_are_those_without_speculation(llm: LLM, what: str) -> None:
+    check_against_no_speculation(llm, what)
+
+
+@pytest.mark.parametrize("llm", slow_but(["native" if NATIVE else "torch"], NETWORKS), indirect=True)
+@pytest.mark.parametrize("what", [what for what in PARAMETERS if what not in ALWAYS])
+def test_so_they_are_with_any_other_parameter(llm: LLM, what: str) -> None:
+    check_against_no_speculation(llm, what)
 
 
 def test_a_mixed_crowd(llm: LLM) -> None:
@@ -143,11 +155,11 @@ def test_a_mixed_crowd(llm: LLM) -> None:
         return [request.token_ids[request.num_prompt_tokens :] for request in crowd]
 
     crowd = run(requests(lambda i: methods[i % len(methods)]), {3, 10, 21})
-    for i, request in enumerate(requests(lambda i: "off")):
-        (alone,) = run([request], set())
-        if engine.model.executor.is_batch_invariant:
+    assert {i for i, said in enumerate(crowd) if len(said) != NUM_TOKENS} <= {3, 10, 21}, "those that were aborted"
+    if engine.model.executor.is_batch_invariant:  # else the rest of a batch may change a text
+        for i, request in enumerate(requests(lambda i: "off")):
+            (alone,) = run([request], set())
             assert crowd[i] == alone[: len(crowd[i])], f"request {i}, {methods[i % len(methods)]}"
-        assert len(crowd[i]) == NUM_TOKENS or i in (3, 10, 21)
     engine.core.check()
 
 

@@ -8,12 +8,14 @@ is allowed where the target itself was undecided: where the gap between its choi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.default_speculation import DEMO_DRAFT
@@ -70,6 +72,8 @@ NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "
 if NATIVE:
     NETWORKS["bfloat16"] = {"executor": "native", "dtype": "bfloat16"}
     NETWORKS["int8"] = {"executor": "native", "dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"}
+ALWAYS = ["greedy", "seeded", "all filters", "logprobs"]  # of the parameters, with every network
+QUICK = [name for name in NETWORKS if name != "torch"] or ["torch"]  # networks for the others: they all share one sampler
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -94,6 +98,12 @@ def params(settings: dict[str, Any], method: str, index: int) -> SamplingParams:
 def outputs(llm: LLM, settings: dict[str, Any], method: str) -> list[Any]:
     each = [params(settings, method, i) for i in range(len(PROMPTS))]
     return llm.generate(prompts(llm), each, use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM) -> Callable[[str], list[Any]]:
+    """What each of the parameters gives without speculation: asked once."""
+    return cache(lambda name: outputs(llm, PARAMETERS[name], "off"))
 
 
 def gap(llm: LLM, prompt: list[int], known: list[int], settings: SamplingParams) -> float:
@@ -130,10 +140,8 @@ def assert_same(llm: LLM, plain: list[Any], other: list[Any], settings: dict[str
         assert distance < NEAR_TIE, f"{what}, prompt {index}: differs at token {first}, where the target was {distance:.2g} apart"
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_output_does_not_depend_on_the_draft(llm: LLM, name: str) -> None:
+def check_against_no_draft(llm: LLM, plain: list[Any], name: str) -> None:
     settings = PARAMETERS[name]
-    plain = outputs(llm, settings, "off")
     for method in METHODS:
         other = outputs(llm, settings, method)
         assert_same(llm, plain, other, settings, f"{name}, {method}")
@@ -144,10 +152,20 @@ def test_output_does_not_depend_on_the_draft(llm: LLM, name: str) -> None:
                     assert torch.allclose(mine[:1], mine[1:], atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ALWAYS)
+def test_output_does_not_depend_on_the_draft(llm: LLM, plain: Callable[[str], list[Any]], name: str) -> None:
+    check_against_no_draft(llm, plain(name), name)
+
+
+@pytest.mark.parametrize("llm", slow_but(QUICK, NETWORKS), indirect=True)
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in ALWAYS])
+def test_nor_does_it_with_any_other_parameter(llm: LLM, plain: Callable[[str], list[Any]], name: str) -> None:
+    check_against_no_draft(llm, plain(name), name)
+
+
 @pytest.mark.parametrize("name", ["greedy", "all filters"])
-def test_output_does_not_depend_on_the_batch(llm: LLM, name: str) -> None:
-    settings = PARAMETERS[name]
-    together = outputs(llm, settings, "off")
+def test_output_does_not_depend_on_the_batch(llm: LLM, plain: Callable[[str], list[Any]], name: str) -> None:
+    settings, together = PARAMETERS[name], plain(name)
     for method in ["off", *METHODS]:
         alone = [
             llm.generate(prompt, params(settings, method, i), use_tqdm=False)[0] for i, prompt in enumerate(prompts(llm)[:6])
@@ -157,21 +175,20 @@ def test_output_does_not_depend_on_the_batch(llm: LLM, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["greedy", "seeded"])
 @pytest.mark.parametrize("quality", ["right", "half right", "wrong"])
-def test_output_does_not_depend_on_a_prediction(llm: LLM, name: str, quality: str) -> None:
-    settings = PARAMETERS[name]
-    plain = outputs(llm, settings, "off")
+def test_output_does_not_depend_on_a_prediction(llm: LLM, plain: Callable[[str], list[Any]], name: str, quality: str) -> None:
+    settings, without = PARAMETERS[name], plain(name)
     each: list[SamplingParams] = []
-    for i, output in enumerate(plain):
+    for i, output in enumerate(without):
         said = list(output.outputs[0].token_ids)
         predicted = {"right": said, "half right": [*said[:10], 400, *said[10:]], "wrong": [400, 401, 402, 403]}[quality]
         each.append(replace(params(settings, "auto", i), prediction=predicted))
     other = llm.generate(prompts(llm), each, use_tqdm=False)
-    assert_same(llm, plain, other, settings, f"{name}, prediction {quality}")
+    assert_same(llm, without, other, settings, f"{name}, prediction {quality}")
     drafted = sum(o.metrics.speculative_decoding.num_draft_tokens for o in other)
     accepted = sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in other)
     assert drafted > 0
     if quality == "right":
-        assert accepted > 0.8 * sum(len(o.outputs[0].token_ids) for o in plain) * 0.8
+        assert accepted > 0.8 * sum(len(o.outputs[0].token_ids) for o in without) * 0.8
 
 
 def test_speculation_really_happened(llm: LLM) -> None:

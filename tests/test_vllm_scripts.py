@@ -144,10 +144,12 @@ def test_serve_ngram_by_old_flags(server_process: Callable[..., RunningServer], 
     assert server.stop() == 0
 
 
+@pytest.mark.slow  # only the form of the flag is new: what it asks for is tested above, a server that has it by test_real_server.py
 def test_serve_ngram_by_json(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
     _speculated(server_process(tiny_target, "--speculative-config", NGRAM_JSON, "--max-model-len", 256, "--seed", 1))
 
 
+@pytest.mark.slow  # what the flags ask for is tested above, a server that has it by test_readme.py, its texts below
 def test_serve_a_draft_model(server_process: Callable[..., RunningServer], tiny_target: Path, tiny_draft: Path) -> None:
     server = server_process(
         *("--model", tiny_target, "--speculative-model", tiny_draft, "--num-speculative-tokens", 5, "--tensor-parallel-size", 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..llm import LLM
@@ -27,7 +27,8 @@ class Workload:
     max_tokens: int
     temperature: float = 0.0
     ignore_eos: bool = False
-    predictions: Sequence[str] = ()  # of each prompt, what its answer will largely repeat; none = no prompt has one
+    predictions: Sequence[str | Sequence[int]] = ()  # of each prompt, what its answer will largely repeat; none = no prompt has one
+    is_known: bool = False  # each answer is its own prediction: no guesses could be better
 
     def turn(self, number: int, size: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Prompts and parameters of one turn. The same number gives the same texts on both sides, and no other does."""
@@ -72,6 +73,8 @@ def compare(
     engines: Mapping[str, LLM], workload: Workload, batch: int, pairs: int, on_turn: Callable[[], object] = lambda: None
 ) -> Comparison:
     """engines: OFF and ADAPTIVE."""
+    if workload.is_known:
+        workload = replace(workload, predictions=_answers(engines[OFF], workload))
     size, taken = max(batch, AT_LEAST), dict.fromkeys(engines, 0)
     before = engines[ADAPTIVE].stats()
 
@@ -109,6 +112,11 @@ def median_interval(count: int) -> tuple[int, int]:
         total += chance
         low += 1
     return low, count - 1 - low
+
+
+def _answers(llm: LLM, workload: Workload) -> list[list[int]]:
+    """To all prompts, in order; where tokens are drawn, a prompt's first."""
+    return _generate(llm, *replace(workload, predictions=()).turn(0, len(workload.prompts)), len(workload.prompts))
 
 
 def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], batch: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from running_server import RunningServer, start_server
+from young_heap import young_heap
 
 KEY = "sk-of-the-tests"
 
@@ -18,6 +19,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "clients" in item.path.parts:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_but_theirs() -> Iterator[None]:
+    """The collection behind every test has little to look through."""
+    with young_heap():
+        yield
 
 
 @pytest.fixture(autouse=True)

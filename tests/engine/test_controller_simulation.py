@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from variants import slow_but
 
 from foretoken.engine.controller import Controller
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
@@ -163,8 +164,8 @@ TARGETS = {"memory-bound": memory_bound, "compute-bound": compute_bound, "steppe
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("batch", [1, 8, 64])
-@pytest.mark.parametrize("chance", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("batch", slow_but([1, 64], [1, 8, 64]))
+@pytest.mark.parametrize("chance", slow_but([0.05, 0.9], [0.05, 0.5, 0.9]))
 def test_as_good_as_the_best_fixed_k(name: str, batch: int, chance: float) -> None:
     length, num_requests = {1: (400, 5), 8: (150, 48), 64: (80, 256)}[batch]
     world = World(TARGETS[name], [steady(chance, length=length)], batch, num_requests)
@@ -181,7 +182,7 @@ def test_a_drafter_slower_than_the_target(batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", slow_but([8], [1, 8]))
 def test_acceptance_that_changes_in_mid_request(name: str, batch: int) -> None:
     kind = Kind(lambda proposer, position: 0.9 if position // 250 % 2 else 0.05, 750)
     world = World(TARGETS[name], [kind], batch, 2 * batch + 2, draft_ms=(1.0,))
@@ -195,7 +196,7 @@ MIX = [steady(0.05, length=200), steady(0.5, length=200), steady(0.9, length=200
 
 
 @pytest.mark.parametrize("name", ["memory-bound", "stepped"])
-@pytest.mark.parametrize("batch", [4, 6])
+@pytest.mark.parametrize("batch", slow_but([6], [4, 6]))
 def test_better_than_every_fixed_k_on_a_mix(name: str, batch: int) -> None:
     world = World(TARGETS[name], MIX, batch, 12 * batch, draft_ms=(0.4,))
     oracle = fixed(world)
@@ -224,7 +225,7 @@ def test_a_scout_guesses_where_it_finds_something_and_nobody_else_pays(batch: in
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("batch", slow_but([1, 32], [1, 8, 32]))
 def test_a_scout_whose_guesses_are_wrong_costs_next_to_nothing(name: str, batch: int) -> None:
     world = World(TARGETS[name], [steady(0.05, 0.05)], batch, 2 * batch + 8, draft_ms=(0.1, 3.0), finds=repeats)
     assert adaptive(world) <= 1.02 * seconds(world, SpeculativeConfig(off=True))

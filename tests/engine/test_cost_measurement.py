@@ -147,9 +147,9 @@ def test_what_is_prepared_in_the_first_step_of_a_shape_is_no_part_of_its_time(ti
             return super().run(*args, **kwargs)
 
     shapes: set[tuple[int, int]] = set()
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target, adaptive=False, max_num_batched_tokens=16)
     figures = measured(engine, monkeypatch, Preparing(engine.core.runner.executor, 2e-3), budget_s=1.0)
-    assert {1, 2, 4, 8, 16, 32, 64} <= set(figures.target)
+    assert {1, 2, 4, 8, 16} <= set(figures.target) and 0.35 * len(figures.target) > 1.0
     assert max(figures.target.values()) < 0.1
 
 

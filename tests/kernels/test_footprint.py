@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from variants import slow_but
 
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
@@ -134,7 +135,7 @@ print(packed, peak - before)
 
 
 @native_only
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", slow_but(["int8"], ["none", "int8"]))
 def test_loading_takes_hardly_more_than_the_packed_weights(quantization: str, tmp_path: Path) -> None:
     """A tensor in hand is a view of the mapped file; only what is packed, and a little, is memory of our own."""
     config = network(vocab_size=8192, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)

@@ -14,6 +14,7 @@ import pytest
 from block_checkpoints import Drafter, deepseek, speculators
 from block_reference import Spec
 from fixed_k import fixed
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
@@ -79,12 +80,7 @@ def generate(llm: LLM, method: str, **settings: Any) -> list[Any]:
     return llm.generate(prompts, each, use_tqdm=False)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0, "frequency_penalty": 0.5}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}],
-    ids=["greedy", "seeded", "filtered"],
-)
-def test_texts_are_those_without_speculation(llm: LLM, settings: dict[str, Any]) -> None:
+def check_texts(llm: LLM, settings: dict[str, Any]) -> None:
     plain = [list(output.outputs[0].token_ids) for output in generate(llm, "off", **settings)]
     right = 0
     for method, what in METHODS.items():
@@ -96,6 +92,19 @@ def test_texts_are_those_without_speculation(llm: LLM, settings: dict[str, Any])
         right += accepted > 0
     assert right >= len(METHODS) - 2, "weights are random, but few tokens are allowed: nearly everybody is right by chance now and then"
     assert [health.num_failures for health in llm._running().core.proposers.stats()] == [0] * (1 + len(METHODS))
+
+
+def test_texts_are_those_without_speculation(llm: LLM) -> None:
+    check_texts(llm, {"temperature": 0, "frequency_penalty": 0.5})
+
+
+DRAWN: dict[str, dict[str, Any]] = {"seeded": {"temperature": 1.0}, "filtered": {"temperature": 0.7, "top_p": 0.9}}
+
+
+@pytest.mark.parametrize("llm", slow_but([*NETWORKS][-1:], NETWORKS), indirect=True)
+@pytest.mark.parametrize("what", DRAWN)
+def test_drawn_texts_are_those_without_speculation(llm: LLM, what: str) -> None:
+    check_texts(llm, DRAWN[what])
 
 
 def test_what_was_loaded_is_told(llm: LLM) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
@@ -60,12 +61,7 @@ def generate(llm: LLM, method: str, **settings: Any) -> tuple[list[list[int]], i
     return texts, sum(c.num_draft_tokens for c in counts), sum(c.num_accepted_draft_tokens for c in counts)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.4}],
-    ids=["greedy", "seeded", "filtered"],
-)
-def test_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple[float, str]]], settings: dict[str, Any]) -> None:
+def check_texts(running: tuple[LLM, dict[str, tuple[float, str]]], settings: dict[str, Any]) -> None:
     llm, methods = running
     plain = generate(llm, "off", **settings)[0]
     for what, (share, name) in methods.items():
@@ -76,6 +72,22 @@ def test_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple
     core = llm._running().core
     core.check()
     assert not [health for health in core.proposers.stats() if health.num_failures]
+
+
+def test_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple[float, str]]]) -> None:
+    check_texts(running, {"temperature": 0})
+
+
+DRAWN: dict[str, dict[str, Any]] = {
+    "seeded": {"temperature": 1.0},
+    "filtered": {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.4},
+}
+
+
+@pytest.mark.parametrize("running", slow_but([*NETWORKS][-1:], NETWORKS), indirect=True)
+@pytest.mark.parametrize("what", DRAWN)
+def test_drawn_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple[float, str]]], what: str) -> None:
+    check_texts(running, DRAWN[what])
 
 
 def prepared(bank: WeightBank) -> dict[Any, set[Any]]:

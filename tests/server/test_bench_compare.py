@@ -41,24 +41,26 @@ def test_texts_and_times_are_compared() -> None:
     assert two.same_texts == 0.75 and two.ratio == pytest.approx(0.375) and two.ratio_low < two.ratio < two.ratio_high
 
 
-def test_a_real_server_against_itself_and_transformers(
-    tiny_target: Path, tmp_path: Path, server_process: Callable[..., RunningServer], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("peers", [[], pytest.param(["transformers"], marks=pytest.mark.slow)], ids=["itself", "transformers too"])
+def test_a_real_server_against_itself_and_others(
+    peers: list[str], tiny_target: Path, tmp_path: Path, server_process: Callable[..., RunningServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = server_process(tiny_target, "--dtype", "float32", "--speculative-config", '{"method": "off"}')
     out = tmp_path / "out.json"
     flags = ["--num-prompts", "3", "--max-tokens", "16", "--concurrency", "2", "--stream", "--ignore-eos", "--json", str(out)]
     again = server.url.replace("127.0.0.1", "localhost") + "/v1"
-    peer = ["--peer", "transformers", "--model", str(tiny_target), "--dtype", "float32", "--threads", "1"]
-    assert main(["--base-url", server.url, "--base-url", again, *peer, *flags]) == 0
+    for peer in peers:
+        flags += ["--peer", peer, "--model", str(tiny_target), "--dtype", "float32", "--threads", "1"]
+    assert main(["--base-url", server.url, "--base-url", again, *flags]) == 0
     result = json.loads(out.read_text())
     assert result["schema"] == 1 and "--concurrency 2" in result["command"]
-    assert [s["name"] for s in result["summaries"]] == [server.url, again, "transformers"]
+    assert [s["name"] for s in result["summaries"]] == [server.url, again, *peers]
     for summary in result["summaries"]:
         assert summary["tokens"] == 48 and summary["same_texts"] == 1.0, "greedy answers of one model"
         assert summary["first_ms"] > 0 and summary["gap_ms"] >= 0 and summary["ratio_low"] <= summary["ratio"] <= summary["ratio_high"]
         assert [len(turn["texts"]) for turn in result["groups"][summary["name"]]] == [2, 1]
     said = capsys.readouterr()
-    assert said.out.count("100%") == 3 and "group/s" not in said.err, "no bar where there is no terminal"
+    assert said.out.count("100%") == 2 + len(peers) and "group/s" not in said.err, "no bar where there is no terminal"
 
 
 def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:

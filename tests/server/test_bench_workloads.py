@@ -31,11 +31,11 @@ def test_every_kind_that_has_prompts_is_compared(tiny_target: Path, tmp_path: Pa
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--dataset", str(prompts), "--batch", "1,2", "--pairs", "1", "--threads", "1", "--speculative-config", '{"method": "ngram"}']
     written = [str(tmp_path / name) for name in ("out.json", "out.md", "out.png")]
-    wanted = "edits,edits predicted,json,chat,20 tokens,random tokens"
+    wanted = "edits,edits predicted,json,chat,20 tokens,random tokens,edits known"
     flags += ["--only", wanted, "--json", written[0], "--markdown", written[1], "--plot", written[2]]
     assert main([str(tiny_target), *flags]) in (0, 1)
     found = json.loads(Path(written[0]).read_text())["comparisons"]
-    kinds = ("edits", "edits predicted", "chat", "20 tokens", "random tokens")
+    kinds = ("edits", "edits predicted", "chat", "20 tokens", "random tokens", "edits known")
     cases = [(one["workload"], one["batch"]) for one in found]
     assert cases == [(kind, batch) for kind in kinds for batch in (1, 2)], "there is no JSON prompt"
     assert all(one["same"] and one["median"] > 0 and one["low"] <= one["median"] <= one["high"] for one in found)

@@ -211,6 +211,7 @@ def test_stopping_saves_and_the_next_server_has_it(tiny_tokenizer: PreTrainedTok
         play(tiny_tokenizer, scenario, corpora=Corpora(folder=CorpusFolder(tmp_path, "v", VOCAB)), keys=())
 
 
+@pytest.mark.slow  # engines keep theirs in engine/test_llm.py; a server that stops saves them in the test above
 def test_a_real_server_keeps_its_answers_across_a_restart(
     tiny_target: Path, tmp_path: Path, server_process: Callable[..., RunningServer]
 ) -> None:

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from running_server import RunningServer
 from starlette.testclient import TestClient
 
 from foretoken.server.app import create_app
@@ -114,16 +111,3 @@ def test_log_lines_cannot_be_forged() -> None:
     record = logging.LogRecord("foretoken", logging.INFO, "", 0, "GET %s", ("/a\r\n2026 INFO forged\x1b[31m\u2028",), None)
     line = OneLineFormatter("%(message)s").format(record)
     assert line == "GET /a\\x0d\\x0a2026 INFO forged\\x1b[31m\\u2028"
-
-
-def test_a_real_server_writes_one_line_for_each_request(tiny_target: Path, server_process: Callable[..., RunningServer]) -> None:
-    server = server_process(tiny_target, "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false}')
-    answer = server.complete("one two one two", max_tokens=24, ignore_eos=True)
-    with server.client() as client:
-        client.get("/nothing-of-this-name")
-    assert server.stop() == 0
-    written = [line for line in server.log.splitlines() if "/v1/completions" in line or "route=other" in line]
-    assert len(written) == 2 and "nothing-of-this-name" not in server.log and "GET /health" not in server.log
-    told = dict(pair.split("=", 1) for pair in written[0].partition("foretoken.request: ")[2].split())
-    assert told["id"] == answer["id"] and told["output_tokens"] == "24" and told["status"] == "200"
-    assert int(told["accepted"]) <= int(told["drafted"]) and float(told["ttft_ms"]) <= float(told["e2e_ms"])

@@ -193,6 +193,25 @@ def test_mistakes_are_the_clients_exceptions(
     assert httpx.get(server.url + "/health").status_code == 200
 
 
+def test_a_request_is_one_line_of_its_log(server: RunningServer) -> None:
+    """What is in the line is tested in test_logs.py."""
+    before = len(server.log)
+    answer = server.complete("one two one two", max_tokens=24, ignore_eos=True)
+    httpx.get(server.url + "/nothing-of-this-name")
+
+    def written() -> list[str]:
+        return [line for line in server.log[before:].splitlines() if str(answer["id"]) in line or "route=other" in line]
+
+    deadline = time.monotonic() + 10
+    while len(written()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    mine, other = sorted(written(), key=lambda line: "route=other" in line)
+    assert "route=other" in other and "nothing-of-this-name" not in server.log and "GET /health" not in server.log
+    told = dict(pair.split("=", 1) for pair in mine.partition("foretoken.request: ")[2].split())
+    assert told["id"] == answer["id"] and told["route"] == "/v1/completions" and told["output_tokens"] == "24" and told["status"] == "200"
+    assert int(told["accepted"]) <= int(told["drafted"]) and float(told["ttft_ms"]) <= float(told["e2e_ms"])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: RunningServer, stream: bool) -> None:
     before = settled(server)
@@ -254,6 +273,7 @@ def test_raw_requests_never_break_it(server: RunningServer) -> None:
     assert answer.status_code == 413
 
 
+@pytest.mark.slow  # the fourth part of test_cli.py's life of a server is the same, but for the headers of the refusal
 def test_sigterm_lets_streams_finish_and_refuses_new_ones(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
     running = server_process(tiny_target, "--served-model-name", "tiny", "--drain-timeout", "20")
     body = {"model": "tiny", "prompt": "one two", "temperature": 0, "stream": True} | SLOWLY

@@ -134,7 +134,7 @@ def test_a_drafter_is_trained_on_the_targets_own_answers_and_served(method: str,
 
 def test_a_stopped_training_goes_on_and_ends_as_if_it_had_not(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def argv(name: str) -> list[str]:
-        size = ["--hidden", "16", "--layers", "2", "--intermediate", "32", "--vocab-size", "512", "--tokens", "15k"]
+        size = ["--hidden", "16", "--layers", "2", "--intermediate", "32", "--vocab-size", "512", "--tokens", "8k"]
         return ["target", "--data", str(corpus), "--out", str(tmp_path / name), *QUICK, *size]
 
     from foretoken.proposers.training.loop import Run

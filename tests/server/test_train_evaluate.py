@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from variants import slow_but
 
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.model_folder import embedded
-from foretoken.server import train_acceptance, train_answers
+from foretoken.server import train_acceptance, train_answers, train_speed
+from foretoken.server.load_client import Answer
 from foretoken.server.train_cells import Cells
 from foretoken.server.train_evaluate import main
 from foretoken.server.train_members import FamilyFolder
@@ -78,8 +84,25 @@ def test_answers_and_accepted_lengths(
     assert json.loads((out / "evaluation.json").read_text())["acceptance"] == report["acceptance"]
 
 
-def test_speed_of_one_cell(prompts: Path, tmp_path: Path) -> None:
+class Parrot:
+    """A client whose server takes 20 ms: prompt and seed decide what it says, whoever guesses."""
+
+    def __init__(self, url: str) -> None: ...
+
+    async def model(self) -> str:
+        return "parrot"
+
+    async def complete(self, path: str, request: Mapping[str, Any], stream: bool) -> Answer:
+        await asyncio.sleep(0.02)
+        return Answer(0.02, request["max_tokens"], len(request["prompt"]), f"{request['prompt']} {request['seed']}")
+
+
+@pytest.mark.parametrize("servers", slow_but(["pretended"], ["pretended", "real"]))
+def test_speed_of_one_cell(servers: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    if servers == "pretended":
+        monkeypatch.setattr(train_speed, "ServerProcess", lambda subject, speculation: nullcontext(SimpleNamespace(url="")))
+        monkeypatch.setattr(train_speed, "LoadClient", Parrot)
     out = tmp_path / "out"
     words = ["--models", str(FAMILY), "--prompts", str(prompts), "--out", str(out), "--per-domain", "1", "--k", "1", "--max-tokens", "4"]
     words += ["--methods", "draft_model", "--threads", "1", "--speed", "--speed-tokens", "8", "--rounds", "1"]

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,6 +73,7 @@ def builds() -> Iterator[list[Build]]:
         driver._active = active
 
 
+@cache  # most launches find a kernel that is there already
 def _build(kernel: Any) -> Build:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

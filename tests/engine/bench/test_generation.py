@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from foretoken.engine.bench import generation
 from foretoken.engine.bench.checkpoints import Model
 from foretoken.engine.bench.generation import Generator, measure_generation, measure_speculation, measure_transformers
 from foretoken.engine.bench.measurement import GENERATE, Effort, Subject
@@ -36,16 +38,18 @@ def test_every_case_is_measured(subject: Subject, effort: Effort) -> None:
     assert all(m.level == GENERATE and m.value.median > 0 for m in found)
 
 
-def test_transformers_says_the_same_and_is_measured(subject: Subject, effort: Effort) -> None:
+def test_transformers_says_the_same_and_is_measured(subject: Subject, effort: Effort, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (subject.model.folder, "float32", 1)
     with LLM(subject.model.folder, {"method": "off"}, **subject.options) as llm:
         generator = Generator(llm)
         prompts = [*generator.prompts.fresh(2, 30), *generator.prompts.fresh(1, 12)]
         ours = generator.generate(prompts, 10)
-    with TransformersPeer(subject.model.folder, "float32", 1) as peer:
+    with TransformersPeer(*asked) as peer:
         answer = peer.generate(prompts, 10, ignore_eos=True)
         assert answer.token_ids == ours
         assert 0 < answer.first_s < answer.seconds
-    found = measure_transformers(subject, effort, silent)
+        monkeypatch.setattr(generation, "TransformersPeer", lambda *again: nullcontext(peer if again == asked else None))  # it is loaded
+        found = measure_transformers(subject, effort, silent)
     assert [(m.level, m.ratio_to) for m in found] == [(GENERATE, "transformers"), ("transformers", "transformers")]
 
 

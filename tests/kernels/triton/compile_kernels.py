@@ -56,6 +56,14 @@ def attend(tokens: int, rows: int, dim: int, heads: int = 32, kv_heads: int = 8,
     attention.ragged_paged_attention(empty(tokens, heads, dim), k, v, batch, 0.1, **options)  # type: ignore[arg-type]
 
 
+def one_of_each() -> None:
+    """Of those that read the most, as a single request needs them; each is in a group of its own too."""
+    attend(1, 1, 128)
+    workspace = linear.Workspace("cpu")
+    linear.skinny_linear(empty(1, 4096), empty(4096, 4096), workspace, None, empty(1, 4096))
+    linear_int4.skinny_int4_linear(empty(1, 4096), four_bits(28672, 4096), workspace, empty(28672), empty(1, 28672))
+
+
 def attention_of_llama() -> None:
     for tokens, rows in [(1, 1), (5 * 32, 32), (2048, 40)]:
         attend(tokens, rows, 128)
@@ -175,9 +183,10 @@ def num_builds() -> int:
 GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
-        attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices, behind_a_pass
+        one_of_each, attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices,
+        behind_a_pass,
     )
-}
+}  # fmt: skip
 
 if __name__ == "__main__":
     with builds() as found:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from variants import slow_but
 
 HERE = Path(__file__).parent
 SHARED_BYTES = 227 * 1024  # that one program may have
@@ -33,33 +34,53 @@ def build(group: str, cache: Path) -> list[dict[str, Any]]:
     return found
 
 
-SLOW_ATTENTION = [pytest.param(group, marks=pytest.mark.slow) for group in ("attention_of_others", "attention_over_float8")]
+def check_attention(code: str) -> None:
+    assert "wgmma" in code or "mma.sync" in code, "no tensor cores"
+    assert _loads_ahead(code) >= 2, "a tile is fetched when it is needed"
 
 
-@pytest.mark.parametrize("group", ["attention_of_llama", *SLOW_ATTENTION])
+def check_product(code: str) -> None:
+    assert "wgmma" in code or "mma.sync" in code, "no tensor cores"
+    assert _loads_ahead(code) >= 4, "too few weights are on their way"
+
+
+def check_narrow_product(code: str) -> None:
+    from_registers = re.search(r"wgmma\.mma_async\S+m64\S+\s+\{[^}]*\},\s*\{", code)
+    assert from_registers, "weights that were made whole go through memory"
+    assert _loads_ahead(code) >= 4, "too few weights are on their way"
+
+
+def test_one_of_each(tmp_path: Path):
+    """The first of what the next three build."""
+    codes = {one["name"]: one["code"] for one in build("one_of_each", tmp_path)}
+    check_attention(codes["attend"])
+    check_product(codes["_linear"])
+    check_narrow_product(codes["_linear_int4"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["attention_of_llama", "attention_of_others", "attention_over_float8"])
 def test_attention(group: str, tmp_path: Path):
     for one in build(group, tmp_path):
         if one["name"] == "attend":
-            assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
-            assert _loads_ahead(one["code"]) >= 2, "a tile is fetched when it is needed"
+            check_attention(one["code"])
 
 
+@pytest.mark.slow
 def test_products(tmp_path: Path):
     for one in build("products", tmp_path):
-        assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
-        assert _loads_ahead(one["code"]) >= 4, "too few weights are on their way"
+        check_product(one["code"])
 
 
+@pytest.mark.slow
 def test_narrow_products(tmp_path: Path):
     for one in build("narrow_products", tmp_path):
-        if one["name"] == "_dequantise":
-            continue
-        from_registers = re.search(r"wgmma\.mma_async\S+m64\S+\s+\{[^}]*\},\s*\{", one["code"])
-        assert from_registers, "weights that were made whole go through memory"
-        assert _loads_ahead(one["code"]) >= 4, "too few weights are on their way"
+        if one["name"] != "_dequantise":
+            check_narrow_product(one["code"])
 
 
-@pytest.mark.parametrize("group", [pytest.param("small_ones", marks=pytest.mark.slow), "choices", "behind_a_pass"])
+# Those behind a pass are the kernels of choices, for one vocabulary.
+@pytest.mark.parametrize("group", slow_but(["behind_a_pass"], ["small_ones", "choices", "behind_a_pass"]))
 def test_others(group: str, tmp_path: Path):
     assert build(group, tmp_path)
 

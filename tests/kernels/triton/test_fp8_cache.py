@@ -121,7 +121,9 @@ def test_attention_reads_what_was_written(name: str, window: int | None, softcap
     check(name, window=window, softcap=softcap)
 
 
-@pytest.mark.parametrize(("name", "window"), [("mixed", None), ("tree of 64", 30), ("later chunk", 50)])
+@pytest.mark.parametrize(
+    ("name", "window"), [pytest.param("mixed", None, marks=pytest.mark.slow), ("tree of 64", 30), ("later chunk", 50)]
+)
 def test_long_rows(name: str, window: int | None):
     check(name, window=window, dtype=torch.bfloat16)
 
@@ -131,11 +133,14 @@ def test_shapes_of_heads(heads: int, kv_heads: int, k_dim: int, v_dim: int):
     check("chain", heads, kv_heads, k_dim, v_dim, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("dtype", "window", "softcap"), [(torch.float32, None, None), (torch.bfloat16, 70, 5.0)])
+@pytest.mark.parametrize(
+    ("dtype", "window", "softcap"), [pytest.param(torch.float32, None, None, marks=pytest.mark.slow), (torch.bfloat16, 70, 5.0)]
+)
 def test_contexts_cut_into_pieces(dtype: torch.dtype, window: int | None, softcap: float | None):
     check("mixed", dtype=dtype, window=window, softcap=softcap, split_places=64)
 
 
+@pytest.mark.slow  # test_attention.py asks the same of the same kernel over a wide cache; what differs is the load
 def test_bits_of_a_token_do_not_depend_on_the_batch():
     """At the end of a prompt, alone, and among others."""
     generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from triton_interpreter import DEVICE
+from variants import slow_but
 
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.triton.linear import Workspace
@@ -15,9 +18,14 @@ def made(columns: int, depth: int, generator: torch.Generator) -> Int4Matrix:
     return Int4Matrix.of((torch.randn(columns, depth, generator=generator) / depth**0.5).to(DEVICE))
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1100, 40), (3, 200, 70), (17, 1100, 64), (40, 256, 100), (64, 31, 33)])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_equals_the_reference(rows: int, depth: int, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+SHAPES = [(1, 1100, 40), (3, 200, 70), (17, 1100, 64), (40, 256, 100), (64, 31, 33)]  # rows, depth, columns
+CASES = list(itertools.product(TOLERANCE, SHAPES))
+QUICK = [(dtype, shape) for dtype, shape in CASES if dtype == torch.float32 or shape == (3, 200, 70)]
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, CASES), ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1]))}")
+def test_equals_the_reference(case: tuple[torch.dtype, tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype, (rows, depth, columns) = case
     monkeypatch.setattr("foretoken.kernels.triton.linear_int4._SLICE", 7 * depth)
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, depth + 8, generator=generator).to(dtype)[:, :depth].to(DEVICE)  # rows need not lie side by side

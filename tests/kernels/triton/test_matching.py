@@ -91,7 +91,11 @@ def a_guess(rng: random.Random, future: list[int], kind: str) -> Guess:
     return tokens, parents
 
 
-@pytest.mark.parametrize(("kind", "every"), [("chains", PARAMS), ("trees", PARAMS[1::2])], ids=["chains", "trees"])
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [pytest.param("chains", PARAMS, marks=pytest.mark.slow), ("trees", PARAMS[1::2])],  # many of these trees are chains
+    ids=["chains", "trees"],
+)
 def test_drafts_are_walked_as_the_verifier_walks_them(kind: str, every: list[dict[str, Any]], by_levels: Verifier) -> None:
     """Step for step until every request has said enough; what is right ahead is known from the steps themselves."""
     rng = random.Random(kind)

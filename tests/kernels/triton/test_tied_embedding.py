@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from decoding import ragged
 from small_networks import random_weights, small_program
 from torch import Tensor
 from triton_interpreter import DEVICE
+from young_heap import young_heap
 
 from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import torch_weight_bytes
@@ -47,6 +49,12 @@ def a_drafter(head: str, middle: str = "fc.weight") -> Program:
 
 def never() -> Tensor:
     raise AssertionError("it is not there")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_but_ours() -> Iterator[None]:
+    with young_heap():
+        yield
 
 
 def tables() -> set[int]:

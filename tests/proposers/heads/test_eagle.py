@@ -24,14 +24,15 @@ from foretoken.proposers.training.packing import Packed
 QUIET = EagleSettings(noise=0.0)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
-    return TaughtTarget(tmp_path_factory.mktemp("target"))
-
-
 def made(target: TaughtTarget, settings: EagleSettings | None = None) -> Eagle:
     torch.manual_seed(0)
     return Eagle(target.frozen, settings)
+
+
+@pytest.fixture(scope="module")
+def trained(target: TaughtTarget, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eagle, Training]:
+    head = made(target)
+    return head, Training(head, tmp_path_factory.mktemp("training"), lr=1e-2)
 
 
 def disturbed(target: TaughtTarget, settings: EagleSettings) -> Eagle:
@@ -60,9 +61,10 @@ def check_export(head: Eagle, target: TaughtTarget, folder: Path) -> None:
     check_guesses(guesses, lambda text, path: unrolled(head, target, text, path) @ target.frozen.head.T, count=4)
 
 
-def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
-    head = made(target)
-    training = Training(head, tmp_path, lr=1e-2)
+def test_it_learns_and_its_export_guesses_as_it_does(
+    target: TaughtTarget, trained: tuple[Eagle, Training], tmp_path: Path
+) -> None:
+    head, training = trained
     print(training.before, training.after)
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > max(0.4, training.before["accuracy_1"] + 0.2)
@@ -126,9 +128,9 @@ def test_documents_do_not_see_each_other(target: TaughtTarget) -> None:
     assert losses.weight == 18
 
 
-def test_without_the_shift_it_is_worse(target: TaughtTarget, tmp_path: Path) -> None:
-    right = Training(made(target), tmp_path / "right", lr=1e-2).after
-    wrong = Training(made(target), tmp_path / "wrong", lr=1e-2, stream=UnshiftedStream).after
+def test_without_the_shift_it_is_worse(target: TaughtTarget, trained: tuple[Eagle, Training], tmp_path: Path) -> None:
+    right = trained[1].after
+    wrong = Training(made(target), tmp_path, lr=1e-2, stream=UnshiftedStream).after
     print(right, wrong)
     assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
 

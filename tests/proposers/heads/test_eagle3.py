@@ -28,14 +28,15 @@ SETTINGS = Eagle3Settings(draft_vocab_size=DRAFT, num_steps=3)
 COUNTS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
-    return TaughtTarget(tmp_path_factory.mktemp("target"))
-
-
 def made(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
     torch.manual_seed(0)
     return Eagle3(target.frozen, settings, COUNTS)
+
+
+@pytest.fixture(scope="module")
+def trained(target: TaughtTarget, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eagle3, Training]:
+    head = made(target)
+    return head, Training(head, tmp_path_factory.mktemp("training"), lr=2e-2)
 
 
 def disturbed(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
@@ -66,9 +67,10 @@ def check_export(head: Eagle3, target: TaughtTarget, folder: Path) -> None:
     check_guesses(guesses, lambda text, path: unrolled(head, text, path), count=head.settings.num_steps)
 
 
-def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
-    head = made(target)
-    training = Training(head, tmp_path, lr=2e-2)
+def test_it_learns_and_its_export_guesses_as_it_does(
+    target: TaughtTarget, trained: tuple[Eagle3, Training], tmp_path: Path
+) -> None:
+    head, training = trained
     print(training.before, training.after)
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > 0.5 and training.after["accuracy_3"] > 0.3
@@ -140,9 +142,9 @@ def test_prompts_and_other_documents_change_only_what_is_counted(target: TaughtT
     assert head.loss(Packed(packed.token_ids, learn, packed.bounds)).metrics["accuracy_3"][1] == 6
 
 
-def test_without_the_shift_it_is_worse(target: TaughtTarget, tmp_path: Path) -> None:
-    right = Training(made(target), tmp_path / "right", lr=2e-2).after
-    wrong = Training(made(target), tmp_path / "wrong", lr=2e-2, stream=UnshiftedStream).after
+def test_without_the_shift_it_is_worse(target: TaughtTarget, trained: tuple[Eagle3, Training], tmp_path: Path) -> None:
+    right = trained[1].after
+    wrong = Training(made(target), tmp_path, lr=2e-2, stream=UnshiftedStream).after
     print(right, wrong)
     assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
 

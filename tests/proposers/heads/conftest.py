@@ -1,0 +1,11 @@
+"""What two kinds of heads learn from, taught once."""
+
+from __future__ import annotations
+
+import pytest
+from taught_target import TaughtTarget
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
+    return TaughtTarget(tmp_path_factory.mktemp("target"))
