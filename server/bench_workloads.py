@@ -68,7 +68,9 @@ KINDS: Mapping[str, Kind] = {
     "100 tokens": Kind("chat", 100, ignore_eos=True),
     "random tokens": Kind(RANDOM, 64, HOT, ignore_eos=True),
 }
-KNOWN: Mapping[str, Kind] = {f"{name} known": dataclasses.replace(KINDS[name], at_least=None, is_known=True) for name in ("edits", "json", "chat")}
+KNOWN: Mapping[str, Kind] = {
+    f"{name} known": dataclasses.replace(KINDS[name], at_least=None, is_known=True) for name in ("edits", "json", "chat")
+}
 """Measured if they are named: how much faster this machine is with guesses that are all right."""
 ALL_KINDS = {**KINDS, **KNOWN}
 
