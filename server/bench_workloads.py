@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dataset", type=Path, metavar="FILE", help="prompts with a category of edits, json, chat, retrieval (default: our own sets)")
     add("--batch", "--concurrency", type=numbers, default=(1, 8, 32), metavar="N,N", help="requests at once (default 1,8,32)")
     add("--pairs", type=count, default=20, metavar="N", help="turns of each side (default %(default)s)")
-    add("--only", type=lambda text: tuple(filter(None, text.split(","))), default=(), metavar="A,B", 
+    add("--only", type=lambda text: tuple(filter(None, text.split(","))), default=(), metavar="A,B",
         help=f"of: {', '.join(KINDS)}; and of those with guesses that are all right, as many as this machine could gain from: "
         f"{', '.join(KNOWN)}")
     add("--threads", type=count, metavar="N", help="cores to compute with (default: all)")
