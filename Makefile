@@ -30,7 +30,7 @@ lint: install  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-test: lint  ## ruff, pyright and the tests (12 to 18 minutes on 2 cores)
+test: lint  ## ruff, pyright and the tests (under 20 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-all: lint $(VENV)/.clients  ## everything, the slow checks and the clients too

@@ -14,12 +14,11 @@ import pytest
 from block_checkpoints import Drafter, deepseek, speculators
 from block_reference import Spec
 from fixed_k import fixed
+from ten_tokens import DRAWN, FASTEST, GREEDY, NETWORKS, TOKEN_IDS, drafts_of
 from variants import slow_but
 
-from foretoken import LLM, SamplingParams
-from foretoken.kernels import native
+from foretoken import LLM
 
-TOKEN_IDS = (300, 301, 350, 411, 478, 502, 555, 613, 777, 901)
 DEMO = Spec(
     hidden=256,
     target_hidden=256,
@@ -32,9 +31,6 @@ DEMO = Spec(
     taps=(2, 3, 5),
     own_head=True,
 )
-NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
-if native.availability().isa is not None:
-    NETWORKS["native"] = {"executor": "native", "dtype": "bfloat16"}
 # What they are called in the order of the config.
 METHODS = {"dflash": "bidirectional", "dflash_2": "windows, some layers causal", "dspark": "rnn", "dspark_2": "cut by confidence"}
 
@@ -67,41 +63,18 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield made
 
 
-def generate(llm: LLM, method: str, **settings: Any) -> list[Any]:
-    """Six requests at once, three of them with a common beginning of several blocks."""
-    beginning = llm.get_tokenizer().encode("Once upon a time there was a princess who lived in a castle. " * 4)
-    prompts = [{"prompt_token_ids": ids} for ids in ([*beginning, 300], [5], [*beginning, 301, 777], [9, 8, 7], [300] * 18, beginning)]
-    each = [
-        SamplingParams(
-            max_tokens=20 + i, seed=i, ignore_eos=True, allowed_token_ids=list(TOKEN_IDS), speculation={"method": method}, **settings
-        )
-        for i in range(len(prompts))
-    ]
-    return llm.generate(prompts, each, use_tqdm=False)
-
-
 def check_texts(llm: LLM, settings: dict[str, Any]) -> None:
-    plain = [list(output.outputs[0].token_ids) for output in generate(llm, "off", **settings)]
-    right = 0
-    for method, what in METHODS.items():
-        outputs = generate(llm, method, **settings)
-        assert [list(output.outputs[0].token_ids) for output in outputs] == plain, what
-        metrics = [output.metrics.speculative_decoding for output in outputs]
-        accepted, drafted = (sum(getattr(m, f"num_{kind}_tokens") for m in metrics) for kind in ("accepted_draft", "draft"))
-        assert drafted > 30, what
-        right += accepted > 0
+    found = drafts_of(llm, METHODS, settings)
+    assert all(drafted > 30 for drafted, _ in found.values()), found
+    right = sum(accepted > 0 for _, accepted in found.values())
     assert right >= len(METHODS) - 2, "weights are random, but few tokens are allowed: nearly everybody is right by chance now and then"
-    assert [health.num_failures for health in llm._running().core.proposers.stats()] == [0] * (1 + len(METHODS))
 
 
 def test_texts_are_those_without_speculation(llm: LLM) -> None:
-    check_texts(llm, {"temperature": 0, "frequency_penalty": 0.5})
+    check_texts(llm, GREEDY)
 
 
-DRAWN: dict[str, dict[str, Any]] = {"seeded": {"temperature": 1.0}, "filtered": {"temperature": 0.7, "top_p": 0.9}}
-
-
-@pytest.mark.parametrize("llm", slow_but([*NETWORKS][-1:], NETWORKS), indirect=True)
+@pytest.mark.parametrize("llm", slow_but(FASTEST, NETWORKS), indirect=True)
 @pytest.mark.parametrize("what", DRAWN)
 def test_drawn_texts_are_those_without_speculation(llm: LLM, what: str) -> None:
     check_texts(llm, DRAWN[what])
