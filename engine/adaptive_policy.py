@@ -33,6 +33,7 @@ SETTLED = 2  # steps without guesses after which they take what they do where no
 PLAIN_RUN = SETTLED + 1  # more of them, so that the last one tells
 LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 LITTLE = 1.5  # times the plain rate
+LEAVING = 1.25  # times the rate of rounds: who takes over from them must first read what they said, and finds the caches full of other things
 
 
 class AdaptivePolicy:
@@ -47,7 +48,7 @@ class AdaptivePolicy:
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
-        self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules.prediction, rules.text_lookup)
+        self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._rounds_rate = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, or that is unknown
         self._num_single = SETTLED  # steps in a row that were one pass
@@ -294,6 +295,7 @@ class AdaptivePolicy:
         self._rest.forget(request_id)
         self._probing.forget(request_id)
         self._assignment.forget(request_id)
+        self._rounds.forget(request_id)
         self.expectations.forget(request_id)
 
     @property
@@ -331,7 +333,7 @@ class AdaptivePolicy:
         choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs)
         depths, self._promised_rate = choice.depths, choice.rate
         disappointment = self._balance.disappointment(load.num_rows / choice.plain_rate)
-        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, self._rounds_rate):
+        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, LEAVING * self._rounds_rate):
             depths = [0] * len(candidates)
         self._is_open = any(depths)
         every = PLAIN_SOON if self.costs.target.in_doubt(load.num_rows + load.num_prompt) else PLAIN_EVERY

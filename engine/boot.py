@@ -12,7 +12,6 @@ from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.rounds import RoundsExecutor
 from ..proposers.config import SpeculativeConfig
-from ..proposers.ngram import NgramProposer
 from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
 from .config import EngineConfig, ModelConfig
@@ -113,12 +112,13 @@ def assemble(
     on_close: Callable[[EngineCore], None] = lambda core: None,
 ) -> EngineCore:
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
+    lookups = Lookups.among(proposers.proposers)
     infos = tuple(
-        ProposerInfo(p.name, p.max_tokens, scout, isinstance(p, NgramProposer) and p.lookup is not None)
-        for p, scout in zip(proposers.proposers, proposers.scouts, strict=True)
+        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i))
+        for i, (p, scout) in enumerate(zip(proposers.proposers, proposers.scouts, strict=True))
     )
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
-    rounds = None if costs is None else _rounds(config, model, runner, proposers, verifier)
+    rounds = None if costs is None else _rounds(config, model, runner, proposers, lookups, verifier)
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     kv.lookahead = runner.lookahead
@@ -144,17 +144,16 @@ def assemble(
 
 
 def _rounds(
-    config: EngineConfig, model: LoadedModel, runner: Runner, proposers: ProposerSet, verifier: Verifier
+    config: EngineConfig, model: LoadedModel, runner: Runner, proposers: ProposerSet, lookups: Lookups, verifier: Verifier
 ) -> Rounds | None:
-    """What takes steps in rounds; None if the target or its drafters have to see every step, or nobody looks in a row's text."""
-    lookup = next(((i, p.lookup) for i, p in enumerate(proposers.proposers) if isinstance(p, NgramProposer) and p.lookup), None)
+    """What takes steps in rounds; None if nobody looks in a text or a table, or others have to be asked in every step."""
     executor = runner.executor
-    if lookup is None or not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
+    if max(lookups.text, lookups.table) < 0 or not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
         return None
     if proposers.needs.hidden or proposers.hears_every_step:
         return None
-    prediction = proposers.names.index(PREDICTION) if PREDICTION in proposers.names else -1
-    lookups = Lookups(prediction, *lookup)
+    if any(scout is not None and not lookups.knows(i) for i, scout in enumerate(proposers.scouts)):
+        return None
     return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, config.scheduler, lookups)
 
 

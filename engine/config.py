@@ -88,7 +88,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    speculative: SpeculativeConfig | None = None  # None = the default: n-gram; the embedded model's own drafter if no model is named
+    speculative: SpeculativeConfig | None = None  # None = the default: n-gram; the embedded model's own drafters too if no model is named
     max_queued_requests: int = 1024
     allow_synthetic_acceptance: bool = False  # acceptance by given rates, which makes outputs nonsense: for benchmarks
     speculation_corpus_dir: str | None = None  # texts that suffix and n-gram look in are kept here across restarts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
+from ..proposers.config import DraftModelConfig, NgramCacheConfig, NgramConfig, SpeculativeConfig
 from .adaptive_policy import AdaptivePolicy
 from .config import DEMO_MODEL, EngineConfig
 from .controller import Controller
@@ -12,6 +12,7 @@ from .fixed_policy import DEFAULT_THRESHOLD
 from .speculation_policy import PREDICTION
 
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
+DEMO_CACHE = DEMO_DRAFT.with_name("ngram_cache")
 
 
 def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
@@ -22,8 +23,9 @@ def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
     if config.model.model == DEMO_MODEL:
         # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
         drafter = DraftModelConfig(str(DEMO_DRAFT), draft_sample_method="probabilistic")
-        why = "the embedded model's own draft model, and prompt lookup where that pays more; --speculative-config changes it"
-        return SpeculativeConfig((drafter, lookup)), why
+        counted = NgramCacheConfig(str(DEMO_CACHE), num_speculative_tokens=8)
+        why = "the embedded model's own draft model and n-gram cache, and prompt lookup; --speculative-config changes it"
+        return SpeculativeConfig((drafter, lookup, counted)), why
     return (
         SpeculativeConfig((lookup,)),
         "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",

@@ -40,25 +40,39 @@ class RowGrant:
 
 
 @record
+class RowLookups:
+    """Most guesses of a row's round: from its prediction, else from its text or the table, whichever is likelier to be right."""
+
+    predicted_k: int = 0
+    text_k: int = 0
+    table_k: int = 0
+    text_chance: float = 0.0  # that the first guess from the text is right; this and the next in the table's terms
+    least_chance: float = 1.0  # that a guess from the table is right with all before it
+
+    @property
+    def k(self) -> int:
+        return max(self.predicted_k, self.text_k, self.table_k)
+
+
+@record
 class RoundsAsked:
     """What a step in rounds may do."""
 
     most_rounds: int
     most_seconds: float  # after which no further round begins
-    depths: list[tuple[int, int]]  # of each row, most guesses of a round from its prediction, and from its text where that has none
+    lookups: list[RowLookups]  # of each row
 
 
 @record
 class RowRounds:
-    """One row of a step in rounds: it decodes, and what it guesses is looked up in its prediction and in its text."""
+    """One row of a step in rounds: it decodes, and what it guesses is looked up."""
 
     request: Request
     num_computed: int
     num_places: int  # that the table holds
     most_new: int  # tokens that may still come, at least 1
     block_table: array[int]  # live view
-    predicted_k: int  # most guesses of a round from the prediction, ...
-    lookup_k: int  # ... and from the text, where that has none
+    lookups: RowLookups
 
 
 @record
@@ -202,6 +216,7 @@ class Settled:
     first: int  # tokens of the row that came before it in the same step
     drafted: int
     accepted: int
+    expected: float = 0.0  # accepted ones, by a table
 
 
 @record

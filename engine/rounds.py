@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
+from typing import Literal
 
 from ..kernels.layout import KVTensors
+from ..kernels.ngram_table import NgramTable
 from ..kernels.record import record
-from ..kernels.rounds import FROM_PREDICTION, FROM_TEXT, RoundsExecutor, RoundsLimits, RoundsRow, answers, cursors
+from ..kernels.rounds import FROM_PREDICTION, FROM_TABLE, FROM_TEXT, RoundsExecutor, RoundsLimits, RoundsRow, answers, cursors
+from ..proposers.base import Proposer
 from ..proposers.config import NgramConfig
+from ..proposers.ngram import NgramProposer
+from ..proposers.ngram_cache import NgramCacheProposer
+from ..proposers.prediction import PredictionProposer
 from .config import SchedulerConfig
 from .plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
 from .request import Request
@@ -31,7 +38,34 @@ class Lookups:
 
     prediction: int
     text: int
-    ngram: NgramConfig  # how the text is looked in
+    table: int
+    ngram: NgramConfig | None  # how the text is looked in, ...
+    ngram_table: NgramTable | None  # ... and the table; None = nobody does
+
+    @staticmethod
+    def among(proposers: Sequence[Proposer]) -> Lookups:
+        """The first of each kind."""
+        prediction = text = table = -1
+        ngram, ngram_table = None, None
+        for i, proposer in enumerate(proposers):
+            match proposer:
+                case PredictionProposer() if prediction < 0:
+                    prediction = i
+                case NgramProposer(lookup=NgramConfig() as config) if text < 0:
+                    text, ngram = i, config
+                case NgramCacheProposer(table=found) if table < 0:
+                    table, ngram_table = i, found
+                case _:
+                    pass
+        return Lookups(prediction, text, table, ngram, ngram_table)
+
+    def knows(self, proposer: int) -> bool:
+        """Whether rounds can do what that one does."""
+        return proposer in (self.prediction, self.text, self.table)
+
+    def place(self, proposer: int) -> Literal["text", "table"] | None:
+        """Where that one looks, aside from predictions."""
+        return "text" if proposer == self.text else "table" if proposer == self.table else None
 
 
 class Rounds:
@@ -52,7 +86,7 @@ class Rounds:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._limits = limits
-        self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text}
+        self._source = {FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text, FROM_TABLE: lookups.table}
         self._rows: dict[str, _Row] = {}
         self._num_failures = 0  # in a row
         self._interrupt = array("i", [0])
@@ -96,13 +130,13 @@ class Rounds:
         packed = bytearray().join([row.begin(planned) for row, planned in zip(rows, plan.rows, strict=True)])
         most_tokens = min(self._limits.max_num_batched_tokens, len(rows) + self._limits.max_draft_tokens_per_step)
         limits = RoundsLimits(plan.most_rounds, most_tokens, plan.most_seconds, plan.ends_with_row)
-        output = self._executor.run_rounds(packed, self._kv, limits, self._interrupt)
+        output = self._executor.run_rounds(packed, self._kv, limits, self._interrupt, self.lookups.ngram_table)
         self._num_failures = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
         from_guesses = [0] * len(rows)  # tokens that were guessed, the one aside that ended the row: its pass brought none of its own
         for draft in output.drafts:
             from_guesses[draft.row] += draft.emitted
-            drafts[draft.row].append(Settled(self._source[draft.source], draft.first, draft.drafted, draft.accepted))
+            drafts[draft.row].append(Settled(self._source[draft.source], draft.first, draft.drafted, draft.accepted, draft.expected))
         said: list[RowSaid] = []
         for row, mine, guessed, (num_new, _, has_failed) in zip(rows, drafts, from_guesses, answers(packed), strict=True):
             # What failed behind tokens that are fine fails again, alone, in the next step.
@@ -129,13 +163,13 @@ class Rounds:
 class _Row:
     """A request as the native side sees it, and the memory that its addresses point to."""
 
-    __slots__ = ("request", "prediction", "cursor", "_rounds", "_text", "_num_known", "_stops", "_sampling")
+    __slots__ = ("request", "prediction", "cursor", "_ngram", "_text", "_num_known", "_stops", "_sampling")
 
     def __init__(self, planned: RowRounds, rounds: Rounds) -> None:
         request = self.request = planned.request
         self.prediction = array("i", request.prediction)
         self.cursor: tuple[int, int, int] = (0, 0, request.num_prompt_tokens)  # cursor, is_lost, num_followed
-        self._rounds = rounds
+        self._ngram = rounds.lookups.ngram or NgramConfig()
         self._text = array("i", bytes(4 * (len(request.token_ids) + planned.most_new)))  # as long as it may become
         self._num_known = 0  # tokens in it that are the request's
         params = request.params
@@ -144,7 +178,7 @@ class _Row:
 
     def begin(self, planned: RowRounds) -> bytes:
         """Packed for a call."""
-        token_ids, ngram = self.request.token_ids, self._rounds.lookups.ngram
+        token_ids, asked, ngram = self.request.token_ids, planned.lookups, self._ngram
         num_tokens, known = len(token_ids), min(self._num_known, len(token_ids))
         if known < num_tokens:
             self._text[known:num_tokens] = array("i", token_ids[known:])
@@ -155,8 +189,9 @@ class _Row:
         return RoundsRow(
             self._text.buffer_info()[0], table, prediction, stops,
             self.request.num_prompt_tokens, num_tokens, planned.most_new, num_blocks, planned.num_places,
-            num_stops, num_predicted, *self.cursor, planned.predicted_k, planned.lookup_k,
+            num_stops, num_predicted, *self.cursor, asked.predicted_k, asked.text_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
+            asked.table_k, asked.text_chance, asked.least_chance,
         ).packed(self._sampling)  # fmt: skip
 
     def take(self, num_new: int) -> list[int]:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
 from .costs import TargetCost
-from .plan import RoundsAsked, RoundsPlan, RoundsVerdict
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowLookups
 from .request import Request
+from .speculation_policy import RequestLimits
+from .table_trust import TableTrust
 
 STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
 MOST_ROUNDS = 32
@@ -23,6 +25,7 @@ RETRY_EVERY = 256  # steps that are too long for rounds, one of which has some n
 RETRIED = 2.0  # ... if it is not more than so many times too long
 TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
 TRIED = 2  # guesses of such a try
+TRIED_CHANCE = 0.5  # by the table, that is enough for such a try
 LEARNT_DRAFTS = 4  # of a step, at most, teach something
 RECENT = 0.9  # fade of what rounds brought with each step
 
@@ -39,13 +42,14 @@ class RoundsChoice:
     """Of one engine."""
 
     def __init__(
-        self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], passes: TargetCost, prediction: int, text: int
+        self, assignment: Assignment, acceptance: Sequence[ProposerAcceptance], passes: TargetCost, rules: RequestLimits
     ) -> None:
-        """passes: what they cost where nothing else happens in between. prediction, text: who looks there, -1 = nobody."""
+        """passes: what they cost where nothing else happens in between."""
         self._assignment = assignment
         self._acceptance = acceptance
         self._passes = passes
-        self._prediction, self._text = prediction, text
+        self._prediction, self._text, self._table = rules.prediction, rules.text_lookup, rules.table_lookup
+        self._trust = TableTrust()
         self._brought: dict[tuple[int, bool], _Brought] = {}  # by number of rows, and whether any has a prediction
         self._num_asked = 0
         self._num_refused = 0  # steps whose passes were too long
@@ -74,11 +78,12 @@ class RoundsChoice:
         self._num_asked += 1
         context = sum(request.num_computed_tokens for request in running)
         pass_s, num_rows = self._passes.at(context), len(running)
-        depths = [self._depths_of(request, i, most, num_rows, pass_s) for i, request in enumerate(running)]
-        if all(depth is None for depth in depths):
+        least_chance = self._least_chance(running, most, pass_s) if self._table >= 0 else 1.0
+        wanted = [self._lookups_of(request, i, most, num_rows, pass_s, least_chance) for i, request in enumerate(running)]
+        if all(lookups is None for lookups in wanted):
             return None
-        asked = [depth or (0, 0) for depth in depths]
-        self.k = sum(map(max, asked)) / num_rows
+        asked = [lookups or RowLookups() for lookups in wanted]
+        self.k = sum([lookups.k for lookups in asked]) / num_rows
         return RoundsAsked(most_rounds, STEP_S, asked)
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
@@ -93,24 +98,43 @@ class RoundsChoice:
             self._acceptance[draft.proposer].observe(
                 request.request_id, draft.drafted, draft.drafted, draft.drafted, range(draft.accepted), True, step
             )
+        if self._table >= 0:
+            self._trust.step()
+            for request, draft in drafts:
+                if draft.proposer == self._table:
+                    self._trust.observe(request.request_id, draft.expected, draft.accepted)
         brought = self._brought.setdefault(_kind([row.request for row in plan.rows]), _Brought())
         brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
         brought.seconds = RECENT * brought.seconds + seconds
 
-    def _depths_of(
-        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float]
-    ) -> tuple[int, int] | None:
-        """From the prediction and from the text; None if the request wants nothing looked up."""
+    def forget(self, request_id: str) -> None:
+        self._trust.forget(request_id)
+
+    def _least_chance(self, running: Sequence[Request], most: int, pass_s: Callable[[float], float]) -> float:
+        """That a guess must have to be worth a pass's being longer by one token: what that costs at the rate at which tokens come."""
+        num_rows = len(running)
+        num_more = num_rows * min(most, self._acceptance[self._table].depth)  # a pass's cost has steps
+        rate = self.rate(running) or num_rows / pass_s(num_rows)
+        return rate * (pass_s(num_rows + num_more) - pass_s(num_rows)) / num_more if num_more else 1.0
+
+    def _lookups_of(
+        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], least_chance: float
+    ) -> RowLookups | None:
+        """None if the request wants nothing looked up."""
         ceilings = {p: min(ceiling, most) for p, _, ceiling in self._assignment.row(request).scouts}
         predicted = ceilings.get(self._prediction, 0) if request.prediction else 0
-        looked_up = ceilings.get(self._text, 0)
-        if not (predicted or looked_up):
+        looked_up, from_table = ceilings.get(self._text, 0), ceilings.get(self._table, 0)
+        if not (predicted or looked_up or from_table):
             return None
         is_tried = (self._num_asked + place) % TRY_EVERY == 0
-        return (
-            self._depth(self._prediction, request, predicted, num_rows, pass_s, is_tried),
-            self._depth(self._text, request, looked_up, num_rows, pass_s, is_tried),
-        )
+        predicted_k = self._depth(self._prediction, request, predicted, num_rows, pass_s, is_tried)
+        text_k = self._depth(self._text, request, looked_up, num_rows, pass_s, is_tried)
+        if not from_table:
+            return RowLookups(predicted_k, text_k)
+        trust = self._trust.of(request.request_id)
+        least = least_chance / trust
+        text_chance = next(iter(self._acceptance[self._text].worth(request.request_id).chances), 0.0) if text_k else 0.0
+        return RowLookups(predicted_k, text_k, from_table, text_chance / trust, min(least, TRIED_CHANCE) if is_tried else least)
 
     def _depth(
         self, proposer: int, request: Request, most: int, num_rows: int, pass_s: Callable[[float], float], is_tried: bool

@@ -312,12 +312,12 @@ class Scheduler:
             return None
         planned: list[RowRounds] = []
         share = max(1, self.kv.pool.num_free // len(rows)) * self.kv.block_size
-        for row, (predicted_k, lookup_k) in zip(rows, asked.depths, strict=True):
-            known, k, most_new = row.num_computed + 1, max(predicted_k, lookup_k), self._most_new(row.request)
+        for row, lookups in zip(rows, asked.lookups, strict=True):
+            known, k, most_new = row.num_computed + 1, lookups.k, self._most_new(row.request)
             # Places for half of all guesses: more may push prefixes out of the cache that are worth more than one step's end.
             wanted = min(asked.most_rounds * (2 + k) // 2 + k, most_new, share)
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
-            planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, predicted_k, lookup_k))
+            planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, lookups))
         return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting))
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:

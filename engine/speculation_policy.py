@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..kernels.record import record
 from ..proposers.base import Draft, KnownRow
@@ -36,8 +36,8 @@ class ProposerInfo:
     max_tokens: int
     has_guess: Callable[[KnownRow], bool] | None = None
     """Of a scout: whether it has anything to go on for a row, told for next to nothing."""
-    reads_text: bool = False
-    """Whether it does no more than look in the row's own text, which a step in rounds can do."""
+    looks_in: Literal["text", "table"] | None = None
+    """Of one that does no more than look in the row's own text, or in a table that never changes: a step in rounds can do that."""
 
 
 @record
@@ -138,7 +138,8 @@ class RequestLimits:
         self._index = {p.name: i for i, p in enumerate(proposers)}
         self.default = next((i for i, p in enumerate(proposers) if p.name != PREDICTION), -1)
         self.prediction = self._index.get(PREDICTION, -1)
-        self.text_lookup = next((i for i, p in enumerate(proposers) if p.reads_text), -1)
+        self.text_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "text"), -1)
+        self.table_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "table"), -1)
 
     def limits(self, num_rows: int, threshold: int | None) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do. Exactly the threshold still speculates; None = there is none."""

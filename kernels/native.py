@@ -23,6 +23,7 @@ from .native_abi import (
     CacheType,
     ChainRequest,
     NativeOp,
+    NativeTable,
     NetworkSpec,
     OpKind,
     Precision,
@@ -33,6 +34,7 @@ from .native_kv import NativeKV, block_bytes
 from .native_library import ISAS, Availability, availability, load, set_threads, threads, usable_cores
 from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack
+from .ngram_table import NgramTable
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
 from .rounds import ROW_BYTES, RoundsLimits, RoundsOutput, draft_memory, drafts_in
@@ -203,7 +205,7 @@ class NativeExecutor:
         return ChainOutput(token_ids, confidence, logits)
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int]
+        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int], table: NgramTable | None = None
     ) -> RoundsOutput:
         """See `RoundsExecutor.run_rounds`."""
         assert isinstance(kv, NativeKV)
@@ -212,7 +214,8 @@ class NativeExecutor:
         most = limits.most_rounds
         drafts, seconds, tokens = draft_memory(most * num_rows), array("f", bytes(4 * most)), array("i", bytes(4 * most))
         request = RoundsRequest(
-            kv.bases, _address(rows), num_rows, most, limits.most_tokens, limits.most_seconds, limits.ends_with_row
+            kv.bases, _address(rows), _table(table), num_rows, most, limits.most_tokens, limits.most_seconds,
+            limits.ends_with_row,
         )
         request.interrupt, request.drafts = interrupt.buffer_info()[0], _address(drafts)
         request.seconds, request.tokens = seconds.buffer_info()[0], tokens.buffer_info()[0]
@@ -241,6 +244,10 @@ class NativeExecutor:
 
 def _address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _table(table: NgramTable | None) -> NativeTable:
+    return NativeTable() if table is None else NativeTable(*table.addresses, table.shift, table.max_n)
 
 
 class _Binder:

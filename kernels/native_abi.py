@@ -154,10 +154,15 @@ class ChainRequest(ctypes.Structure):
     ]
 
 
+class NativeTable(ctypes.Structure):
+    _fields_ = [("keys", c_void_p), ("token_ids", c_void_p), ("chances", c_void_p), ("shift", c_int32), ("max_n", c_int32)]
+
+
 class RoundsRequest(ctypes.Structure):
     _fields_ = [
         ("cache", POINTER(c_void_p)),
         ("rows", c_void_p),
+        ("table", NativeTable),
         ("num_rows", c_int32),
         ("most_rounds", c_int32),
         ("most_tokens", c_int32),
@@ -173,7 +178,7 @@ class RoundsRequest(ctypes.Structure):
 
 
 SAMPLE_ROW_BYTES = 128  # SampleRow, whose fields are in sampling.py
-ROUNDS_BYTES = 232 + 24  # RoundsRow and RoundsDraft, whose fields are in rounds.py
+ROUNDS_BYTES = 248 + 28  # RoundsRow and RoundsDraft, whose fields are in rounds.py
 
 
 def fits(library: ctypes.CDLL) -> bool:

@@ -1,7 +1,8 @@
 """Several passes in one call, each over what the one before it said: plain data in and out. Knows no requests.
 
-A row's guesses are what its own text, or a prediction of it, says next; those that the target would have said are kept, and the next
-round goes on behind them. proposers/ngram.py and proposers/prediction.py say what is guessed, engine/verifier.py what is kept.
+A row's guesses are what its own text, a prediction of it or a table of n-grams says next; those that the target would have said are kept,
+and the next round goes on behind them. proposers/ngram.py, prediction.py and ngram_cache.py say what is guessed, engine/verifier.py what is
+kept.
 
 Numbers are packed by `struct`, not by numpy: they are few, and after a pass that has read all weights each call into numpy takes ten
 times what it does in a loop.
@@ -15,13 +16,14 @@ from struct import Struct
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from .layout import KVTensors
+from .ngram_table import NgramTable
 from .record import record
 from .sampling import ROW as SAMPLING_ROW
 
-FROM_PREDICTION, FROM_TEXT = 0, 1
-_ROW = Struct("4Q18i")
+FROM_PREDICTION, FROM_TEXT, FROM_TABLE = 0, 1, 2
+_ROW = Struct("4Q16i2f4x3i")
 _ANSWER = Struct("3i")
-_DRAFT = Struct("6i")
+_DRAFT = Struct("6if")
 _ANSWER_OFFSET = _ROW.size - _ANSWER.size
 ROW_BYTES = _ROW.size + SAMPLING_ROW.itemsize
 
@@ -51,6 +53,9 @@ class RoundsRow(NamedTuple):
     lookup_min: int
     lookup_max: int
     latest: int
+    table_k: int = 0
+    text_chance: float = 0.0
+    least_chance: float = 0.0
     num_new: int = 0
     has_ended: int = 0
     has_failed: int = 0
@@ -68,6 +73,7 @@ class RoundsDraft(NamedTuple):
     drafted: int
     accepted: int
     emitted: int
+    expected: float
 
 
 @record
@@ -94,9 +100,9 @@ class RoundsExecutor(Protocol):
     """A network that can stay inside one call for several rounds."""
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int]
+        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int], table: NgramTable | None = None
     ) -> RoundsOutput:
-        """Rounds over packed rows [R], which are changed in place.
+        """Rounds over packed rows [R], which are changed in place. table: needed where a row has a table_k.
 
         Ends with the round in which a limit is reached, all rows have ended, one fails or has no place left, or `interrupt` [1] is no
         longer 0: another thread may write it at any time.

@@ -17,6 +17,7 @@ from .config import (
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
+    NgramCacheConfig,
     NgramConfig,
     PardConfig,
     PredictionConfig,
@@ -79,6 +80,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from .ngram import NgramProposer
 
             return LoadedProposer("ngram", lambda opening: NgramProposer(config, opening.name, resources.corpora))
+        case NgramCacheConfig():
+            from . import ngram_cache
+
+            return ngram_cache.load(config, resources)
         case DraftModelConfig():
             from . import draft_model
 

@@ -52,6 +52,15 @@ class NgramConfig:
 
 
 @dataclass(frozen=True)
+class NgramCacheConfig:
+    """What followed short runs of tokens in earlier answers, counted once (`foretoken train ngram-cache`)."""
+
+    model: str
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
 class DraftModelConfig:
     """A smaller causal language model."""
 
@@ -188,6 +197,7 @@ class SyntheticConfig:
 
 ProposerConfig = (
     NgramConfig
+    | NgramCacheConfig
     | DraftModelConfig
     | PardConfig
     | MedusaConfig

@@ -17,6 +17,7 @@ from .config import (
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
+    NgramCacheConfig,
     NgramConfig,
     PardConfig,
     PredictionConfig,
@@ -40,6 +41,9 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
     match method:
         case "ngram":
             return _ngram(entry, num_tokens)
+        case "ngram_cache":
+            revision = entry.text("revision")
+            return NgramCacheConfig(entry.model(method, target), **given(num_speculative_tokens=num_tokens, revision=revision))
         case "suffix":
             return SuffixConfig(
                 num_tokens,

@@ -19,8 +19,8 @@ from .config_methods import MAX_INT, read_proposer
 from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
-    *("off", "ngram", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "dflash", "dspark"),
-    *("prediction", "custom_class", "extract_hidden_states", "synthetic"),
+    *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
+    *("dflash", "dspark", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 NOT_BUILT = {
     "dflash2": "its convolutions and candidate selector are not built; a dflash or dspark checkpoint works",

@@ -123,6 +123,8 @@ def _method_of_tensors(shapes: Shapes) -> str | None:
         return "eagle"
     if any("speculator.emb." in name for name in shapes):
         return "mlp_speculator"
+    if {"runs.1", "next.1", "chance.1"} <= shapes.keys():
+        return "ngram_cache"
     return "medusa" if any(map(_MEDUSA_HEAD.match, shapes)) else None
 
 

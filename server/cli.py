@@ -37,6 +37,7 @@ train:
   train target            a tokenizer and a model from scratch
   train draft             a draft model for a model of yours
   train head              a drafting head for it: EAGLE-3, Medusa, MTP, ...
+  train ngram-cache       what follows which tokens, counted in its answers
   train family            the embedded model and all of its drafters
   train evaluate          what that family answers, and how much is accepted
   train fetch-data        where its training text comes from

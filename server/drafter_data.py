@@ -21,7 +21,7 @@ from ..proposers.training.encoding import AnyDocument, encode_prompt, prompts, r
 from ..proposers.training.packing import Document, PackedFile
 from ..proposers.training.reading import DataError
 from .generating import Generation, documents, generate
-from .train_options import Prompting, Training
+from .train_options import Prompting, Sources
 from .train_run import WorkFolder, cut, log, read_shuffled
 
 ANSWERS, TEXT = "answers", "text"    # packed files
@@ -44,7 +44,7 @@ class DrafterData:
     tokenizer: PreTrainedTokenizerFast
 
 
-def prepare(training: Training, model: str, prompting: Prompting, folder: WorkFolder, ground_truth: bool) -> DrafterData:
+def prepare(sources: Sources, model: str, prompting: Prompting, folder: WorkFolder, ground_truth: bool) -> DrafterData:
     """Have the target answer, and pack its answers; with `ground_truth` also the data as it is, all of it to be learned.
 
     What is there already is not made again. Raises DataError, and what `generate` raises.
@@ -54,12 +54,12 @@ def prepare(training: Training, model: str, prompting: Prompting, folder: WorkFo
     data = DrafterData(folder, target, tokenizer)
     if folder.has(ANSWERS) and (folder.has(TEXT) or not ground_truth):
         return data
-    texts = read_shuffled(training)
+    texts = read_shuffled(sources)
     if ground_truth and not folder.has(TEXT):
         folder.pack(TEXT, _ground_truth(texts, tokenizer), len(tokenizer))
     if not folder.has(ANSWERS):
-        chosen = choose_prompts(texts, tokenizer, prompting, training.seed)
-        settings = Generation(prompting.answer_tokens, training.seed, prompting.batch)
+        chosen = choose_prompts(texts, tokenizer, prompting, sources.seed)
+        settings = Generation(prompting.answer_tokens, sources.seed, prompting.batch)
         answers = generate(str(target), [prompt.token_ids for prompt in chosen], folder.path / "answers.jsonl", settings)
         answered = ((chosen[answer.number].held_out, document) for answer in answers for document in documents([answer]))
         folder.pack(ANSWERS, answered, len(tokenizer))

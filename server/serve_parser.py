@@ -129,12 +129,12 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--speculative-config", "-sc", metavar="CONFIG",
             help="who guesses, and how: an object or a list of them, as JSON, YAML or @FILE [prompt lookup; the embedded model: its "
-            "draft model and prompt lookup]",
+            "draft model, n-gram cache and prompt lookup]",
         )  # fmt: skip
-        add("--spec-method", metavar="METHOD", help="ngram, suffix, draft_model, eagle3, medusa, mtp, ... [what the folder holds]")
+        add("--spec-method", metavar="METHOD", help="ngram, ngram_cache, suffix, draft_model, eagle3, mtp, ... [what the folder holds]")
         add(
             "--speculative-model", "--spec-model", metavar="FOLDER",
-            help="a draft model or heads; the content says which method; or [ngram] [none]",
+            help="a draft model, heads or an n-gram cache; the content says which method; or [ngram] [none]",
         )  # fmt: skip
         add("--num-speculative-tokens", "--spec-tokens", type=count, metavar="K", help="most tokens guessed at once [the drafter's own]")
         add("--ngram-prompt-lookup-max", type=count, metavar="N", help="longest n-gram looked up [4]")

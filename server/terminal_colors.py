@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TextIO
 
 PALETTE = ("#0072b2", "#c25400", "#00805d", "#aa4a86", "#857300", "#5f57a8")
-FIXED = {"ngram": 1, "suffix": 2, "prediction": 4}  # proposers that many servers have look the same on all of them
-FREE = (0, 3, 5)  # for the others, in the order they become known
+FIXED = {"ngram": 1, "suffix": 2, "prediction": 4, "ngram_cache": 5}  # proposers that many servers have look the same on all of them
+FREE = (0, 3, 5)  # for the others, in the order they become known; few servers have a third
 WHEN = ("auto", "always", "never")
 RESET = "\x1b[0m"
 # What a model says is data: an escape in it could rewrite the screen or the clipboard.

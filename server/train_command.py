@@ -11,12 +11,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .cli import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE
-from .train_options import Parser, draft_options, head_options, target_options
+from .train_options import Parser, draft_options, head_options, ngram_cache_options, target_options
 
 HELP = """\
 usage: foretoken train target --data PATH ... --out DIR [flags]
        foretoken train draft --model TARGET --data PATH ... --out DIR [flags]
        foretoken train head --method METHOD --model TARGET --data PATH ... --out DIR [flags]
+       foretoken train ngram-cache --model TARGET --data PATH ... --out DIR [flags]
        foretoken train family [flags]
        foretoken train evaluate [flags]
        foretoken train fetch-data [--data DIR]
@@ -24,6 +25,7 @@ usage: foretoken train target --data PATH ... --out DIR [flags]
   target      a tokenizer and a Llama-shaped model, from scratch
   draft       a small draft model for a target: it learns from what the target writes, and from its logits
   head        a drafting head for a target: eagle3, eagle, medusa, mlp_speculator, mtp, pard or dflash
+  ngram-cache what follows short runs of tokens in what the target writes: counted in seconds, guesses in microseconds
   family      the embedded model and all of its drafters, by the recipe in this package
   evaluate    what the embedded family answers, and how many drafted tokens are accepted
   fetch-data  where the embedded family's training text comes from, and whether it is here
@@ -33,6 +35,7 @@ A training that was stopped, by Ctrl-C, by SIGTERM or by accident, goes on when 
 examples:
   foretoken train target --data my-text/ --out my-model --minutes 30
   foretoken train head --method eagle3 --model my-model --data chats.jsonl --out my-eagle3 --minutes 10
+  foretoken train ngram-cache --model my-model --data chats.jsonl --out my-ngram-cache
   foretoken train fetch-data --data corpora
 """
 FETCH_EXAMPLES = """\
@@ -42,7 +45,7 @@ examples:
 
 The exit status is 0 if every corpus is there as the recipe read it.
 """
-COMMANDS = ("target", "draft", "head", "family", "evaluate", "fetch-data")
+COMMANDS = ("target", "draft", "head", "ngram-cache", "family", "evaluate", "fetch-data")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,6 +103,12 @@ def _run(command: str, flags: Sequence[str]) -> int:
             from .train_head import train_head
 
             train_head(options)
+        case "ngram-cache":
+            options = ngram_cache_options(flags)
+            _quiet()
+            from .train_ngram_cache import train_ngram_cache
+
+            train_ngram_cache(options)
         case "family":
             from .train_family import main as family
 

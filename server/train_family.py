@@ -11,16 +11,18 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_model
 from transformers import PreTrainedTokenizerFast
 
 from ..proposers.training.draft import DraftTrainee
-from ..proposers.training.family import RECIPE, Family, Member, Prepared, Refinement, hold_out, prepare
+from ..proposers.training.family import COUNTED, RECIPE, Family, Member, Prepared, Refinement, hold_out, prepare
 from ..proposers.training.frozen import FrozenTarget
 from ..proposers.training.loop import Trainee
 from ..proposers.training.model_card import REFINED, write_card
+from ..proposers.training.ngram_counts import CountLimits
 from ..proposers.training.packing import PackedStream
 from ..proposers.training.reading import DataError
 from ..proposers.training.refinement import RefinementTrainee
@@ -28,8 +30,9 @@ from ..proposers.training.target import Shape, TargetTrainee, write_model
 from .drafter_data import learned_counts
 from .train_asking import answer, answer_for_refinement
 from .train_head import make_head, settings_of
+from .train_ngram_cache import make_ngram_cache
 from .train_options import Parser
-from .train_parts import Paths, leave_facts, run_of, say, some
+from .train_parts import Paths, leave_facts, processor, run_of, say, some
 from .train_prompts import write_prompts
 from .train_run import Machine
 
@@ -80,7 +83,10 @@ def make(family: Family, paths: Paths, chosen: Sequence[str], machine: Machine) 
             answer(family, prepared, paths, held_out)
     for name in drafters:
         if not (paths.family / name / "model.safetensors").exists():
-            train_drafter(family, name, prepared, paths, machine)
+            if family.members[name].method == COUNTED:
+                count_drafter(family, name, paths)
+            else:
+                train_drafter(family, name, prepared, paths, machine)
     measured = paths.evaluation.exists()
     write_card(paths.family, family, json.loads(paths.evaluation.read_text(encoding="utf-8")) if measured else None, paths.work / "runs")
     if (paths.work / "prompts_held_out.jsonl").exists():
@@ -121,14 +127,15 @@ def refine_target(family: Family, refinement: Refinement, prepared: Prepared, pa
 def train_drafter(family: Family, name: str, prepared: Prepared, paths: Paths, machine: Machine) -> None:
     """From the target's answers to a folder in the method's published layout."""
     member, folder = family.members[name], paths.family / name
+    training = member.training
+    assert training is not None
     target = FrozenTarget.load(paths.target, machine.device)
     text = prepared.stage(len(family.stages) - 1)
-    stream = PackedStream([*([text] if member.training.text else []), paths.answers(False)], member.training.batch_tokens)
-    stream.thin(member.training.tokens)
-    held_out = some(PackedStream([paths.answers(True)], member.training.batch_tokens))
+    stream = PackedStream([*([text] if training.text else []), paths.answers(False)], training.batch_tokens)
+    stream.thin(training.tokens)
+    held_out = some(PackedStream([paths.answers(True)], training.batch_tokens))
     torch.manual_seed(family.seed)
     trainee, write_to = trainee_of(member, target, prepared.tokenizer, paths)
-    training = member.training
     if member.method == "mlp_speculator":
         first = replace(training, tokens=int(GROUND_TRUTH_SHARE * training.tokens))
         run_of(trainee, PackedStream([text], training.batch_tokens), first, paths.run(f"{name}_text"), machine, held_out)
@@ -136,6 +143,19 @@ def train_drafter(family: Family, name: str, prepared: Prepared, paths: Paths, m
     run = run_of(trainee, stream, training, paths.run(name), machine, held_out)
     write_to(folder)
     leave_facts(run, folder)
+
+
+def count_drafter(family: Family, name: str, paths: Paths) -> None:
+    """From the target's answers to a folder with what follows runs of their tokens."""
+    folder = paths.family / name
+    made = make_ngram_cache(paths.answers(False), CountLimits(**family.members[name].settings), family.vocab_size, folder)
+    say(f"{name}: {made.runs:,} runs, from {made.tokens:,} tokens of answers")
+    facts: dict[str, Any] = {"tokens": made.tokens, "seconds": round(made.seconds), "machine": f"cpu, {processor()}, 1 thread"}
+    if made.check:
+        facts |= {"held_out_right": round(made.check.share_right, 4), "held_out_expected": round(made.check.share_expected, 4)}
+        for line in made.check.lines():
+            say(line)
+    (folder / "facts.json").write_text(json.dumps(facts) + "\n")
 
 
 def trainee_of(

@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 def train_draft(options: DraftOptions) -> None:
     """Generate, distil, export. Raises DataError, what `generate` raises, and KeyboardInterrupt when asked to stop."""
-    training = options.training
+    training, sources = options.training, options.training.sources
     machine = Machine.choose(training.device, training.precision)
-    folder = WorkFolder.claim(training, {"model": options.model, **asdict(options.prompting), **asdict(options.sizes)})
-    data = prepare(training, options.model, options.prompting, folder, ground_truth=False)
+    folder = WorkFolder.claim(sources, {"model": options.model, **asdict(options.prompting), **asdict(options.sizes)})
+    data = prepare(sources, options.model, options.prompting, folder, ground_truth=False)
     target = FrozenTarget.load(data.target, machine.device)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(sources.seed)
     model = Shape(**asdict(options.sizes)).build(target.config.vocab_size)
     for name in ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(model.config, name, getattr(target.config, name))
@@ -53,31 +53,31 @@ def train_draft(options: DraftOptions) -> None:
     half = LlamaForCausalLM(model.config).bfloat16()
     half.load_state_dict(model.state_dict())
     half.generation_config = target.model.generation_config
-    half.save_pretrained(training.out)
-    data.tokenizer.save_pretrained(training.out)
-    _announce("draft_model", options.model, training.out, curves, SERVED_TOKENS)
+    half.save_pretrained(sources.out)
+    data.tokenizer.save_pretrained(sources.out)
+    _announce("draft_model", options.model, sources.out, curves, SERVED_TOKENS)
 
 
 def train_head(options: HeadOptions) -> None:
     """Generate, train, export. Raises as `train_draft`."""
-    training = options.training
+    training, sources = options.training, options.training.sources
     machine = Machine.choose(training.device, training.precision)
     settings = settings_of(options.method, options.num_speculative_tokens, options.settings)
     staged = options.method == "mlp_speculator"
     begun = {"model": options.model, "method": options.method, **asdict(options.prompting)}
     begun |= {name: str(value) for name, value in asdict(settings).items()}
-    folder = WorkFolder.claim(training, begun)
-    data = prepare(training, options.model, options.prompting, folder, ground_truth=staged)
-    torch.manual_seed(training.seed)
+    folder = WorkFolder.claim(sources, begun)
+    data = prepare(sources, options.model, options.prompting, folder, ground_truth=staged)
+    torch.manual_seed(sources.seed)
     target = FrozenTarget.load(data.target, machine.device)
     head = make_head(target, settings, _counts(data, target))
     if staged:
         train(head, folder, TEXT, training, machine, FIRST_STAGE)
     curves = train(head, folder, ANSWERS, training, machine, 1 - FIRST_STAGE if staged else 1.0)
-    head.export(training.out)
+    head.export(sources.out)
     if options.method == "pard":     # is a model by itself
-        data.tokenizer.save_pretrained(training.out)
-    _announce(options.method, options.model, training.out, curves, options.num_speculative_tokens or SERVED_TOKENS)
+        data.tokenizer.save_pretrained(sources.out)
+    _announce(options.method, options.model, sources.out, curves, options.num_speculative_tokens or SERVED_TOKENS)
 
 
 def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[str, Any]) -> Any:

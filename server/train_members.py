@@ -13,9 +13,9 @@ OFF = "off"
 WITHOUT_WEIGHTS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, "suffix": {},
 }
-LEARNED = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "pard", "dflash")
+LEARNED = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "pard", "dflash", "ngram_cache")
 OF_THEIR_OWN_LENGTH = ("medusa", "mlp_speculator", "dflash")     # as many guesses as the checkpoint has heads or places
-ARGMAX_ONLY = ("medusa",)
+ARGMAX_ONLY = ("medusa", "ngram_cache")
 
 
 @dataclass(frozen=True)

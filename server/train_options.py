@@ -1,4 +1,7 @@
-"""The flags of `foretoken train target | draft | head`, as typed options. Imports nothing heavy: a mistake is known at once."""
+"""The flags of `foretoken train target | draft | head | ngram-cache`, as typed options.
+
+Imports nothing heavy: a mistake is known at once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash")
+MOST_N = 8                           # of proposers/ngram_cache_checkpoint.py, which imports heavy things
 
 TARGET_EXAMPLES = """\
 examples:
@@ -27,23 +31,38 @@ examples:
   foretoken train head --method medusa --model my-model --data chats.jsonl --out my-medusa --num-speculative-tokens 4
   foretoken train head --method mlp_speculator --model my-model --data my-text/ --out my-mlp --set inner_dim=256
 """
+NGRAM_CACHE_EXAMPLES = """\
+examples:
+  foretoken train ngram-cache --model my-model --data chats.jsonl --out my-ngram-cache
+  foretoken train ngram-cache --model Qwen/Qwen3-0.6B --data chats.jsonl --out my-ngram-cache --prompts 50k --max-runs 1M
+  foretoken train ngram-cache --model my-model --data chats.jsonl --out my-ngram-cache --max-n 3 --max-runs 20k
+
+Given again with another --max-n, --min-count or --max-runs, it counts the same answers anew.
+"""
 DATA = "jsonl with `text` or `messages` (and `tools`), text files, .xz of either, or folders of them"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What it is made from, and where."""
+
+    data: tuple[Path, ...]
+    out: Path
+    work: Path
+    seed: int
 
 
 @dataclass(frozen=True)
 class Training:
     """What every training takes."""
 
-    data: tuple[Path, ...]
-    out: Path
-    work: Path
+    sources: Sources
     tokens: int | None               # read in all; None: `epochs` of the data, or as many as `minutes` allow
     epochs: float | None
     minutes: float | None
     batch_tokens: int
     accumulate: int
     lr: float | None                 # None: the optimizer's own
-    seed: int
     device: str
     precision: str
 
@@ -95,6 +114,16 @@ class HeadOptions:
     settings: dict[str, Any]         # of the method's own settings, by field name
 
 
+@dataclass(frozen=True)
+class NgramCacheOptions:
+    sources: Sources
+    model: str
+    prompting: Prompting
+    max_n: int                       # of CountLimits of proposers/training/ngram_counts.py, as are the next two
+    min_count: int
+    max_runs: int
+
+
 def target_options(argv: Sequence[str]) -> TargetOptions:
     parser = Parser("target", "Train a tokenizer and a Llama-shaped model from scratch.", TARGET_EXAMPLES)
     parser.add_training(accumulate=2)
@@ -128,6 +157,20 @@ def head_options(argv: Sequence[str]) -> HeadOptions:
     return HeadOptions(parser.training(args), args.model, prompting(args), args.method, args.num_speculative_tokens, dict(args.set))
 
 
+def ngram_cache_options(argv: Sequence[str]) -> NgramCacheOptions:
+    parser = Parser("ngram-cache", "Count what follows short runs of tokens in what the target writes.", NGRAM_CACHE_EXAMPLES)
+    parser.add_model()
+    parser.add_sources()
+    add = parser.add_argument_group("counting").add_argument
+    add("--max-n", type=count, default=4, metavar="N", help="tokens of the longest runs (default 4)")
+    add("--min-count", type=count, default=3, metavar="N", help="leave out runs that came less often (default 3)")
+    add("--max-runs", type=count, default=100_000, metavar="N", help="at most so many, those that help most (default 100,000)")
+    args = parser.parse_args(argv)
+    if args.max_n > MOST_N:
+        parser.error(f"--max-n {args.max_n} is above {MOST_N}")
+    return NgramCacheOptions(parser.sources(args), args.model, prompting(args), args.max_n, args.min_count, args.max_runs)
+
+
 class Parser(argparse.ArgumentParser):
     """Flags that several of the commands share; errors are one line."""
 
@@ -152,10 +195,14 @@ class Parser(argparse.ArgumentParser):
         add("--answer-tokens", type=count, default=256, metavar="N", help="most tokens of an answer (default 256)")
         add("--generate-batch", type=count, default=64, metavar="N", help="prompts answered together (default 64)")
 
-    def add_training(self, accumulate: int) -> None:
+    def add_sources(self) -> None:
         self.add_argument("--data", required=True, nargs="+", type=Path, metavar="PATH", help=DATA)
         self.add_argument("--out", required=True, type=Path, metavar="DIR", help="the finished folder; need not exist")
         self.add_argument("--work", type=Path, metavar="DIR", help="checkpoints, curves and generated text (default: OUT.work)")
+        self.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
+
+    def add_training(self, accumulate: int) -> None:
+        self.add_sources()
         group = self.add_argument_group("training; the same command again goes on where it stopped")
         add = group.add_argument
         add("--tokens", type=count, metavar="N", help="tokens to read in all, such as 20M")
@@ -164,7 +211,6 @@ class Parser(argparse.ArgumentParser):
         add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens of a batch (default 4096)")
         add("--accumulate", type=count, default=accumulate, metavar="N", help=f"batches to a step (default {accumulate})")
         add("--lr", type=positive, metavar="RATE", help="peak learning rate of the matrices; tables get half as much again")
-        add("--seed", type=int, default=0, metavar="N", help="(default 0)")
         add("--device", default="auto", metavar="DEVICE", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
         add("--precision", default="auto", choices=("auto", "bfloat16", "float32"),
             help="of matrix products; weights stay float32 in training (default: bfloat16 where the machine has it)")
@@ -182,11 +228,14 @@ class Parser(argparse.ArgumentParser):
             self.error(f"--heads {sizes.heads} must be a multiple of --kv-heads {sizes.kv_heads}")
         return sizes
 
-    def training(self, args: argparse.Namespace) -> Training:
+    def sources(self, args: argparse.Namespace) -> Sources:
         work = args.work or args.out.with_name(args.out.name + ".work")
+        return Sources(tuple(args.data), args.out, work, args.seed)
+
+    def training(self, args: argparse.Namespace) -> Training:
         return Training(
-            tuple(args.data), args.out, work, args.tokens, args.epochs, args.minutes, args.batch_tokens, args.accumulate, args.lr,
-            args.seed, args.device, args.precision,
+            self.sources(args), args.tokens, args.epochs, args.minutes, args.batch_tokens, args.accumulate, args.lr,
+            args.device, args.precision,
         )
 
 

@@ -73,12 +73,16 @@ def some(stream: PackedStream) -> list[Packed]:
 def leave_facts(run: Run, folder: Path, prefix: str = "") -> None:
     """facts.json for the card, and the curves, under names that begin with `prefix`."""
     progress = run.progress
-    machine = f"{run.plan.device.type}, {platform.processor() or platform.machine()}, {run.plan.workers} threads"
+    machine = f"{run.plan.device.type}, {processor()}, {run.plan.workers} threads"
     if run.plan.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.plan.device)
     facts = {"tokens": progress.tokens, "seconds": round(progress.seconds), "machine": machine}
     (folder / f"{prefix}facts.json").write_text(json.dumps(facts) + "\n")
     shutil.copyfile(run.work / "curves.png", folder / f"{prefix}curves.png")
+
+
+def processor() -> str:
+    return platform.processor() or platform.machine()
 
 
 def say(line: str) -> None:

@@ -21,7 +21,7 @@ from ..proposers.training.loop import Plan, Run, Trainee
 from ..proposers.training.optimizer import OptimizerSettings
 from ..proposers.training.packing import Document, PackedStream, mean_tokens, write
 from ..proposers.training.reading import DataError, read_data
-from .train_options import Training
+from .train_options import Sources, Training
 
 log = logging.getLogger("foretoken.train")
 
@@ -36,22 +36,22 @@ class WorkFolder:
     path: Path
 
     @staticmethod
-    def claim(training: Training, settings: Mapping[str, Any]) -> WorkFolder:
+    def claim(sources: Sources, settings: Mapping[str, Any]) -> WorkFolder:
         """Begin the folder, or go on with it. Raises DataError if it was begun with other settings, or if OUT is somebody else's."""
-        record = training.work / "settings.json"
-        sources = sorted(str(path.resolve()) for path in training.data)
-        given = json.loads(json.dumps({"data": sources, "seed": training.seed, **settings}))
+        record = sources.work / "settings.json"
+        data = sorted(str(path.resolve()) for path in sources.data)
+        given = json.loads(json.dumps({"data": data, "seed": sources.seed, **settings}))
         if record.exists():
             begun = json.loads(record.read_text(encoding="utf-8"))
             if changed := [name for name in {**begun, **given} if begun.get(name) != given.get(name)]:
                 was = ", ".join(f"{name} {begun.get(name)}" for name in changed)
-                raise DataError(f"{training.work} was begun with {was}: use that again, choose another --work, or delete the folder")
-            return WorkFolder(training.work)
-        if training.out.exists() and (not training.out.is_dir() or any(training.out.iterdir())):
-            raise DataError(f"--out {training.out} is there already, but no training in {training.work}: choose another or delete it")
-        training.work.mkdir(parents=True, exist_ok=True)
+                raise DataError(f"{sources.work} was begun with {was}: use that again, choose another --work, or delete the folder")
+            return WorkFolder(sources.work)
+        if sources.out.exists() and (not sources.out.is_dir() or any(sources.out.iterdir())):
+            raise DataError(f"--out {sources.out} is there already, but no training in {sources.work}: choose another or delete it")
+        sources.work.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
-        return WorkFolder(training.work)
+        return WorkFolder(sources.work)
 
     def packed(self, name: str) -> Path:
         return self.path / name
@@ -72,11 +72,11 @@ class WorkFolder:
         log.info("packed %s tokens in %s documents; %s held out", f"{tokens:,}", f"{len(parts[False]):,}", f"{len(parts[True]):,}")
 
 
-def read_shuffled(training: Training) -> list[AnyDocument]:
+def read_shuffled(sources: Sources) -> list[AnyDocument]:
     """All of the data, in an order that only the seed and the data decide."""
-    bar = tqdm(read_data(training.data), desc="reading", unit=" records", dynamic_ncols=True, leave=False, disable=None)
+    bar = tqdm(read_data(sources.data), desc="reading", unit=" records", dynamic_ncols=True, leave=False, disable=None)
     documents: list[AnyDocument] = list(bar)
-    random.Random(training.seed).shuffle(documents)
+    random.Random(sources.seed).shuffle(documents)
     return documents
 
 

@@ -24,17 +24,17 @@ CHARACTERS_PER_TOKEN = 3             # about, and rather too few: long texts are
 
 def train_target(options: TargetOptions) -> None:
     """Train and export. Raises DataError; KeyboardInterrupt when asked to stop."""
-    training = options.training
+    training, sources = options.training, options.training.sources
     machine = Machine.choose(training.device, training.precision)
     sizes = asdict(options.sizes)
-    folder = WorkFolder.claim(training, {**sizes, "vocab_size": options.vocab_size, "context": options.context})
+    folder = WorkFolder.claim(sources, {**sizes, "vocab_size": options.vocab_size, "context": options.context})
     tokenizer = _prepare(options, folder)
-    torch.manual_seed(training.seed)
+    torch.manual_seed(sources.seed)
     model = Shape(**sizes).build(len(tokenizer))
     model.config.max_position_embeddings = options.context       # of a mask's and a cache's concern only: RoPE has no table
     curves = train(TargetTrainee(model), folder, "text", training, machine)
-    write_model(model, tokenizer, training.out)
-    print(f"trained {training.out} (curves and log in {curves}); serve it with\n  foretoken serve {shlex.quote(str(training.out))}")
+    write_model(model, tokenizer, sources.out)
+    print(f"trained {sources.out} (curves and log in {curves}); serve it with\n  foretoken serve {shlex.quote(str(sources.out))}")
 
 
 def _prepare(options: TargetOptions, folder: WorkFolder) -> PreTrainedTokenizerFast:
@@ -42,12 +42,12 @@ def _prepare(options: TargetOptions, folder: WorkFolder) -> PreTrainedTokenizerF
     trained = folder.path / "tokenizer"
     if folder.has("text"):
         return PreTrainedTokenizerFast.from_pretrained(trained)
-    documents = read_shuffled(options.training)
+    documents = read_shuffled(options.training.sources)
     log.info("training the tokenizer")
     tokenizer = train_tokenizer(_some(documents), options.vocab_size)
     tokenizer.model_max_length = options.context
     tokenizer.save_pretrained(trained)
-    folder.pack("text", _encoded(documents, tokenizer, options.context, options.training.seed), len(tokenizer))
+    folder.pack("text", _encoded(documents, tokenizer, options.context, options.training.sources.seed), len(tokenizer))
     return tokenizer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
+from ngram_tables import every_token
+from ngram_tables import write as write_table
 from random_drafters import MAKERS, write
 from variants import slow_but
 
@@ -23,12 +26,14 @@ from foretoken.proposers.config_reading import parse_speculative_config
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "engine" / "demo_model" / "target"
 TREE = [[0], [1], [0, 0], [1, 0]]
+VOCAB = 8192
 WINDOW = 20
 NATIVE = native.availability().isa is not None
 
 MODEL_FREE: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "disable_by_batch_size": 64},
     "suffix": {"method": "suffix"},
+    "ngram_cache": {"method": "ngram_cache", "num_speculative_tokens": 3},
 }
 TREES: dict[str, dict[str, Any]] = {
     "ngram": {"num_branches": 3},
@@ -63,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sliding")
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=8192, hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, sliding_window=WINDOW, max_position_embeddings=512,
     )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(folder)
@@ -73,7 +78,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def configs(target: Path, folder: Path) -> list[dict[str, Any]]:
-    chains = list(MODEL_FREE.values())
+    table = write_table(folder / "ngram_cache", every_token(random.Random(0), VOCAB), 1, VOCAB)
+    chains = [{**config, **({"model": str(table)} if name == "ngram_cache" else {})} for name, config in MODEL_FREE.items()]
     for seed, method in enumerate(MAKERS):
         k = {"num_speculative_tokens": LENGTHS[method]} if method in LENGTHS else {}
         chains.append({"model": str(write(method, target, folder / method, seed)), **k})

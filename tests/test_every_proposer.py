@@ -6,6 +6,7 @@ proposers, chains and trees side by side, some none; some bring predictions, som
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
+from ngram_tables import every_token
+from ngram_tables import write as write_table
 from random_drafters import MAKERS, write
 from variants import slow_but
 
@@ -22,6 +25,7 @@ from foretoken.engine.request import Request
 from foretoken.kernels import native
 
 TARGET = Path(__file__).parents[1] / "engine" / "demo_model" / "target"
+VOCAB = 8192
 NUM_TOKENS = 24
 TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 MORE: dict[str, dict[str, Any]] = {
@@ -53,11 +57,13 @@ ALWAYS = ["greedy", "seeded"]  # of the parameters, with both networks; the othe
 
 def configs(folder: Path) -> list[dict[str, Any]]:
     """All of them; a second one of a kind, with a tree, is named method_2."""
+    table = write_table(folder / "ngram_cache", every_token(random.Random(0), VOCAB), 1, VOCAB)
     model_free: list[dict[str, Any]] = [
         {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "disable_by_batch_size": 64},
         {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_branches": 3, "shared_pool": True},
         {"method": "suffix"},
         {"method": "suffix", "use_tree": True},
+        {"method": "ngram_cache", "model": str(table), "num_speculative_tokens": 4},
     ]
     folders = {method: str(write(method, TARGET, folder / method, seed)) for seed, method in enumerate(MAKERS)}
     learned = [{"model": folders[method], **MORE.get(method, {})} for method in MAKERS]

@@ -1,7 +1,7 @@
 """The product's promise on the embedded model: what is said does not depend on whether and how it was guessed.
 
-Greedy and seeded outputs with speculation off, n-gram, draft model and prediction are compared token by token, alone and in a
-batch of 16, with every sampling parameter. The native executor computes the same bits in any batch: there the outputs are equal
+Greedy and seeded outputs with speculation off, n-gram, draft model, n-gram cache and prediction are compared token by token, alone and
+in a batch of 16, with every sampling parameter. The native executor computes the same bits in any batch: there the outputs are equal
 in bfloat16, with int8 weights and with an int8 cache, without exception. In torch batches round differently, so a first difference
 is allowed where the target itself was undecided: where the gap between its choice and another is below 1e-4.
 """
@@ -18,7 +18,7 @@ import torch
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.default_speculation import DEMO_DRAFT
+from foretoken.engine.default_speculation import DEMO_CACHE, DEMO_DRAFT
 from foretoken.engine.logit_edits import Node
 from foretoken.engine.request import Request
 from foretoken.engine.sampler import Sampler
@@ -27,6 +27,7 @@ from foretoken.kernels import native, noise
 NEAR_TIE = 1e-4
 NUM_TOKENS = 40
 METHODS = ["ngram", "draft_model"]
+NATIVE_METHODS = [*METHODS, "ngram_cache"]  # which torch verifies as it does any other chain (test_every_proposer.py)
 
 PROMPTS = [
     "Write a Python function that adds two numbers.",
@@ -81,9 +82,14 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     configured = [
         {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4, "adaptive": False},
         {"method": "draft_model", "model": str(DEMO_DRAFT), "num_speculative_tokens": 4},
+        {"method": "ngram_cache", "model": str(DEMO_CACHE), "num_speculative_tokens": 4},
     ]
     with LLM(speculative_config=configured, kv_cache_gb=0.5, enable_prefix_caching=False, **NETWORKS[request.param]) as made:
         yield made
+
+
+def methods(llm: LLM) -> list[str]:
+    return NATIVE_METHODS if llm._running().model.executor.is_batch_invariant else METHODS
 
 
 def prompts(llm: LLM) -> list[dict[str, list[int]]]:
@@ -142,7 +148,7 @@ def assert_same(llm: LLM, plain: list[Any], other: list[Any], settings: dict[str
 
 def check_against_no_draft(llm: LLM, plain: list[Any], name: str) -> None:
     settings = PARAMETERS[name]
-    for method in METHODS:
+    for method in methods(llm):
         other = outputs(llm, settings, method)
         assert_same(llm, plain, other, settings, f"{name}, {method}")
         if "logprobs" in settings:
@@ -166,7 +172,7 @@ def test_nor_does_it_with_any_other_parameter(llm: LLM, plain: Callable[[str], l
 @pytest.mark.parametrize("name", ["greedy", "all filters"])
 def test_output_does_not_depend_on_the_batch(llm: LLM, plain: Callable[[str], list[Any]], name: str) -> None:
     settings, together = PARAMETERS[name], plain(name)
-    for method in ["off", *METHODS]:
+    for method in ["off", *methods(llm)]:
         alone = [
             llm.generate(prompt, params(settings, method, i), use_tqdm=False)[0] for i, prompt in enumerate(prompts(llm)[:6])
         ]
@@ -192,7 +198,7 @@ def test_output_does_not_depend_on_a_prediction(llm: LLM, plain: Callable[[str],
 
 
 def test_speculation_really_happened(llm: LLM) -> None:
-    for method in METHODS:
+    for method in methods(llm):
         metrics = [o.metrics.speculative_decoding for o in outputs(llm, PARAMETERS["greedy"], method)]
         assert sum(m.num_draft_tokens for m in metrics) > 100, method
         assert sum(m.num_accepted_draft_tokens for m in metrics) > 10, method
@@ -206,6 +212,19 @@ def test_choices_of_one_request_differ_and_are_reproducible(llm: LLM) -> None:
     plain = texts("off")
     assert len({tuple(t) for t in plain}) > 1
     assert plain == texts("draft_model")
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native executor computes the same bits in any batch")
+def test_the_default_says_the_same_in_steps_and_in_rounds() -> None:
+    """Draft model, prompt lookup and n-gram cache, whoever pays at the moment."""
+    with LLM(kv_cache_gb=0.5, **NETWORKS["bfloat16"]) as llm:
+        assert llm._running().proposer_names == ("prediction", "draft_model", "ngram", "ngram_cache")
+        for name in ("greedy", "seeded"):
+            plain, together = outputs(llm, PARAMETERS[name], "off"), outputs(llm, PARAMETERS[name], "auto")
+            assert_same(llm, plain, together, PARAMETERS[name], f"{name}, default")
+            alone = [llm.generate(prompt, params(PARAMETERS[name], "auto", i), use_tqdm=False)[0] for i, prompt in enumerate(prompts(llm))]
+            assert_same(llm, plain, alone, PARAMETERS[name], f"{name}, default, alone")
+        assert llm.stats().num_accepted_tokens > 100
 
 
 def test_crossing_the_threshold_in_mid_stream_changes_no_text() -> None:

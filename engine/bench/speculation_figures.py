@@ -60,13 +60,14 @@ class Figures:
     acceptance_per_position: tuple[float, ...]  # share of the drafts whose guess 1, 2, ... was accepted
     mu: float  # accepted guesses a target pass, passes without a draft included
     guesses: float  # a target pass
-    draft_cost_ratio: float  # drafting in a step / the target's part of a step without speculation
-    verify_cost_ratio: float  # the target's part of a step / the same
-    bookkeeping_ratio: float  # everything else in a step / the same
+    draft_cost_ratio: float  # drafting for a pass / the target's part of a pass without speculation
+    verify_cost_ratio: float  # the target's part of a pass / the same
+    bookkeeping_ratio: float  # everything else for a pass / the same
     plain_bookkeeping_ratio: float  # ... and without speculation
     decode_share: float  # of a request's time without speculation
     same_answers: float  # share of the answers that are the same, token for token
     rounds: int
+    passes_a_step: float = 1.0  # for all rows together
     requests: tuple[RequestFigures, ...] = ()
 
     @property
@@ -76,8 +77,9 @@ class Figures:
 
     @property
     def believable(self) -> float:
-        """The speed-up, but never more than one pass for so many tokens can save: whatever lies above that is the machine's noise."""
-        return min(self.speedup.median, self.mean_accepted_length)
+        """The speed-up, but never more than so many tokens a pass and so many passes a step can save: the rest is the machine's noise."""
+        between = self.plain_bookkeeping_ratio * (1 - 1 / self.passes_a_step)
+        return min(self.speedup.median, self.mean_accepted_length * (1 + between))
 
     @property
     def relative_error(self) -> float:
@@ -124,10 +126,10 @@ def compare(setting: Setting, concurrency: int, plain: Sequence[Turn], speculati
     drafts, drafted = sum(a.drafts for a in answers), sum(a.drafted for a in answers)
     passes = sum(step.passes for step in steps)
     same = [a.token_ids == b.token_ids for x, y in zip(plain, speculative, strict=True) for a, b in zip(x.answers, y.answers, strict=True)]
-    target = _per_step(plain, lambda step: step.target_s)
+    target = _per_pass(plain, lambda step: step.target_s)
 
     def cost(turns: Sequence[Turn], seconds: Callable[[Step], float]) -> float:
-        return _per_step(turns, seconds).over(target).median
+        return _per_pass(turns, seconds).over(target).median
 
     return Figures(
         setting, concurrency, off.spread, on.spread, on.over(off),
@@ -140,7 +142,7 @@ def compare(setting: Setting, concurrency: int, plain: Sequence[Turn], speculati
         cost(speculative, lambda step: step.bookkeeping_s),
         cost(plain, lambda step: step.bookkeeping_s),
         statistics.median(turn.decode_share for turn in plain),
-        sum(same) / len(same), len(plain),
+        sum(same) / len(same), len(plain), sum(step.rounds for step in steps) / len(steps),
         tuple(_request(a, b) for a, b in zip(plain[-1].answers, speculative[-1].answers, strict=True)),
     )  # fmt: skip
 
@@ -149,9 +151,9 @@ def _rates(turns: Sequence[Turn]) -> Series:
     return Series(tuple(turn.tokens / turn.seconds for turn in turns))
 
 
-def _per_step(turns: Sequence[Turn], seconds: Callable[[Step], float]) -> Series:
-    """Mean over the steps that only decode, one value a turn."""
-    return Series(tuple(statistics.fmean(map(seconds, turn.decoding)) for turn in turns))
+def _per_pass(turns: Sequence[Turn], seconds: Callable[[Step], float]) -> Series:
+    """Mean over the passes of steps that only decode, one value a turn: a step in rounds has many."""
+    return Series(tuple(sum(map(seconds, turn.decoding)) / sum(step.rounds for step in turn.decoding) for turn in turns))
 
 
 def _reached(answers: Sequence[Answer]) -> list[int]:

@@ -73,7 +73,7 @@ def _economics(found: Sequence[Figures]) -> Table:
         for f in found
     ]  # fmt: skip
     about = (
-        "Costs of a step's drafting and verifying, 1 = the target's step without speculation. published: (1 + mu) / ((1 + mu) c + 1), "
+        "Costs of a pass's drafting and verifying, 1 = the target's pass without speculation. published: (1 + mu) / ((1 + mu) c + 1), "
         "where one guess costs c and verifying nothing; predicted: (1 + mu) / (draft + verify cost). Tokens a pass times the four factors "
         "is the measured speed-up: what drafting, verifying more than a token, bookkeeping, and prompts with emptying batches leave of it."
     )

@@ -8,6 +8,7 @@
 
 #include "attention_plan.h"
 #include "kernels.h"
+#include "ngram_table.h"
 #include "sampling.h"
 #include "thread_pool.h"
 
@@ -95,7 +96,7 @@ struct ChainRequest {
   int32_t input, state;         // buffers: a token's row of `state` is the next one's row of `input`; -1 = no such buffers
 };
 
-enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1 };
+enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1, kFromTable = 2 };
 
 // One row of a call in rounds, in and out: ROW of kernels/rounds.py is its mirror.
 struct RoundsRow {
@@ -117,12 +118,16 @@ struct RoundsRow {
   int32_t lookup_k;             // ... and, where that has none, from the text, ...
   int32_t lookup_min, lookup_max;  // ... where its last n tokens were before: the longest n in this range, ...
   int32_t latest;               // ... there the first place, or the latest
+  int32_t table_k;              // most guesses from the table, where the text has none or the table is surer
+  float text_chance;            // that the first guess from the text is right
+  float least_chance;           // that a guess from the table, with all before it, must have by the table
+  int32_t padding;
   int32_t num_new;              // out: tokens that have come
   int32_t has_ended;            // out: with a stop, or with the last one that may come
   int32_t has_failed;           // out: behind these its logits were not finite
   SampleRow sampling;           // its key: the stream of the noise; its logits and places are filled in
 };
-static_assert(sizeof(RoundsRow) == 232, "kernels/rounds.py lays it out the same way");
+static_assert(sizeof(RoundsRow) == 248, "kernels/rounds.py lays it out the same way");
 
 // A guess, and what became of it: RECORD of kernels/rounds.py is its mirror.
 struct RoundsDraft {
@@ -131,11 +136,13 @@ struct RoundsDraft {
   int32_t first;                // how many tokens had come before it
   int32_t drafted, accepted;
   int32_t emitted;              // accepted ones before the row's end
+  float expected;               // accepted ones, by the table; 0 = not from there
 };
 
 struct RoundsRequest {
   char* const* cache;           // as in RunRequest
   RoundsRow* rows;              // [num_rows]
+  NgramTable table;             // of all rows
   int32_t num_rows;
   int32_t most_rounds;
   int32_t most_tokens;          // of one pass, at least num_rows

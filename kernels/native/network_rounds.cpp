@@ -1,7 +1,7 @@
-// Rounds: guess what a text says next from the text itself, verify, take what stands, and again, within one call.
+// Rounds: guess what a text says next from the text itself or a table, verify, take what stands, and again, within one call.
 //
-// The guesses are those of proposers/ngram.py and proposers/prediction.py, found by reading instead of an index: a text that was just
-// computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at each place.
+// The guesses are those of proposers/ngram.py, proposers/prediction.py and proposers/ngram_cache.py, the former two found by reading instead
+// of an index: a text that was just computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at each place.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -81,20 +81,47 @@ int earlier_place(const RoundsRow& row) {
 struct Guess {
   const int32_t* token_ids = nullptr;
   int count = 0;
-  int source = 0;  // RoundsSource
+  int source = 0;         // RoundsSource
+  float expected = 0.0f;  // how many will stand, by the table
 };
 
-Guess guess_of(RoundsRow& row, int most, int vocab) {
+constexpr int kMostChained = 64;  // MAX_NUM_SPECULATIVE_TOKENS of proposers/config_entry.py is not more
+
+// What the table says, token by token, while it is sure enough.
+struct Chain {
+  int32_t text[NgramTable::kMostN + kMostChained];  // the row's last tokens, and the guess
+
+  Guess follow(const NgramTable& table, const RoundsRow& row, int64_t place, int most) {
+    int length = std::min(table.max_n, text_length(row));
+    std::copy_n(row.text + text_length(row) - length, length, text);
+    Guess guess{text + length, 0, kFromTable};
+    float chance = 1.0f;
+    for (most = std::min(most, kMostChained); guess.count < most && place >= 0; place = table.find(text, length)) {
+      chance *= table.chances[place];
+      if (chance < row.least_chance) break;
+      guess.expected += chance;
+      text[length++] = table.token_ids[place];
+      ++guess.count;
+    }
+    return guess;
+  }
+};
+
+Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, Chain& chain) {
   Guess guess;
+  most = std::max(0, most);
   follow_prediction(row);
   if (!row.is_lost && row.cursor < row.num_predicted && row.predicted_k) {
-    guess = {row.prediction + row.cursor, std::min(row.num_predicted - row.cursor, row.predicted_k), kFromPrediction};
-  } else if (row.lookup_k) {
-    if (const int place = earlier_place(row)) {
-      guess = {row.text + place, std::min(text_length(row) - place, row.lookup_k), kFromText};
+    guess = {row.prediction + row.cursor, std::min({row.num_predicted - row.cursor, row.predicted_k, most}), kFromPrediction};
+  } else {
+    const int place = row.lookup_k ? earlier_place(row) : 0;
+    const int64_t known = row.table_k ? table.find(row.text, text_length(row)) : -1;
+    if (place && !(known >= 0 && table.chances[known] > row.text_chance)) {
+      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
+    } else if (known >= 0) {
+      guess = chain.follow(table, row, known, std::min(row.table_k, most));
     }
   }
-  guess.count = std::max(0, std::min(guess.count, most));
   for (int i = 0; i < guess.count; ++i) {
     if (guess.token_ids[i] < 0 || guess.token_ids[i] >= vocab) guess.count = i;
   }
@@ -106,6 +133,7 @@ bool ends(const RoundsRow& row, int32_t token) { return std::find(row.stops, row
 // One pass of the rows that go on: of each its last token and its guess.
 struct RoundsBatch {
   std::vector<Guess> guesses;
+  std::vector<Chain> chains;  // what guesses from the table point to
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
   std::vector<int32_t> query_start, seq_lens, num_causal, tables;
   int table_width = 1;
@@ -116,11 +144,13 @@ struct RoundsBatch {
   void lay_out(const RoundsRequest& request, const std::vector<int>& alive, int vocab) {
     guesses.clear(), token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
     query_start.assign(1, 0);
+    chains.resize(alive.size());
     int room = request.most_tokens - int(alive.size());
     for (int r : alive) {
       RoundsRow& row = request.rows[r];
       const int first = text_length(row) - 1;
-      const Guess guess = guess_of(row, std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1}), vocab);
+      const int most = std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1});
+      const Guess guess = guess_of(row, most, vocab, request.table, chains[guesses.size()]);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;
@@ -237,7 +267,7 @@ void Network::run_rounds(RoundsRequest& request) {
       }
       const int before = row.num_new, accepted = grow(row, guess, chosen.data() + first_node, top.data() + first_node);
       if (guess.count) {
-        request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before)};
+        request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before), guess.expected};
       }
       // Without a place for its next token a row waits until others give theirs back.
       if (row.has_failed || (row.has_ended ? request.ends_with_row != 0 : text_length(row) > row.num_places)) goes_on = false;

@@ -16,6 +16,7 @@ from .corpus import Conversation
 from .encoding import AnyDocument, Prompt, encode, prompts, texts_of
 from .loop import Plan
 from .mixture import RAW_CHATS, SOURCES, TEXTS, Stage, Streams, by_source, sample, weights
+from .ngram_counts import CountLimits
 from .optimizer import OptimizerSettings
 from .packing import Document, write
 from .schedule import Schedule
@@ -24,6 +25,7 @@ from .tokenizer import train_tokenizer
 
 RECIPE = Path(__file__).with_name("family.toml")
 HELD_OUT_TOKENS = 8192               # per domain
+COUNTED = "ngram_cache"              # the method whose drafter is not trained
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,16 @@ class Member:
 
     method: str
     settings: dict[str, Any]
-    training: Training
+    training: Training | None        # None: it is counted
+
+    @staticmethod
+    def read(table: dict[str, Any]) -> Member:
+        method = table.pop("method")
+        if method == COUNTED:
+            CountLimits(**table)     # refuses a misspelt key
+            return Member(method, table, None)
+        training = Training.read(table)      # takes its keys
+        return Member(method, table, training)
 
 
 @dataclass(frozen=True)
@@ -118,10 +129,7 @@ class Family:
         training = Training.read(target)
         if target:
             raise ValueError(f"{path}: [target] does not know {', '.join(target)}")
-        members = {
-            name: Member(member.pop("method"), training=Training.read(member), settings=member)
-            for name, member in table.get("drafters", {}).items()
-        }
+        members = {name: Member.read(member) for name, member in table.get("drafters", {}).items()}
         tokenizer = table["tokenizer"]
         refinement = Refinement.read(table["refinement"]) if "refinement" in table else None
         return Family(

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
 from .curves import read_rows
-from .family import Family, Training
+from .family import Family, Member, Training
 from .fetch_data import licence_table
+from .ngram_counts import CountLimits
 
 WHAT = {
     "target": "the model that is served",
@@ -28,6 +30,8 @@ WHAT = {
     "mtp": "MTP: one layer that predicts the token after next, on the target's embedding and head",
     "pard": "PARD: a draft model that fills mask tokens, all guesses in one pass",
     "dflash": "DFlash: two layers that fill a block of mask tokens over states of several of the target's layers",
+    "ngram_cache": "n-gram cache: which token follows each of these short runs of tokens most often in the target's own answers, and how "
+    "likely it is; no network",
 }
 FORMS = {"json": "JSON answers that parse (and fit the schema, where one is given)", "tool call": "tool calls that are well-formed, "
          "name a function on offer and have its required arguments", "python": "Python answers that compile"}
@@ -43,7 +47,7 @@ def write_card(family: Path, recipe: Family, evaluation: Mapping[str, Any] | Non
     """
     members = [name for name in WHAT if (family / name / "model.safetensors").exists()]
     sections = [
-        _introduction(), _parts(family, members), _training(family, members, recipe), _held_out(members, logs) if logs else "",
+        _introduction(), _parts(family, members), _training(family, members, recipe), _held_out(family, members, logs) if logs else "",
         *(_results(evaluation) if evaluation else ()),
         "## Training text\n\nThe texts keep their authors' licences. Dialogues made by rule (JSON from a schema, everyday arithmetic, "
         f"everyday tools) are this repository's own.\n\n{licence_table()}",
@@ -63,8 +67,8 @@ kinds of dialogue and little else; what it says in good form may still be wrong.
 foretoken serve --speculative-config '{"method": "eagle3"}'
 ```
 
-Each folder has the layout in which its method is published, in bfloat16. `target/` and `draft_model/` load by themselves with
-transformers:
+Each folder has the layout in which its method is published, in bfloat16 (`ngram_cache/` one of its own). `target/` and
+`draft_model/` load by themselves with transformers:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -75,32 +79,29 @@ tokenizer = AutoTokenizer.from_pretrained("engine/demo_model/target")
 
 def _parts(family: Path, members: Iterable[str]) -> str:
     rows = [(name, *_size(family / name / "model.safetensors")) for name in members]
-    table = _table(
-        ("folder", "parameters", "MB", "what it is"), [(f"`{name}/`", f"{n:,}", f"{size / 1e6:.2f}", WHAT[name]) for name, n, size in rows])
+    lines = [(f"`{name}/`", number, f"{size / 1e6:.2f}", WHAT[name]) for name, number, size in rows]
+    table = _table(("folder", "parameters", "MB", "what it is"), lines)
     drafters = sum(size for name, _, size in rows if name != "target")
     return f"## Parts\n\n{table}\n\nAll drafters together: {drafters / 1e6:.1f} MB. One MB is 1,000,000 bytes."
 
 
-def _size(weights: Path) -> tuple[int, int]:
-    """(values, bytes) of a safetensors file."""
+def _size(weights: Path) -> tuple[str, int]:
+    """(number of values, or of runs in an n-gram cache; bytes) of a safetensors file."""
     with safe_open(weights, "pt") as tensors:
-        values = 0
-        for name in tensors.keys():  # noqa: SIM118 - no mapping
-            number = 1
-            for length in tensors.get_slice(name).get_shape():
-                number *= length
-            values += number
-    return values, weights.stat().st_size
+        values = {name: prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+    runs = sum(number for name, number in values.items() if name.startswith("chance."))
+    return f"{runs:,} runs" if runs else f"{sum(values.values()):,}", weights.stat().st_size
 
 
 def _training(family: Path, members: Sequence[str], recipe: Family) -> str:
     """What each part read, where and for how long, as far as its training left facts; the recipe; the curves."""
-    how = {"target": recipe.target} | {name: member.training for name, member in recipe.members.items()}
+    how = {"target": _settings(recipe.target)} | {
+        name: _settings(member.training) if member.training else _counting(member) for name, member in recipe.members.items()}
     facts = {name: json.loads(path.read_text()) for name in members if (path := family / name / "facts.json").exists()}
-    rows = [_row(f"`{name}/`", found, how.get(name)) for name, found in facts.items()]
+    rows = [_row(f"`{name}/`", found, how.get(name, "")) for name, found in facts.items()]
     refined = family / "target" / f"{REFINED}facts.json"
     if recipe.refinement and refined.exists():
-        rows.insert(1, _row("`target/`, refined", json.loads(refined.read_text()), recipe.refinement.training))
+        rows.insert(1, _row("`target/`, refined", json.loads(refined.read_text()), _settings(recipe.refinement.training)))
     stages = "; then ".join(
         f"{stage.share:.0%} of them " + ", ".join(f"{domain} {share:.0%}" for domain, share in stage.domains.items())
         for stage in recipe.stages)
@@ -119,8 +120,7 @@ def _training(family: Path, members: Sequence[str], recipe: Family) -> str:
     )))
 
 
-def _row(part: str, found: Mapping[str, Any], training: Training | None) -> Sequence[str]:
-    settings = _settings(training) if training else ""
+def _row(part: str, found: Mapping[str, Any], settings: str) -> Sequence[str]:
     return (part, f"{found['tokens'] / 1e6:.2f}", f"{found['seconds'] / 60:.0f}", str(found["machine"]), settings)
 
 
@@ -143,14 +143,22 @@ def _settings(training: Training) -> str:
     return f"{training.accumulate} x {training.batch_tokens:,} tokens a step, {optimizer}"
 
 
-def _held_out(members: Iterable[str], logs: Path) -> str:
-    """The last held-out metrics of each log."""
+def _counting(member: Member) -> str:
+    limits = CountLimits(**member.settings)
+    return f"runs of up to {limits.max_n} tokens that came {limits.min_count} times, the {limits.max_runs:,} that help most"
+
+
+def _held_out(family: Path, members: Iterable[str], logs: Path) -> str:
+    """The last held-out metrics of each log; of what was only counted those of its facts."""
     rows: list[tuple[str, str]] = []
     for name in members:
         last = {key: value for row in read_rows(logs / name / "log.csv") for key, value in row.items() if "held_out_" in key and value}
         if last:
             shown = (f"{key.removeprefix('held_out_').replace('_', ' ')} {float(value):.3f}" for key, value in last.items())
             rows.append((f"`{name}/`", ", ".join(shown)))
+        facts = family / name / "facts.json"
+        if not last and facts.exists() and "held_out_right" in (found := json.loads(facts.read_text())):
+            rows.append((f"`{name}/`", f"accuracy {found['held_out_right']:.3f}, expected by itself {found['held_out_expected']:.3f}"))
     return "## Held-out text\n\nLosses in nats per token; accuracy is the share of tokens guessed right, at each depth alone.\n\n" + _table(
         ("part", "at the end of its training"), rows) if rows else ""
 

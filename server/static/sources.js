@@ -2,8 +2,9 @@
 
 import { el } from "./dom.js";
 
-// Proposers that many servers have look the same on all of them; the others take what is left, in the order they become known.
-const FIXED = { ngram: 1, suffix: 2, prediction: 4 };
+// Proposers that many servers have look the same on all of them; the others take what is left, in the order they become known,
+// a third one the n-gram cache's.
+const FIXED = { ngram: 1, suffix: 2, prediction: 4, ngram_cache: 5 };
 const FREE = [0, 3, 5];
 
 export class Sources {

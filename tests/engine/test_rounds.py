@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
 
-from foretoken import LLM, SamplingParams
-from foretoken.engine.core import EngineCore
+from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
-from foretoken.engine.outputs import RequestOutput
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict
-from foretoken.engine.request import Request
 from foretoken.engine.rounds_choice import RoundsChoice
 from foretoken.kernels import native
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
-
-PROMPTS = ["The quick brown fox", "one two one two one two one", "def add(a, b):", "x", "a b a b a b a b a b"]
-OPTIONS: dict[str, Any] = {"kv_cache_gb": 0.005, "max_num_seqs": 8, "dtype": "float32"}
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-
-
-def core_of(llm: LLM) -> EngineCore:
-    assert llm._engine is not None
-    return llm._engine.core
-
-
-class Watch:
-    """What the steps in rounds of an engine were."""
-
-    def __init__(self, core: EngineCore) -> None:
-        assert core.rounds is not None, "the engine has no rounds"
-        self.calls: list[tuple[RoundsPlan, RoundsVerdict]] = []
-        self._run = core.rounds.run
-        core.rounds.run = self._watched  # type: ignore[method-assign]
-
-    def _watched(self, plan: RoundsPlan) -> RoundsVerdict:
-        verdict = self._run(plan)
-        self.calls.append((plan, verdict))
-        return verdict
-
-    @property
-    def num_passes(self) -> int:
-        return sum(len(verdict.tokens) for _, verdict in self.calls)
-
-    @property
-    def requests(self) -> set[str]:
-        return {row.request.request_id for plan, _ in self.calls for row in plan.rows}
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +38,11 @@ def _guesses_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watch(looking: LLM) -> Iterator[Watch]:
-    core = core_of(looking)
-    watch = Watch(core)
+    watch = Watch(core_of(looking))
     yield watch
-    assert core.rounds is not None
-    core.rounds.run = watch._run  # type: ignore[method-assign]
-    core.check()
+    watch.leave()
 
 
-def said(outputs: list[RequestOutput]) -> list[tuple[list[int], str, str | None, Any]]:
-    return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for output in outputs for c in output.outputs]
-
-
-TAKEN: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"seed": 11},
-    "filtered": {"seed": 5, "top_k": 20, "top_p": 0.8, "min_p": 0.01, "temperature": 0.7},
-    "several choices": {"seed": 3, "n": 3},
-    "a stop token": {"temperature": 0, "stop_token_ids": list(range(40, 60)), "ignore_eos": False},
-    "a stop string": {"seed": 4, "stop": ["a", "e"]},
-    "its end": {"seed": 4, "temperature": 1.5, "ignore_eos": False},
-    "few tokens": {"temperature": 0, "max_tokens": 2},
-    "no text": {"seed": 1, "detokenize": False},
-}
 LEFT: dict[str, dict[str, Any]] = {
     "penalties": {"seed": 5, "presence_penalty": 1.0, "repetition_penalty": 1.2},
     "logprobs": {"temperature": 0, "logprobs": 2},
@@ -104,10 +52,6 @@ LEFT: dict[str, dict[str, Any]] = {
     "allowed tokens": {"temperature": 0, "allowed_token_ids": [40, 41, 42, 43]},
     "no speculation": {"temperature": 0, "speculation": {"method": "off"}},
 }
-
-
-def params(settings: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | settings)
 
 
 @pytest.mark.parametrize("kind", TAKEN)
@@ -279,17 +223,6 @@ def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch
     assert request.token_ids[request.num_prompt_tokens :] == answer.token_ids[:num_tokens]
     assert stats.num_draft_tokens <= num_tokens + 16, "at most one guess goes beyond the end"
     assert after.num_draft_tokens - before.num_draft_tokens == stats.num_draft_tokens
-
-
-def drive(core: EngineCore, requests: list[Request], act: Callable[[int], object] = lambda step: None) -> None:
-    for request in requests:
-        core.add_request(request)
-    step = 0
-    while core.has_work:
-        core.step(float(step))
-        core.check()
-        act(step)
-        step += 1
 
 
 def test_an_abort_in_between(looking: LLM, watch: Watch) -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from array import array
+
+import pytest
 from rows import a_request
 
 from foretoken.engine.assignment import Assignment
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.expectations import Expectations
-from foretoken.engine.plan import RoundsPlan, RoundsVerdict, RowRounds, RowSaid, Settled
+from foretoken.engine.plan import RoundsPlan, RoundsVerdict, RowLookups, RowRounds, RowSaid, Settled
 from foretoken.engine.request import Request
-from foretoken.engine.rounds_choice import FEWEST_ROUNDS, MOST_ROUNDS, RETRY_EVERY, STEP_S, TRIED, TRY_EVERY, RoundsChoice
+from foretoken.engine.rounds_choice import (
+    FEWEST_ROUNDS,
+    MOST_ROUNDS,
+    RETRY_EVERY,
+    STEP_S,
+    TRIED,
+    TRIED_CHANCE,
+    TRY_EVERY,
+    RoundsChoice,
+)
 from foretoken.engine.speculation_policy import ProposerInfo, RequestLimits
 from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig
 
 MS = 1e-3
-PREDICTION, TEXT, K = 0, 1, 8
+PREDICTION, TEXT, TABLE, K = 0, 1, 2, 8
 
 
 def has_guess(row: KnownRow) -> bool:
@@ -25,25 +37,39 @@ def has_guess(row: KnownRow) -> bool:
 class World:
     """Passes of a told cost, and rows of a told acceptance."""
 
-    def __init__(self, pass_s: float, token_s: float = 0.0) -> None:
-        names = ("prediction", "ngram")
+    def __init__(self, pass_s: float, token_s: float = 0.0, has_table: bool = False) -> None:
+        infos = [ProposerInfo("prediction", K, has_guess), ProposerInfo("ngram", K, has_guess, "text")]
+        infos += [ProposerInfo("ngram_cache", K, has_guess, "table")] * has_table
         self.costs = CostTable(
-            CostFigures({1: 1.0}, passes={tokens: pass_s + token_s * (tokens - 1) for tokens in LADDER if tokens <= 64}), names, 64
+            CostFigures({1: 1.0}, passes={tokens: pass_s + token_s * (tokens - 1) for tokens in LADDER if tokens <= 64}),
+            [info.name for info in infos],
+            64,
         )
-        infos = [ProposerInfo("prediction", K, has_guess), ProposerInfo("ngram", K, has_guess, reads_text=True)]
         rules = RequestLimits(SpeculativeConfig(), infos)
-        assert (rules.prediction, rules.text_lookup) == (PREDICTION, TEXT)
-        self.expectations = Expectations([K, K])
+        assert (rules.prediction, rules.text_lookup, rules.table_lookup) == (PREDICTION, TEXT, TABLE if has_table else -1)
+        self.expectations = Expectations([K] * len(infos))
         acceptance = self.expectations.acceptance
-        self.choice = RoundsChoice(Assignment(rules, acceptance, self.costs), acceptance, self.costs.passes, PREDICTION, TEXT)
+        self.choice = RoundsChoice(Assignment(rules, acceptance, self.costs), acceptance, self.costs.passes, rules)
 
     def teach(self, accepted: int, proposer: int = TEXT, request_id: str = "r") -> None:
         for step in range(60):
             self.expectations.acceptance[proposer].observe(request_id, K, K, K, range(accepted), True, step)
 
-    def depths(self, *requests: Request, most: int = K) -> list[tuple[int, int]] | None:
+    def asked(self, *requests: Request, most: int = K) -> list[RowLookups]:
         asked = self.choice.ask(requests, 4, most)
-        return None if asked is None else asked.depths
+        assert asked is not None
+        return asked.lookups
+
+    def depths(self, *requests: Request, most: int = K) -> list[tuple[int, int]] | None:
+        """From the prediction and from the text."""
+        asked = self.choice.ask(requests, 4, most)
+        return None if asked is None else [(lookups.predicted_k, lookups.text_k) for lookups in asked.lookups]
+
+    def spend(self, request: Request, drafts: list[Settled], num_tokens: int = 8, seconds: float = 10 * MS, steps: int = 1) -> None:
+        """Steps in rounds of one row, all with the same drafts."""
+        plan = RoundsPlan([RowRounds(request, 3, 64, 20, array("i"), RowLookups())], 4, STEP_S, False)
+        for step in range(steps):
+            self.choice.observe(plan, RoundsVerdict([RowSaid([7] * num_tokens, drafts)], [1], [1 * MS]), seconds, step)
 
 
 def test_rounds_fill_the_time_that_a_step_may_take() -> None:
@@ -110,7 +136,7 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
     world = World(1 * MS, token_s=0.1 * MS)
     request = a_request("r")
     assert world.choice.rate([request]) == 0.0
-    plan = RoundsPlan([RowRounds(request, 3, 64, 20, request.token_ids, 0, 4)], 4, STEP_S, False)  # type: ignore[arg-type]
+    plan = RoundsPlan([RowRounds(request, 3, 64, 20, array("i"), RowLookups(text_k=4))], 4, STEP_S, False)
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
         world.choice.ask([request], 4, K)
@@ -120,3 +146,86 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
     assert abs(world.choice.rate([request]) - 800) < 1 and world.choice.rate([request] * 2) == 0.0
     chances = world.expectations.acceptance[TEXT].worth("r").chances
     assert chances[1] > 0.9 and 0.3 < chances[3] < 0.7
+
+
+def test_without_a_table_nobody_looks_in_one() -> None:
+    world = World(1 * MS)
+    world.teach(3)
+    assert [lookups.table_k for lookups in world.asked(a_request("r"), a_request("s"))] == [0, 0]
+
+
+def test_a_table_may_guess_as_much_as_it_likes_where_that_costs_nothing() -> None:
+    (lookups,) = World(1 * MS, has_table=True).asked(a_request("r"))
+    assert (lookups.table_k, lookups.least_chance) == (K, 0.0)
+    assert lookups.k == K
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_the_least_chance_is_what_a_token_more_costs(num_rows: int) -> None:
+    """As a share of what a pass takes for each of its rows: that is what they would have brought in the meantime."""
+    rows = [a_request(f"r{i}") for i in range(num_rows)]
+    least: list[float] = []
+    for share in (0.01, 0.1, 0.5):
+        pass_s = 1 * MS
+        token_s = share * pass_s / (num_rows - share * (num_rows - 1))  # share * what a pass of all rows takes for each of them
+        asked = World(pass_s, token_s, has_table=True).asked(*rows, most=4)
+        assert len({lookups.least_chance for lookups in asked}) == 1
+        assert asked[0].least_chance == pytest.approx(share, rel=0.01)
+        least.append(asked[0].least_chance)
+    assert least == sorted(least)
+
+
+def test_where_tokens_come_faster_a_guess_must_be_surer() -> None:
+    """A pass that is longer keeps the others waiting, and what is lost is what they bring."""
+    least: list[float] = []
+    for num_tokens in (5, 10, 40):
+        world = World(1 * MS, token_s=0.1 * MS, has_table=True)
+        request = a_request("r")
+        world.spend(request, [], num_tokens, 10 * MS)
+        (lookups,) = world.asked(request)
+        assert lookups.least_chance == pytest.approx(num_tokens / (10 * MS) * 0.1 * MS, rel=0.01)
+        least.append(lookups.least_chance)
+    assert least == sorted(least)
+
+
+def test_a_table_that_promises_too_much_is_believed_less() -> None:
+    """Its own chances stay what they are: what they must be is raised, and what the text's first guess is worth beside them."""
+    world = World(1 * MS, token_s=0.1 * MS, has_table=True)
+    world.teach(3)
+    request, other = a_request("r"), a_request("other")
+    (before,) = world.asked(request)
+    assert before.text_chance == pytest.approx(world.expectations.acceptance[TEXT].worth("r").chances[0])
+    world.spend(request, [Settled(TABLE, 0, 4, 1, 3.0), Settled(TEXT, 4, 3, 3)], 10, 10 * MS, steps=60)
+    mine, others = world.asked(request, other)
+    assert mine.least_chance > 2 * before.least_chance and mine.text_chance > before.text_chance
+    assert before.least_chance < others.least_chance < mine.least_chance, "others learn from it, but not all"
+    world.choice.forget("r")
+    (again, _) = world.asked(request, other)
+    assert again.least_chance == pytest.approx(others.least_chance, rel=0.05)
+
+
+def test_where_no_guess_of_the_table_is_worth_it_some_are_tried_now_and_then() -> None:
+    world = World(0.1 * MS, token_s=0.1 * MS, has_table=True)
+    asked = [world.asked(a_request("r"))[0].least_chance for _ in range(2 * TRY_EVERY)]
+    assert sorted(asked) == pytest.approx([TRIED_CHANCE] * 2 + [1.0] * (2 * TRY_EVERY - 2))
+    cheap = World(1 * MS, token_s=0.1 * MS, has_table=True)
+    assert [cheap.asked(a_request("r"))[0].least_chance for _ in range(TRY_EVERY)] == pytest.approx([0.1] * TRY_EVERY), "no need there"
+
+
+def test_rows_that_want_the_others_only_get_nothing_of_the_table() -> None:
+    world = World(1 * MS, token_s=0.01 * MS, has_table=True)
+    world.teach(3)
+    rows = [a_request(name, speculation={"method": name}) for name in ("ngram", "ngram_cache", "off")]
+    text, table, off = world.asked(*rows)
+    assert text.text_k >= 3 and text.table_k == 0
+    assert (table.text_k, table.table_k, table.text_chance) == (0, K, 0.0)
+    assert off == RowLookups() and world.choice.k == pytest.approx((text.text_k + K) / 3)
+    assert world.depths(rows[-1]) is None
+
+
+def test_ceilings_hold_for_the_table() -> None:
+    world = World(1 * MS, has_table=True)
+    few = a_request("few", speculation={"method": "auto", "num_speculative_tokens": 2})
+    assert [lookups.table_k for lookups in world.asked(few, a_request("r"))] == [2, K]
+    assert [lookups.table_k for lookups in world.asked(few, a_request("r"), most=1)] == [1, 1]
+    assert world.choice.ask([few], 4, 0) is None

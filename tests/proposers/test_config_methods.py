@@ -16,6 +16,7 @@ from foretoken.proposers.config import (
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
+    NgramCacheConfig,
     NgramConfig,
     PardConfig,
     PredictionConfig,
@@ -45,6 +46,8 @@ NO_NETWORK = [
     ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 7}, NgramConfig(5, 7, 2)),
     ({"method": "ngram", "match": "latest", "prompt_lookup_min": None}, NgramConfig(match="latest")),
     ({"method": "ngram", "num_branches": 12, "shared_pool": True}, NgramConfig(num_branches=12, shared_pool=True)),
+    ({"method": "ngram_cache", "model": "M"}, NgramCacheConfig("M", 5)),
+    ({"method": "ngram_cache", "model": "M", "num_speculative_tokens": 8, "revision": "main"}, NgramCacheConfig("M", 8, "main")),
     ({"method": "suffix", "suffix_decoding_max_cached_requests": 0}, SuffixConfig(max_cached_requests=0)),
     ({"method": "suffix", "suffix_decoding_min_token_prob": 0, "num_speculative_tokens": 9}, SuffixConfig(9, min_token_prob=0)),
     (
@@ -130,7 +133,7 @@ def test_mtp_of_the_target_itself_needs_no_model() -> None:
     assert only({"method": "mtp", "model": "org/target"}, target="org/target") == MtpConfig()
 
 
-@pytest.mark.parametrize("method", ["draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "dflash"])
+@pytest.mark.parametrize("method", ["draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "dflash", "ngram_cache"])
 def test_the_embedded_model_has_drafters_of_its_own(method: str) -> None:
     (config,) = parse_speculative_config({"method": method}, "foretoken-demo").proposers
     assert getattr(config, "model") == f"foretoken-demo/{method}"  # noqa: B009

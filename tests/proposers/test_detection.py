@@ -69,6 +69,7 @@ BY_TENSORS: dict[str, tuple[dict[str, Any], Shapes, str]] = {
     "medusa 2": (LLAMA, {**MODEL, **{f"medusa_head.{name}": shape for name, shape in MEDUSA.items()}}, "medusa"),
     "medusa, vllm": ({}, {"blocks.0.layers.0.weight": (H, H), "lm_heads.0.weight": (9, H)}, "medusa"),
     "mlp speculator": ({}, MLP, "mlp_speculator"),
+    "n-gram cache": ({"model_type": "ngram_cache"}, {"runs.1": (9, 1), "next.1": (9,), "chance.1": (9,)}, "ngram_cache"),
     "pard": ({**LLAMA, "pard_token": 3}, MODEL, "pard"),
 }
 

@@ -24,7 +24,7 @@ def test_a_model_by_itself_has_the_methods_without_weights(tiny_target: Path) ->
 
 def test_the_embedded_model_has_its_drafters() -> None:
     methods = {method.name: method for method in find_methods(DEMO_MODEL, None)}
-    assert {"ngram", "suffix", "draft_model"} <= methods.keys()
+    assert {"ngram", "suffix", "draft_model", "ngram_cache"} <= methods.keys()
     for method in methods.values():
         (entry,) = method.config(3)
         if "model" in entry:
@@ -35,12 +35,13 @@ def test_the_embedded_model_has_its_drafters() -> None:
 
 
 def test_a_family_is_known_by_its_folders(tmp_path: Path) -> None:
-    for name in ("target", "draft_model", "medusa"):
+    for name in ("target", "draft_model", "medusa", "ngram_cache"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     methods = find_methods(str(tmp_path / "target"), None)
-    assert names(methods) == ["ngram", "suffix", "draft_model", "medusa"]
+    assert names(methods) == ["ngram", "suffix", "draft_model", "medusa", "ngram_cache"]
     assert methods[2].entries[0]["model"] == str(tmp_path / "draft_model")
+    assert methods[4].entries == ({"method": "ngram_cache", "model": str(tmp_path / "ngram_cache")},)
 
 
 def test_a_configured_list_is_tried_one_by_one_and_together(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_says_how() -> None:
-    for argv in [(), ("target",), ("draft",), ("head",), ("fetch-data",)]:
+    for argv in [(), ("target",), ("draft",), ("head",), ("ngram-cache",), ("fetch-data",)]:
         command = [sys.executable, "-m", "foretoken", "train", *argv, "--help"]
         ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
         assert ended.returncode == 0 and "examples:" in ended.stdout, ended.stderr

@@ -128,15 +128,16 @@ def test_a_half_written_result_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_family_is_what_its_folders_hold(tmp_path: Path) -> None:
-    for name in ("target", "medusa", "eagle3"):
+    for name in ("target", "medusa", "eagle3", "ngram_cache"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
     (tmp_path / "mtp").mkdir()
     family = FamilyFolder(tmp_path)
-    assert family.methods == ("ngram", "suffix", "eagle3", "medusa")
+    assert family.methods == ("ngram", "suffix", "eagle3", "medusa", "ngram_cache")
     eagle3 = family.speculation("eagle3", 5)
     assert eagle3["num_speculative_tokens"] == 5 and eagle3["model"] == str(tmp_path / "eagle3")
     assert "num_speculative_tokens" not in family.speculation("medusa", 5), "it has as many heads as it has"
+    assert "draft_sample_method" not in family.speculation("ngram_cache", 5), "it samples nothing"
     before = family.mark("eagle3"), family.mark("medusa"), family.mark("ngram")
     (tmp_path / "eagle3" / "model.safetensors").write_bytes(b"other weights")
     after = family.mark("eagle3"), family.mark("medusa"), family.mark("ngram")

@@ -10,7 +10,7 @@ import pytest
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
 from foretoken.proposers.training.fetch_data import CORPORA
-from foretoken.server.cli import USAGE
+from foretoken.server.cli import DATA, USAGE
 from foretoken.server.train_command import main
 
 RECIPE = """
@@ -68,6 +68,11 @@ method = "mtp"
 intermediate_size = 16
 tokens = 1_000
 batch_tokens = 512
+[drafters.ngram_cache]
+method = "ngram_cache"
+max_n = 2
+min_count = 2
+max_runs = 40
 """
 
 
@@ -103,12 +108,18 @@ def test_a_family_from_corpora_to_folders_that_serve(corpora: Path, tmp_path: Pa
     for name in ("target", "draft_model", "eagle3", "mlp_speculator", "pard", "mtp"):
         facts = json.loads((out / name / "facts.json").read_text())
         assert facts["tokens"] > 500 and (out / name / "curves.png").exists()
-    assert "foretoken train evaluate" in capsys.readouterr().err
-    assert "`mlp_speculator/`" in (out / "README.md").read_text() and (out / "prompts.jsonl").exists()
+    counted = json.loads((out / "ngram_cache" / "facts.json").read_text())
+    assert counted["tokens"] > 50 and 0 <= counted["held_out_right"] <= 1
+    assert sorted(path.name for path in (out / "ngram_cache").iterdir()) == ["config.json", "facts.json", "model.safetensors"]
+    said = capsys.readouterr().err
+    assert "foretoken train evaluate" in said and "tokens of held-out answers" in said
+    card = (out / "README.md").read_text()
+    assert "`mlp_speculator/`" in card and "`ngram_cache/`" in card and (out / "prompts.jsonl").exists()
+    assert "mtp/curves.png" in card and "ngram_cache/curves.png" not in card
 
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
     plain = LLM(str(out / "target"), dtype="float32", speculative_config={"method": "off"}).generate("Write", greedy)[0]
-    for method in ("draft_model", "eagle3", "mlp_speculator", "pard", "mtp"):
+    for method in ("draft_model", "eagle3", "mlp_speculator", "pard", "mtp", "ngram_cache"):
         config = {"method": method, "model": str(out / method), "num_speculative_tokens": 3}
         drafted = LLM(str(out / "target"), dtype="float32", speculative_config=config).generate("Write", greedy)[0]
         assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
@@ -119,6 +130,10 @@ def test_mistakes_are_one_line(corpora: Path, tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as ended:
         main(["family", *where, "--only", "eagle9"])
     assert ended.value.code == USAGE and "the recipe has no eagle9" in capsys.readouterr().err
+    misspelt = tmp_path / "misspelt.toml"
+    misspelt.write_text(RECIPE.replace("max_runs", "most_runs"))
+    assert main(["family", *where, "--config", str(misspelt)]) == DATA
+    assert "most_runs" in capsys.readouterr().err
     broken = tmp_path / "broken.toml"
     broken.write_text("[target\n")
     assert main(["family", *where, "--config", str(broken)]) != 0

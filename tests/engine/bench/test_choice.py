@@ -7,6 +7,7 @@ from foretoken.engine.bench.choice import Score, choose, pays_up_to, score, scor
 from foretoken.engine.bench.speculation_figures import OFF, Figures, Setting
 
 NGRAM, DRAFT = Setting("ngram", 7, adaptive=True), Setting("draft_model", 7, adaptive=True)
+TABLE = Setting("ngram_cache", 7, adaptive=True)
 FIXED = Setting("draft_model", 3)
 
 
@@ -21,6 +22,7 @@ def test_the_fastest_is_chosen_if_it_is_clearly_faster() -> None:
 
 def test_within_two_percent_the_simpler_one_is_chosen() -> None:
     assert chosen(figures(NGRAM, 1.48), figures(DRAFT, 1.5)) == NGRAM, "nothing to load"
+    assert chosen(figures(TABLE, 1.48), figures(DRAFT, 1.5)) == TABLE and chosen(figures(NGRAM, 1.48), figures(TABLE, 1.5)) == NGRAM
     assert chosen(figures(FIXED, 1.5), figures(DRAFT, 1.49)) == DRAFT, "k that looks after itself"
     assert chosen(figures(Setting("draft_model", 5), 1.5), figures(FIXED, 1.49)) == FIXED, "fewer guesses"
     assert chosen(figures(NGRAM, 1.019)) == OFF

@@ -49,6 +49,16 @@ def test_the_factors_multiply_to_the_measured_speedup() -> None:
     assert f.rest_factor < 1, "prompts are as slow as ever"
 
 
+def test_costs_are_those_of_a_pass_where_a_step_has_several() -> None:
+    one, rounds = speculative_turn(), speculative_turn()
+    prompt, *decodes = rounds.steps[:5]
+    several = Step(True, 4, 4, 8, 12, 4, *(sum(getattr(step, name) for step in decodes) for name in ("seconds", "target_s", "draft_s")))
+    rounds = Turn(rounds.seconds, (prompt, several) * 2, rounds.answers)
+    by_step, in_rounds = (compare(Setting("ngram", 3), 1, [plain_turn()], [turn]) for turn in (one, rounds))
+    for name in ("draft_cost_ratio", "verify_cost_ratio", "bookkeeping_ratio", "predicted", "rest_factor"):
+        assert getattr(in_rounds, name) == pytest.approx(getattr(by_step, name)), name
+
+
 def test_formulas() -> None:
     assert USUAL.published == pytest.approx(3.4 / (3.4 * 0.1 + 1)), "a guess costs a tenth of a pass"
     assert USUAL.predicted == pytest.approx(3.4 / (0.3 + 1.2))

@@ -24,7 +24,8 @@ def test_the_shipped_recipe_names_what_there_is() -> None:
         assert stage.domains.keys() <= domains
         assert sum(weights(SOURCES, stage.domains).values()) == pytest.approx(1.0)
     assert {source.domain for source in CHATS} <= family.stages[-1].domains.keys()
-    assert set(family.members) == {"draft_model", "eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash"}
+    assert set(family.members) == {"draft_model", "eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash", "ngram_cache"}
+    assert [name for name, member in family.members.items() if member.training is None] == ["ngram_cache"]
     with torch.device("meta"):
         assert family.shape.build(family.vocab_size).num_parameters() <= 8_000_000
 

@@ -77,6 +77,19 @@ def test_a_card_says_what_the_files_say(family: Path, tmp_path: Path) -> None:
     assert "| books/children | [mlschmitt/classic-books-markdown]" in card and "CC-BY-4.0" in card
 
 
+def test_a_counted_part_has_runs_and_no_curves(family: Path, tmp_path: Path) -> None:
+    tensors = {f"{name}.{n}": torch.zeros(5 * n) for n in (1, 2) for name in ("runs", "next", "chance")}
+    (family / "ngram_cache").mkdir()
+    save_file(tensors, family / "ngram_cache" / "model.safetensors")
+    facts = {"tokens": 930_000, "seconds": 1, "machine": "cpu", "held_out_right": 0.4284, "held_out_expected": 0.4416}
+    (family / "ngram_cache" / "facts.json").write_text(json.dumps(facts))
+    write_card(family, Family.load(), None, tmp_path / "work")
+    card = (family / "README.md").read_text()
+    assert "| `ngram_cache/` | 15 runs | 0.00 | n-gram cache:" in card and "curves.png" not in card
+    assert "| `ngram_cache/` | 0.93 | 0 | cpu | runs of up to 4 tokens that came 4 times, the 21,700 that help most |" in card
+    assert "| `ngram_cache/` | accuracy 0.428, expected by itself 0.442 |" in card
+
+
 def test_what_is_not_known_is_left_out(family: Path) -> None:
     write_card(family, Family.load(), None)
     card = (family / "README.md").read_text()

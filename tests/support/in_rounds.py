@@ -1,0 +1,81 @@
+"""Steps in rounds, as tests see them: requests that may be in one, and an engine whose steps in rounds are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.core import EngineCore
+from foretoken.engine.outputs import RequestOutput
+from foretoken.engine.plan import RoundsPlan, RoundsVerdict
+from foretoken.engine.request import Request
+
+PROMPTS = ["The quick brown fox", "one two one two one two one", "def add(a, b):", "x", "a b a b a b a b a b"]
+OPTIONS: dict[str, Any] = {"kv_cache_gb": 0.005, "max_num_seqs": 8, "dtype": "float32"}
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+TAKEN: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"seed": 11},
+    "filtered": {"seed": 5, "top_k": 20, "top_p": 0.8, "min_p": 0.01, "temperature": 0.7},
+    "several choices": {"seed": 3, "n": 3},
+    "a stop token": {"temperature": 0, "stop_token_ids": list(range(40, 60)), "ignore_eos": False},
+    "a stop string": {"seed": 4, "stop": ["a", "e"]},
+    "its end": {"seed": 4, "temperature": 1.5, "ignore_eos": False},
+    "few tokens": {"temperature": 0, "max_tokens": 2},
+    "no text": {"seed": 1, "detokenize": False},
+}
+
+
+def params(settings: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | settings)
+
+
+def said(outputs: list[RequestOutput]) -> list[tuple[list[int], str, str | None, Any]]:
+    return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for output in outputs for c in output.outputs]
+
+
+def core_of(llm: LLM) -> EngineCore:
+    assert llm._engine is not None
+    return llm._engine.core
+
+
+class Watch:
+    """What the steps in rounds of an engine were."""
+
+    def __init__(self, core: EngineCore) -> None:
+        assert core.rounds is not None, "the engine has no rounds"
+        self.calls: list[tuple[RoundsPlan, RoundsVerdict]] = []
+        self._core = core
+        self._run = core.rounds.run
+        core.rounds.run = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, plan: RoundsPlan) -> RoundsVerdict:
+        verdict = self._run(plan)
+        self.calls.append((plan, verdict))
+        return verdict
+
+    @property
+    def num_passes(self) -> int:
+        return sum(len(verdict.tokens) for _, verdict in self.calls)
+
+    @property
+    def requests(self) -> set[str]:
+        return {row.request.request_id for plan, _ in self.calls for row in plan.rows}
+
+    def leave(self) -> None:
+        """The engine as it was."""
+        assert self._core.rounds is not None
+        self._core.rounds.run = self._run  # type: ignore[method-assign]
+        self._core.check()
+
+
+def drive(core: EngineCore, requests: list[Request], act: Callable[[int], object] = lambda step: None) -> None:
+    for request in requests:
+        core.add_request(request)
+    step = 0
+    while core.has_work:
+        core.step(float(step))
+        core.check()
+        act(step)
+        step += 1
