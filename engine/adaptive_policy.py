@@ -6,6 +6,7 @@ never change an output: only how soon it is there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..proposers.base import FORCED, Draft
@@ -33,7 +34,7 @@ SETTLED = 2  # steps without guesses after which they take what they do where no
 PLAIN_RUN = SETTLED + 1  # more of them, so that the last one tells
 LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
 LITTLE = 1.5  # times the plain rate
-LEAVING = 1.25  # times the rate of rounds: who takes over from them must first read what they said, and finds the caches full of other things
+LEAVING = 1.25  # times the rate of rounds: who takes over must first read what they said, and finds the caches full of other things
 
 
 class AdaptivePolicy:
@@ -50,7 +51,7 @@ class AdaptivePolicy:
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
-        self._rounds_rate = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, or that is unknown
+        self._rounds_rate = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, infinite = find out first
         self._num_single = SETTLED  # steps in a row that were one pass
         self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()
@@ -149,7 +150,7 @@ class AdaptivePolicy:
         if self._is_resting:
             self._rest.steps_left -= 1
             return [NOBODY] * len(wishes)
-        if self._hold.take(wishes, budget):
+        if self._rounds_rate < math.inf and self._hold.take(wishes, budget):
             return self._hold.answer
         self._rest.end()
         self._hold.end()
@@ -241,7 +242,7 @@ class AdaptivePolicy:
             else:
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
-        if self._rounds_rate:
+        if 0 < self._rounds_rate < math.inf:
             plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):

@@ -5,7 +5,7 @@ Owns what a request allows, which never changes, and the latest answer. Estimate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..proposers.base import KnownRow
@@ -26,6 +26,11 @@ class RowOptions:
     scouts: Sequence[tuple[int, Callable[[KnownRow], bool], int]]  # proposer, its has_guess, ceiling
     best: int = 0  # index into them
     until: int = 0  # step from which that is asked again
+
+    def each(self) -> Iterator[tuple[int, int]]:
+        """All who may guess, with their ceilings."""
+        yield from zip(self.proposers, self.ceilings, strict=True)
+        yield from ((p, ceiling) for p, _, ceiling in self.scouts)
 
     @property
     def proposer(self) -> int:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+SURE_OF = 2  # guesses in a row that a table's chain seldom goes beyond
+
+
 @record
 class RowGrant:
     """One row of a step: it computes known tokens num_computed : num_computed + num_scheduled and may guess `ceiling` more.
@@ -41,7 +44,7 @@ class RowGrant:
 
 @record
 class RowLookups:
-    """Most guesses of a row's round: from its prediction, else from its text or the table, whichever is likelier to be right."""
+    """Most guesses of a row's round: from its prediction, else from the table where it is surer than the text, else from the text."""
 
     predicted_k: int = 0
     text_k: int = 0
@@ -51,7 +54,8 @@ class RowLookups:
 
     @property
     def k(self) -> int:
-        return max(self.predicted_k, self.text_k, self.table_k)
+        """Guesses that a round has at most, as a rule: the table is seldom sure of more."""
+        return max(self.predicted_k, self.text_k, min(self.table_k, SURE_OF))
 
 
 @record

@@ -6,13 +6,14 @@ bring tokens, which other proposers have to beat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
 from .costs import TargetCost
-from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowLookups
+from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowLookups, Settled
 from .request import Request
 from .speculation_policy import RequestLimits
 from .table_trust import TableTrust
@@ -69,9 +70,11 @@ class RoundsChoice:
         return FEWEST_ROUNDS if is_retried else 0
 
     def rate(self, running: Sequence[Request]) -> float:
-        """Tokens a second that rounds have brought to rows like these lately; 0 = unknown."""
+        """Tokens a second that rounds have brought to rows like these lately; infinite = untried, 0 = there were none to be had."""
         brought = self._brought.get(_kind(running))
-        return brought.tokens / brought.seconds if brought is not None and brought.seconds else 0.0
+        if brought is None:
+            return math.inf
+        return brought.tokens / brought.seconds if brought.seconds else 0.0
 
     def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
         """most: guesses of one row and round. None if no row wants anything looked up."""
@@ -81,6 +84,7 @@ class RoundsChoice:
         least_chance = self._least_chance(running, most, pass_s) if self._table >= 0 else 1.0
         wanted = [self._lookups_of(request, i, most, num_rows, pass_s, least_chance) for i, request in enumerate(running)]
         if all(lookups is None for lookups in wanted):
+            self._brought.setdefault(_kind(running), _Brought())
             return None
         asked = [lookups or RowLookups() for lookups in wanted]
         self.k = sum([lookups.k for lookups in asked]) / num_rows
@@ -92,17 +96,19 @@ class RoundsChoice:
         if num_later:  # the first pass finds the caches full of other things
             i = 1 + turn % num_later
             self._passes.observe(verdict.tokens[i], sum(row.num_computed for row in plan.rows), verdict.seconds[i])
-        drafts = [(row.request, draft) for row, said in zip(plan.rows, verdict.rows, strict=True) for draft in said.drafts]
+        drafts: list[tuple[Request, Settled]] = []
+        self._trust.step()
+        for row, said in zip(plan.rows, verdict.rows, strict=True):
+            for draft in said.drafts:
+                if draft.proposer == self._table:
+                    self._trust.observe(row.request.request_id, draft.expected, draft.accepted)
+                else:
+                    drafts.append((row.request, draft))
         period = -(-len(drafts) // LEARNT_DRAFTS) or 1
         for request, draft in drafts[turn % period :: period]:
             self._acceptance[draft.proposer].observe(
                 request.request_id, draft.drafted, draft.drafted, draft.drafted, range(draft.accepted), True, step
             )
-        if self._table >= 0:
-            self._trust.step()
-            for request, draft in drafts:
-                if draft.proposer == self._table:
-                    self._trust.observe(request.request_id, draft.expected, draft.accepted)
         brought = self._brought.setdefault(_kind([row.request for row in plan.rows]), _Brought())
         brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
         brought.seconds = RECENT * brought.seconds + seconds
@@ -114,14 +120,15 @@ class RoundsChoice:
         """That a guess must have to be worth a pass's being longer by one token: what that costs at the rate at which tokens come."""
         num_rows = len(running)
         num_more = num_rows * min(most, self._acceptance[self._table].depth)  # a pass's cost has steps
-        rate = self.rate(running) or num_rows / pass_s(num_rows)
+        brought = self.rate(running)
+        rate = brought if 0 < brought < math.inf else num_rows / pass_s(num_rows)
         return rate * (pass_s(num_rows + num_more) - pass_s(num_rows)) / num_more if num_more else 1.0
 
     def _lookups_of(
         self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], least_chance: float
     ) -> RowLookups | None:
         """None if the request wants nothing looked up."""
-        ceilings = {p: min(ceiling, most) for p, _, ceiling in self._assignment.row(request).scouts}
+        ceilings = {p: min(ceiling, most) for p, ceiling in self._assignment.row(request).each()}
         predicted = ceilings.get(self._prediction, 0) if request.prediction else 0
         looked_up, from_table = ceilings.get(self._text, 0), ceilings.get(self._table, 0)
         if not (predicted or looked_up or from_table):
@@ -133,8 +140,10 @@ class RoundsChoice:
             return RowLookups(predicted_k, text_k)
         trust = self._trust.of(request.request_id)
         least = least_chance / trust
+        if is_tried:
+            return RowLookups(predicted_k, text_k, from_table, 1.0, min(least, TRIED_CHANCE))  # the text first, what it may have is rarer
         text_chance = next(iter(self._acceptance[self._text].worth(request.request_id).chances), 0.0) if text_k else 0.0
-        return RowLookups(predicted_k, text_k, from_table, text_chance / trust, min(least, TRIED_CHANCE) if is_tried else least)
+        return RowLookups(predicted_k, text_k, from_table if least < 1.0 else 0, text_chance / trust, least)
 
     def _depth(
         self, proposer: int, request: Request, most: int, num_rows: int, pass_s: Callable[[float], float], is_tried: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FADE = 0.98  # of everybody's evidence with each step
-ROW_FADE = 0.95  # of a row's with each step that it had a draft in
+ROW_FADE = 0.95  # of a row's with each draft
 WEIGHT = 8.0  # expected tokens that the table's word is worth
 ROW_WEIGHT = 4.0  # expected tokens that everybody's share is worth to a row
 
@@ -36,13 +36,13 @@ class TableTrust:
         self._rows: dict[str, _Evidence] = {}
 
     def of(self, request_id: str) -> float:
-        """Above 0. What is refused for long is trusted again little by little: evidence fades."""
+        """Above 0. A table that is asked no more is trusted again little by little; a row by what it is tried with."""
         share = self._all.share(1.0, WEIGHT)
         row = self._rows.get(request_id)
         return share if row is None else row.share(share, ROW_WEIGHT)
 
     def observe(self, request_id: str, expected: float, accepted: float) -> None:
-        """Of one row's drafts in a step; `step` has been called for it."""
+        """Of one draft; `step` has been called for its step."""
         self._all.expected += expected
         self._all.accepted += accepted
         self._rows.setdefault(request_id, _Evidence()).add(expected, accepted, ROW_FADE)

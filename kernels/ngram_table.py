@@ -27,8 +27,10 @@ class NgramTable:
     def __init__(self, runs: Sequence[NDArray[np.integer]], token_ids: NDArray[np.integer], chances: NDArray[np.floating]) -> None:
         """runs: of lengths 1, 2, ...: [E_n, n] token ids. token_ids, chances: [E], E = the sum of E_n, in the same order.
 
-        Of two runs with the same tokens one counts.
+        Of two runs with the same tokens one counts. Raises ValueError for more lengths than native code has room for.
         """
+        if not 1 <= len(runs) <= MOST_N:
+            raise ValueError(f"runs of {len(runs)} lengths, but a table has 1 to {MOST_N}")
         self.max_n = len(runs)
         self.num_runs = len(token_ids)
         keys, first = np.unique(np.concatenate([_keys(run) for run in runs]), return_index=True)
@@ -42,16 +44,8 @@ class NgramTable:
         self.keys[places] = keys
         self.token_ids[places] = token_ids[first]
         self.chances[places] = chances[first]
-        last = [run[:, -1] for run in runs]
-        self._ends = bytearray(max((int(ids.max(initial=-1)) for ids in last), default=-1) + 1)  # by token
-        for ids in last:
-            np.frombuffer(self._ends, np.uint8)[ids] = 1
         self.addresses = tuple(array.ctypes.data for array in (self.keys, self.token_ids, self.chances))
         self._keys, self._token_ids, self._chances = self.keys.data, self.token_ids.data, self.chances.data  # ten times as fast to read
-
-    def may_know(self, token_id: int) -> bool:
-        """Whether any run ends with that token: told at once, without those before it."""
-        return token_id < len(self._ends) and self._ends[token_id] == 1
 
     def next(self, text: Sequence[int]) -> tuple[int, float] | None:
         """What follows, and its chance; None if not even the text's last token is known."""

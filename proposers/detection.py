@@ -24,6 +24,7 @@ _NAME_PARTS = (
     *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash2", "dflash2"), ("dflash", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("/pard-", "pard"), ("/pard2-", "pard")),
+    *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
 )
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -6,7 +6,7 @@ Its table is read once and never changes; suffix decoding and pools are what lea
 from __future__ import annotations
 
 from ..kernels.ngram_table import NgramTable
-from .base import Draft, DraftContext, Feedback, KnownRow, Needs
+from .base import Draft, DraftContext, Feedback, Needs
 from .checkpoint import Checkpoint
 from .config import NgramCacheConfig
 from .loading import LoadedProposer, Resources
@@ -41,9 +41,6 @@ class NgramCacheProposer:
             draft.source.extend([0] * len(token_ids))
             draft.start_loc.append(len(draft.token_ids))
         return draft
-
-    def has_guess(self, row: KnownRow) -> bool:
-        return self.table.may_know(row.token_ids[-1])
 
     def observe(self, feedback: Feedback) -> None:
         pass

@@ -24,6 +24,7 @@ from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 
 MODEL_TYPE = "ngram_cache"
+_IDS = {torch.int16, torch.int32, torch.int64}
 
 
 class Followed(NamedTuple):
@@ -71,8 +72,8 @@ def write_table(folder: Path, of_each: Sequence[Followed], vocab_size: int) -> N
 def _read(checkpoint: Checkpoint, n: int) -> Followed:
     runs = checkpoint.take(f"runs.{n}", -1, n)
     following, chance = checkpoint.take(f"next.{n}", len(runs)), checkpoint.take(f"chance.{n}", len(runs)).float()
-    if runs.is_floating_point() or following.is_floating_point():
-        raise SpeculativeConfigError(f"{checkpoint.folder}: 'runs.{n}' and 'next.{n}' must hold whole numbers")
+    if {runs.dtype, following.dtype} - _IDS:
+        raise SpeculativeConfigError(f"{checkpoint.folder}: 'runs.{n}' and 'next.{n}' must be int16, int32 or int64")
     if len(chance) and not 0 < float(chance.min()) <= float(chance.max()) <= 1:
         raise SpeculativeConfigError(f"{checkpoint.folder}: 'chance.{n}' must lie above 0 and not above 1")
     return Followed(runs.numpy(), following.numpy(), chance.numpy())

@@ -116,10 +116,11 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, Cha
   } else {
     const int place = row.lookup_k ? earlier_place(row) : 0;
     const int64_t known = row.table_k ? table.find(row.text, text_length(row)) : -1;
-    if (place && !(known >= 0 && table.chances[known] > row.text_chance)) {
-      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
-    } else if (known >= 0) {
+    const float chance = known < 0 ? 0.0f : table.chances[known];
+    if (chance >= row.least_chance && !(place && chance <= row.text_chance)) {
       guess = chain.follow(table, row, known, std::min(row.table_k, most));
+    } else if (place) {
+      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
     }
   }
   for (int i = 0; i < guess.count; ++i) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import pytest
@@ -10,7 +11,7 @@ from rows import a_request
 from foretoken.engine.assignment import Assignment
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.expectations import Expectations
-from foretoken.engine.plan import RoundsPlan, RoundsVerdict, RowLookups, RowRounds, RowSaid, Settled
+from foretoken.engine.plan import SURE_OF, RoundsPlan, RoundsVerdict, RowLookups, RowRounds, RowSaid, Settled
 from foretoken.engine.request import Request
 from foretoken.engine.rounds_choice import (
     FEWEST_ROUNDS,
@@ -39,7 +40,7 @@ class World:
 
     def __init__(self, pass_s: float, token_s: float = 0.0, has_table: bool = False) -> None:
         infos = [ProposerInfo("prediction", K, has_guess), ProposerInfo("ngram", K, has_guess, "text")]
-        infos += [ProposerInfo("ngram_cache", K, has_guess, "table")] * has_table
+        infos += [ProposerInfo("ngram_cache", K, None, "table")] * has_table
         self.costs = CostTable(
             CostFigures({1: 1.0}, passes={tokens: pass_s + token_s * (tokens - 1) for tokens in LADDER if tokens <= 64}),
             [info.name for info in infos],
@@ -135,7 +136,7 @@ def test_rows_that_want_none_ride_along_and_alone_take_ordinary_steps() -> None:
 def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None:
     world = World(1 * MS, token_s=0.1 * MS)
     request = a_request("r")
-    assert world.choice.rate([request]) == 0.0
+    assert world.choice.rate([request]) == math.inf
     plan = RoundsPlan([RowRounds(request, 3, 64, 20, array("i"), RowLookups(text_k=4))], 4, STEP_S, False)
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
@@ -143,7 +144,7 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
         world.choice.observe(plan, RoundsVerdict([said], [5, 5, 1], [9 * MS, 2 * MS, 3 * MS]), 10 * MS, step)
     passes = world.costs.passes
     assert abs(passes.seconds(5) - 2 * MS) < 0.6 * MS and passes.seconds(1) > 1.5 * MS, "the first pass finds cold caches"
-    assert abs(world.choice.rate([request]) - 800) < 1 and world.choice.rate([request] * 2) == 0.0
+    assert abs(world.choice.rate([request]) - 800) < 1 and world.choice.rate([request] * 2) == math.inf
     chances = world.expectations.acceptance[TEXT].worth("r").chances
     assert chances[1] > 0.9 and 0.3 < chances[3] < 0.7
 
@@ -219,7 +220,7 @@ def test_rows_that_want_the_others_only_get_nothing_of_the_table() -> None:
     text, table, off = world.asked(*rows)
     assert text.text_k >= 3 and text.table_k == 0
     assert (table.text_k, table.table_k, table.text_chance) == (0, K, 0.0)
-    assert off == RowLookups() and world.choice.k == pytest.approx((text.text_k + K) / 3)
+    assert off == RowLookups() and world.choice.k == pytest.approx((text.text_k + SURE_OF) / 3)
     assert world.depths(rows[-1]) is None
 
 
@@ -229,3 +230,12 @@ def test_ceilings_hold_for_the_table() -> None:
     assert [lookups.table_k for lookups in world.asked(few, a_request("r"))] == [2, K]
     assert [lookups.table_k for lookups in world.asked(few, a_request("r"), most=1)] == [1, 1]
     assert world.choice.ask([few], 4, 0) is None
+
+
+def test_where_nobody_may_look_anything_up_rounds_count_as_tried() -> None:
+    """Else a drafter that a request asks for by name would wait for ever for what rounds might bring."""
+    world = World(1e-3)
+    request = a_request("r", speculation={"method": "off"})
+    assert world.choice.rate([request]) == math.inf
+    assert world.choice.ask([request], 4, K) is None
+    assert world.choice.rate([request]) == 0.0

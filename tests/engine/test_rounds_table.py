@@ -225,7 +225,7 @@ class Guess:
 """
 
 
-@pytest.mark.parametrize("other", ["pool", "custom scout", "a second table", "fixed k"])
+@pytest.mark.parametrize("other", ["pool", "custom scout", "fixed k"])
 def test_what_rounds_cannot_ask_keeps_the_engine_out_of_them(
     plain: LLM, tiny_target: Path, tmp_path: Path, cache: dict[str, Any], other: str
 ) -> None:
@@ -233,7 +233,6 @@ def test_what_rounds_cannot_ask_keeps_the_engine_out_of_them(
     config = {
         "pool": [cache, LOOKUP | {"shared_pool": True}],
         "custom scout": [cache, {"custom_class": f"{tmp_path}/guess.py:Guess"}],
-        "a second table": [cache, cache],
         "fixed k": [cache | {"adaptive": False}],
     }[other]
     with LLM(tiny_target, config, **OPTIONS) as llm:

@@ -80,7 +80,8 @@ class Text:
             ngram = NgramProposer(NgramConfig(num_speculative_tokens=self.k, prompt_lookup_max=4, prompt_lookup_min=2, match=self.match))
             looked_up = ngram.propose(DraftContext([row], 0, 16)).token_ids
         known = table.next(text) if table is not None and self.table_k else None
-        if known is None or (looked_up and known[1] <= np.float32(self.text_chance)):
+        least, of_text = np.float32(self.least_chance), np.float32(self.text_chance)
+        if known is None or known[1] < least or (looked_up and known[1] <= of_text):
             return FROM_TEXT, looked_up, 0.0
         assert table is not None
         most = min(self.table_k, self.room(text))

@@ -38,7 +38,6 @@ def test_it_says_what_a_dict_says(vocab_size: int, count: int) -> None:
             assert table.next(run) == next_of(runs, max_n, run) == runs[run]
         for text in texts(dice, runs, vocab_size):
             assert table.next(text) == next_of(runs, max_n, text)
-            assert table.may_know(text[-1]) == any(run[-1] == text[-1] for run in runs)
             most, least_chance = dice.randint(0, 12), dice.choice([0.0, 0.05, 0.3, 1.0, 1.1])
             token_ids, chances = table.chain(text, most, least_chance)
             assert list(zip(token_ids, chances, strict=True)) == chain_of(runs, max_n, text, most, least_chance)
@@ -94,7 +93,11 @@ def test_ids_of_any_size_stay_apart() -> None:
     table = table_of({(LARGEST, 5): (LARGEST, 0.5), (0, 5): (0, 0.25), (LARGEST - 1, LARGEST, 5): (LARGEST - 1, 1.0)}, 3)
     asked = ([LARGEST, 5], [0, 5], [LARGEST - 1, LARGEST, 5], [LARGEST, LARGEST, 5], [LARGEST - 1, 5], [LARGEST])
     assert [table.next(text) for text in asked] == [(LARGEST, 0.5), (0, 0.25), (LARGEST - 1, 1.0), (LARGEST, 0.5), None, None]
-    assert table.may_know(5) and not table.may_know(4) and not table.may_know(6) and not table.may_know(LARGEST)
+
+
+def test_no_more_lengths_than_native_code_has_room_for() -> None:
+    with pytest.raises(ValueError, match="9 lengths"):
+        NgramTable([np.zeros((0, n), np.int32) for n in range(1, MOST_N + 2)], np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 @pytest.mark.parametrize("ids", [np.int16, np.int32, np.int64])

@@ -62,8 +62,6 @@ def test_rows_are_answered_as_the_table_says(seed: int) -> None:
             expected = chain_of(runs, max_n, one.token_ids, min(one.ceiling, k), LEAST_CHANCE)
             assert list(zip(draft.token_ids[of_row], draft.confidence[of_row], strict=True)) == expected
             assert draft.parents[of_row] == list(range(-1, len(expected) - 1)) and set(draft.source) <= {0}
-            may_guess = proposer.has_guess(one)
-            assert may_guess == any(run[-1] == one.token_ids[-1] for run in runs) and (may_guess or not expected)
         proposer.check()
 
 
@@ -74,7 +72,8 @@ def test_nothing_is_kept_of_requests() -> None:
     proposer.forget("never seen")
     assert propose(proposer, row([5, 1])).token_ids == first.token_ids
     assert propose(proposer, row([6])).token_ids == [] == propose(proposer).token_ids
-    assert proposer.needs.hears == "nothing" and not proposer.needs.ingests and isinstance(proposer, Scout)
+    assert proposer.needs.hears == "nothing" and not proposer.needs.ingests
+    assert not isinstance(proposer, Scout), "it nearly always has something: to look for that in every step would tell nothing"
     proposer.close()
 
 
@@ -157,8 +156,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
     "runs that are flat": ({}, {"runs.1": torch.zeros(3).short()}, r"'runs\.1' in .* is 3, but any x 1 is needed"),
     "fewer that follow": ({}, {"next.1": torch.zeros(2).short()}, r"'next\.1' in .* is 2, but 3 is needed"),
     "more chances": ({}, {"chance.2": torch.ones(3).half()}, r"'chance\.2' in .* is 3, but 2 is needed"),
-    "runs of floats": ({}, {"runs.1": torch.zeros(3, 1)}, r"'runs\.1' and 'next\.1' must hold whole numbers"),
-    "floats that follow": ({}, {"next.2": torch.zeros(2)}, r"'runs\.2' and 'next\.2' must hold whole numbers"),
+    "runs of floats": ({}, {"runs.1": torch.zeros(3, 1)}, r"'runs\.1' and 'next\.1' must be int16, int32 or int64"),
+    "floats that follow": ({}, {"next.2": torch.zeros(2)}, r"'runs\.2' and 'next\.2' must be int16, int32 or int64"),
     "a chance of 0": ({}, {"chance.1": torch.tensor([0.5, 0.0, 0.5])}, r"'chance\.1' must lie above 0 and not above 1"),
     "a chance below 0": ({}, {"chance.1": torch.tensor([0.5, -0.5, 0.5])}, r"'chance\.1' must lie above 0 and not above 1"),
     "a chance above 1": ({}, {"chance.2": torch.tensor([0.5, 1.01])}, r"'chance\.2' must lie above 0 and not above 1"),
