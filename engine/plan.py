@@ -49,8 +49,8 @@ class RowLookups:
     predicted_k: int = 0
     text_k: int = 0
     table_k: int = 0
-    text_chance: float = 0.0  # that the first guess from the text is right; this and the next in the table's terms
-    least_chance: float = 1.0  # that a guess from the table is right with all before it
+    text_chance: float = 0.0  # that the first guess from the text is right
+    trust: float = 1.0  # times the table's chances, what they are
 
     @property
     def k(self) -> int:
@@ -65,6 +65,7 @@ class RoundsAsked:
     most_rounds: int
     most_seconds: float  # after which no further round begins
     lookups: list[RowLookups]  # of each row
+    prices: Sequence[float] = ()  # of 0, 1, ... guesses from the table: tokens that so many must bring
 
 
 @record
@@ -87,6 +88,7 @@ class RoundsPlan:
     most_rounds: int
     most_seconds: float
     ends_with_row: bool  # somebody waits for its seat
+    prices: Sequence[float] = ()  # as in RoundsAsked
 
 
 @record

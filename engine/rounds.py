@@ -129,7 +129,7 @@ class Rounds:
         rows = [self._row(row) for row in plan.rows]
         packed = bytearray().join([row.begin(planned) for row, planned in zip(rows, plan.rows, strict=True)])
         most_tokens = min(self._limits.max_num_batched_tokens, len(rows) + self._limits.max_draft_tokens_per_step)
-        limits = RoundsLimits(plan.most_rounds, most_tokens, plan.most_seconds, plan.ends_with_row)
+        limits = RoundsLimits(plan.most_rounds, most_tokens, plan.most_seconds, plan.ends_with_row, plan.prices)
         output = self._executor.run_rounds(packed, self._kv, limits, self._interrupt, self.lookups.ngram_table)
         self._num_failures = 0
         drafts: list[list[Settled]] = [[] for _ in rows]
@@ -191,7 +191,7 @@ class _Row:
             self.request.num_prompt_tokens, num_tokens, planned.most_new, num_blocks, planned.num_places,
             num_stops, num_predicted, *self.cursor, asked.predicted_k, asked.text_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
-            asked.table_k, asked.text_chance, asked.least_chance,
+            asked.table_k, asked.text_chance, asked.trust,
         ).packed(self._sampling)  # fmt: skip
 
     def take(self, num_new: int) -> list[int]:

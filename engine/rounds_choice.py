@@ -26,7 +26,6 @@ RETRY_EVERY = 256  # steps that are too long for rounds, one of which has some n
 RETRIED = 2.0  # ... if it is not more than so many times too long
 TRY_EVERY = 16  # steps after which guesses that are not worth it are tried
 TRIED = 2  # guesses of such a try
-TRIED_CHANCE = 0.5  # by the table, that is enough for such a try
 LEARNT_DRAFTS = 4  # of a step, at most, teach something
 RECENT = 0.9  # fade of what rounds brought with each step
 
@@ -37,6 +36,7 @@ class _Brought:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    pass_seconds: float = 0.0  # of these
 
 
 class RoundsChoice:
@@ -81,14 +81,13 @@ class RoundsChoice:
         self._num_asked += 1
         context = sum(request.num_computed_tokens for request in running)
         pass_s, num_rows = self._passes.at(context), len(running)
-        least_chance = self._least_chance(running, most, pass_s) if self._table >= 0 else 1.0
-        wanted = [self._lookups_of(request, i, most, num_rows, pass_s, least_chance) for i, request in enumerate(running)]
+        wanted = [self._lookups_of(request, i, most, num_rows, pass_s) for i, request in enumerate(running)]
         if all(lookups is None for lookups in wanted):
             self._brought.setdefault(_kind(running), _Brought())
             return None
         asked = [lookups or RowLookups() for lookups in wanted]
         self.k = sum([lookups.k for lookups in asked]) / num_rows
-        return RoundsAsked(most_rounds, STEP_S, asked)
+        return RoundsAsked(most_rounds, STEP_S, asked, self._prices(running, most, pass_s) if self._table >= 0 else ())
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
         """A step in rounds took so long, everything included."""
@@ -112,20 +111,22 @@ class RoundsChoice:
         brought = self._brought.setdefault(_kind([row.request for row in plan.rows]), _Brought())
         brought.tokens = RECENT * brought.tokens + sum(len(said.token_ids) for said in verdict.rows)
         brought.seconds = RECENT * brought.seconds + seconds
+        brought.pass_seconds = RECENT * brought.pass_seconds + sum(verdict.seconds)
 
     def forget(self, request_id: str) -> None:
         self._trust.forget(request_id)
 
-    def _least_chance(self, running: Sequence[Request], most: int, pass_s: Callable[[float], float]) -> float:
-        """That a guess must have to be worth a pass's being longer by one token: what that costs at the rate at which tokens come."""
+    def _prices(self, running: Sequence[Request], most: int, pass_s: Callable[[float], float]) -> list[float]:
+        """Of 0, 1, ... guesses of each row: the tokens of one row that passes bring in the time that theirs takes longer."""
         num_rows = len(running)
-        num_more = num_rows * min(most, self._acceptance[self._table].depth)  # a pass's cost has steps
-        brought = self.rate(running)
-        rate = brought if 0 < brought < math.inf else num_rows / pass_s(num_rows)
-        return rate * (pass_s(num_rows + num_more) - pass_s(num_rows)) / num_more if num_more else 1.0
+        brought = self._brought.get(_kind(running))
+        plain_s = pass_s(num_rows)
+        rate = brought.tokens / brought.pass_seconds if brought is not None and brought.pass_seconds else num_rows / plain_s
+        depth = min(most, self._acceptance[self._table].depth)
+        return [rate / num_rows * (pass_s(num_rows * (1 + k)) - plain_s) for k in range(depth + 1)]
 
     def _lookups_of(
-        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], least_chance: float
+        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float]
     ) -> RowLookups | None:
         """None if the request wants nothing looked up."""
         ceilings = {p: min(ceiling, most) for p, ceiling in self._assignment.row(request).each()}
@@ -138,12 +139,10 @@ class RoundsChoice:
         text_k = self._depth(self._text, request, looked_up, num_rows, pass_s, is_tried)
         if not from_table:
             return RowLookups(predicted_k, text_k)
-        trust = self._trust.of(request.request_id)
-        least = least_chance / trust
-        if is_tried:
-            return RowLookups(predicted_k, text_k, from_table, 1.0, min(least, TRIED_CHANCE))  # the text first, what it may have is rarer
+        if is_tried:  # the text first, for what it may have is rarer
+            return RowLookups(predicted_k, text_k, from_table, 1.0)
         text_chance = next(iter(self._acceptance[self._text].worth(request.request_id).chances), 0.0) if text_k else 0.0
-        return RowLookups(predicted_k, text_k, from_table if least < 1.0 else 0, text_chance / trust, least)
+        return RowLookups(predicted_k, text_k, from_table, text_chance, self._trust.of(request.request_id))
 
     def _depth(
         self, proposer: int, request: Request, most: int, num_rows: int, pass_s: Callable[[float], float], is_tried: bool

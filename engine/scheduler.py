@@ -318,7 +318,7 @@ class Scheduler:
             wanted = min(asked.most_rounds * (2 + k) // 2 + k, most_new, share)
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
             planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, lookups))
-        return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting))
+        return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting), asked.prices)
 
     def _forced(self, wish: Wish, limit: int) -> list[int]:
         """What the row's grammar leaves no choice about. Such guesses are free of doubt, so they come on top of its share."""

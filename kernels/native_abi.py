@@ -163,6 +163,7 @@ class RoundsRequest(ctypes.Structure):
         ("cache", POINTER(c_void_p)),
         ("rows", c_void_p),
         ("table", NativeTable),
+        ("prices", c_void_p),
         ("num_rows", c_int32),
         ("most_rounds", c_int32),
         ("most_tokens", c_int32),

@@ -120,7 +120,7 @@ struct RoundsRow {
   int32_t latest;               // ... there the first place, or the latest
   int32_t table_k;              // most guesses from the table, where the text has none or the table is surer
   float text_chance;            // that the first guess from the text is right
-  float least_chance;           // that a guess from the table, with all before it, must have by the table
+  float trust;                  // times the table's chances, what they are
   int32_t padding;
   int32_t num_new;              // out: tokens that have come
   int32_t has_ended;            // out: with a stop, or with the last one that may come
@@ -143,6 +143,7 @@ struct RoundsRequest {
   char* const* cache;           // as in RunRequest
   RoundsRow* rows;              // [num_rows]
   NgramTable table;             // of all rows
+  const float* prices;          // [1 + the greatest table_k] tokens that so many guesses from there must bring
   int32_t num_rows;
   int32_t most_rounds;
   int32_t most_tokens;          // of one pass, at least num_rows

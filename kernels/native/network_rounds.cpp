@@ -87,27 +87,34 @@ struct Guess {
 
 constexpr int kMostChained = 64;  // MAX_NUM_SPECULATIVE_TOKENS of proposers/config_entry.py is not more
 
-// What the table says, token by token, while it is sure enough.
+constexpr float kLeastChance = 0.02f;  // that a guess is right with all before it; no price is lower
+
+// What the table says, token by token, as far as it brings the most beyond its price.
 struct Chain {
   int32_t text[NgramTable::kMostN + kMostChained];  // the row's last tokens, and the guess
 
-  Guess follow(const NgramTable& table, const RoundsRow& row, int64_t place, int most) {
+  Guess follow(const NgramTable& table, const float* prices, const RoundsRow& row, int64_t place, int most) {
     int length = std::min(table.max_n, text_length(row));
     std::copy_n(row.text + text_length(row) - length, length, text);
     Guess guess{text + length, 0, kFromTable};
-    float chance = 1.0f;
-    for (most = std::min(most, kMostChained); guess.count < most && place >= 0; place = table.find(text, length)) {
+    float chance = 1.0f, expected = 0.0f, best = 0.0f;
+    most = std::min(most, kMostChained);
+    for (int count = 1; count <= most && place >= 0; ++count, place = table.find(text, length)) {
       chance *= table.chances[place];
-      if (chance < row.least_chance) break;
-      guess.expected += chance;
+      if (chance < kLeastChance) break;
+      expected += chance;
       text[length++] = table.token_ids[place];
-      ++guess.count;
+      if (const float gain = row.trust * expected - prices[count]; gain > best) {
+        best = gain;
+        guess.count = count;
+        guess.expected = expected;
+      }
     }
     return guess;
   }
 };
 
-Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, Chain& chain) {
+Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, const float* prices, Chain& chain) {
   Guess guess;
   most = std::max(0, most);
   follow_prediction(row);
@@ -116,12 +123,10 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, Cha
   } else {
     const int place = row.lookup_k ? earlier_place(row) : 0;
     const int64_t known = row.table_k ? table.find(row.text, text_length(row)) : -1;
-    const float chance = known < 0 ? 0.0f : table.chances[known];
-    if (chance >= row.least_chance && !(place && chance <= row.text_chance)) {
-      guess = chain.follow(table, row, known, std::min(row.table_k, most));
-    } else if (place) {
-      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
+    if (known >= 0 && !(place && row.trust * table.chances[known] <= row.text_chance)) {
+      guess = chain.follow(table, prices, row, known, std::min(row.table_k, most));
     }
+    if (place && !guess.count) guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
   }
   for (int i = 0; i < guess.count; ++i) {
     if (guess.token_ids[i] < 0 || guess.token_ids[i] >= vocab) guess.count = i;
@@ -151,7 +156,7 @@ struct RoundsBatch {
       RoundsRow& row = request.rows[r];
       const int first = text_length(row) - 1;
       const int most = std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1});
-      const Guess guess = guess_of(row, most, vocab, request.table, chains[guesses.size()]);
+      const Guess guess = guess_of(row, most, vocab, request.table, request.prices, chains[guesses.size()]);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;

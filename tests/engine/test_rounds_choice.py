@@ -19,7 +19,6 @@ from foretoken.engine.rounds_choice import (
     RETRY_EVERY,
     STEP_S,
     TRIED,
-    TRIED_CHANCE,
     TRY_EVERY,
     RoundsChoice,
 )
@@ -38,11 +37,12 @@ def has_guess(row: KnownRow) -> bool:
 class World:
     """Passes of a told cost, and rows of a told acceptance."""
 
-    def __init__(self, pass_s: float, token_s: float = 0.0, has_table: bool = False) -> None:
+    def __init__(self, pass_s: float, token_s: float = 0.0, has_table: bool = False, stairs: float = 0.0) -> None:
+        """stairs: that a pass of 2 or 3 tokens takes longer than one of 1, one of 4 or 5 than one of 3, ..."""
         infos = [ProposerInfo("prediction", K, has_guess), ProposerInfo("ngram", K, has_guess, "text")]
         infos += [ProposerInfo("ngram_cache", K, None, "table")] * has_table
         self.costs = CostTable(
-            CostFigures({1: 1.0}, passes={tokens: pass_s + token_s * (tokens - 1) for tokens in LADDER if tokens <= 64}),
+            CostFigures({1: 1.0}, passes={t: pass_s + token_s * (t - 1) + stairs * (t // 2) for t in LADDER if t <= 64}),
             [info.name for info in infos],
             64,
         )
@@ -60,6 +60,11 @@ class World:
         asked = self.choice.ask(requests, 4, most)
         assert asked is not None
         return asked.lookups
+
+    def prices(self, *requests: Request) -> list[float]:
+        asked = self.choice.ask(requests, 4, K)
+        assert asked is not None
+        return [*asked.prices]
 
     def depths(self, *requests: Request, most: int = K) -> list[tuple[int, int]] | None:
         """From the prediction and from the text."""
@@ -157,40 +162,37 @@ def test_without_a_table_nobody_looks_in_one() -> None:
 
 def test_a_table_may_guess_as_much_as_it_likes_where_that_costs_nothing() -> None:
     (lookups,) = World(1 * MS, has_table=True).asked(a_request("r"))
-    assert (lookups.table_k, lookups.least_chance) == (K, 0.0)
-    assert lookups.k == K
+    assert (lookups.table_k, lookups.trust) == (K, 1.0)
+    assert lookups.k == K, "of the text"
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_the_least_chance_is_what_a_token_more_costs(num_rows: int) -> None:
-    """As a share of what a pass takes for each of its rows: that is what they would have brought in the meantime."""
+def test_guesses_cost_what_passes_bring_in_the_time_that_theirs_takes_longer(num_rows: int) -> None:
     rows = [a_request(f"r{i}") for i in range(num_rows)]
-    least: list[float] = []
-    for share in (0.01, 0.1, 0.5):
-        pass_s = 1 * MS
-        token_s = share * pass_s / (num_rows - share * (num_rows - 1))  # share * what a pass of all rows takes for each of them
-        asked = World(pass_s, token_s, has_table=True).asked(*rows, most=4)
-        assert len({lookups.least_chance for lookups in asked}) == 1
-        assert asked[0].least_chance == pytest.approx(share, rel=0.01)
-        least.append(asked[0].least_chance)
-    assert least == sorted(least)
+    for token_s in (0.01 * MS, 0.1 * MS, 0.5 * MS):
+        world = World(1 * MS, token_s, has_table=True)
+        plain_s = 1 * MS + (num_rows - 1) * token_s
+        assert world.prices(*rows) == pytest.approx([k * token_s * num_rows / plain_s for k in range(K + 1)], rel=0.02)
 
 
-def test_where_tokens_come_faster_a_guess_must_be_surer() -> None:
-    """A pass that is longer keeps the others waiting, and what is lost is what they bring."""
-    least: list[float] = []
+def test_where_tokens_come_faster_a_guess_must_bring_more() -> None:
+    """A pass that is longer keeps the others waiting. What happens between calls is no part of it: guesses make that no longer."""
+    first: list[float] = []
     for num_tokens in (5, 10, 40):
         world = World(1 * MS, token_s=0.1 * MS, has_table=True)
         request = a_request("r")
         world.spend(request, [], num_tokens, 10 * MS)
-        (lookups,) = world.asked(request)
-        assert lookups.least_chance == pytest.approx(num_tokens / (10 * MS) * 0.1 * MS, rel=0.01)
-        least.append(lookups.least_chance)
-    assert least == sorted(least)
+        assert world.prices(request)[1] == pytest.approx(num_tokens / (1 * MS) * 0.1 * MS, rel=0.05), "of the 10 ms 1 was a pass"
+        first.append(world.prices(request)[1])
+    assert first == sorted(first)
+
+
+def test_a_pass_whose_cost_has_steps_is_filled_to_the_next_one() -> None:
+    world = World(1 * MS, has_table=True, stairs=2 * MS)
+    assert world.prices(a_request("r"))[:4] == pytest.approx([0.0, 2.0, 2.0, 4.0], rel=0.02)
 
 
 def test_a_table_that_promises_too_much_is_believed_less() -> None:
-    """Its own chances stay what they are: what they must be is raised, and what the text's first guess is worth beside them."""
     world = World(1 * MS, token_s=0.1 * MS, has_table=True)
     world.teach(3)
     request, other = a_request("r"), a_request("other")
@@ -198,19 +200,21 @@ def test_a_table_that_promises_too_much_is_believed_less() -> None:
     assert before.text_chance == pytest.approx(world.expectations.acceptance[TEXT].worth("r").chances[0])
     world.spend(request, [Settled(TABLE, 0, 4, 1, 3.0), Settled(TEXT, 4, 3, 3)], 10, 10 * MS, steps=60)
     mine, others = world.asked(request, other)
-    assert mine.least_chance > 2 * before.least_chance and mine.text_chance > before.text_chance
-    assert before.least_chance < others.least_chance < mine.least_chance, "others learn from it, but not all"
+    assert mine.trust < before.trust / 2 and mine.text_chance > before.text_chance
+    assert mine.trust < others.trust < before.trust, "others learn from it, but not all"
     world.choice.forget("r")
     (again, _) = world.asked(request, other)
-    assert again.least_chance == pytest.approx(others.least_chance, rel=0.05)
+    assert again.trust == pytest.approx(others.trust, rel=0.05)
 
 
-def test_where_no_guess_of_the_table_is_worth_it_some_are_tried_now_and_then() -> None:
+def test_what_is_believed_no_more_is_tried_now_and_then_and_the_text_before_the_table() -> None:
     world = World(0.1 * MS, token_s=0.1 * MS, has_table=True)
-    asked = [world.asked(a_request("r"))[0].least_chance for _ in range(2 * TRY_EVERY)]
-    assert sorted(asked) == pytest.approx([TRIED_CHANCE] * 2 + [1.0] * (2 * TRY_EVERY - 2))
-    cheap = World(1 * MS, token_s=0.1 * MS, has_table=True)
-    assert [cheap.asked(a_request("r"))[0].least_chance for _ in range(TRY_EVERY)] == pytest.approx([0.1] * TRY_EVERY), "no need there"
+    request = a_request("r")
+    world.spend(request, [Settled(TABLE, 0, 4, 0, 3.0)], 10, 10 * MS, steps=60)
+    asked = [world.asked(request)[0] for _ in range(2 * TRY_EVERY)]
+    tried = [lookups for lookups in asked if lookups.trust == 1.0]
+    assert len(tried) == 2 and all((lookups.text_k, lookups.text_chance) == (TRIED, 1.0) for lookups in tried)
+    assert all(lookups.trust < 0.2 for lookups in asked if lookups not in tried)
 
 
 def test_rows_that_want_the_others_only_get_nothing_of_the_table() -> None:

@@ -56,7 +56,7 @@ def looking(request: pytest.FixtureRequest, tiny_target: Path, cache: dict[str, 
 def _guesses_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tiny network's random text is worth guessing for is no question here."""
     monkeypatch.setattr(RoundsChoice, "_depth", lambda choice, proposer, request, most, *others: most)
-    monkeypatch.setattr(RoundsChoice, "_least_chance", lambda *arguments: 0.01)
+    monkeypatch.setattr(RoundsChoice, "_prices", lambda choice, running, most, pass_s: [0.0] * (most + 1))
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from foretoken.proposers.prediction import PredictionProposer
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 
 TOP_P = 0.9
+LEAST_CHANCE = 0.02  # kLeastChance of network_rounds.cpp
 VOCAB = 64
 
 
@@ -48,7 +49,7 @@ class Text:
     k: int = 5  # from the prediction and from the text
     table_k: int = 0
     text_chance: float = 0.0
-    least_chance: float = 0.0
+    trust: float = 1.0
     num_places: int = 0  # 0: all that its blocks have
 
     @property
@@ -70,8 +71,9 @@ class Text:
             text.append(int(sampling.sample(place, logits.shape[1])[0]))
         return text
 
-    def guess(self, text: list[int], cursor: PredictionProposer, table: NgramTable | None) -> tuple[int, list[int], float]:
+    def guess(self, text: list[int], cursor: PredictionProposer, call: Call) -> tuple[int, list[int], float]:
         """Who is to guess what comes next, what the proposers would say there, and how much of it will stand by the table."""
+        table = call.table
         row = DraftRow("r", text, len(self.prompt), len(text), self.k, 0, [], (), Draw(0.0, 0, 0), prediction=self.prediction)
         if self.k and (predicted := cursor.propose(DraftContext([row], 0, 16)).token_ids):
             return FROM_PREDICTION, predicted, 0.0
@@ -80,13 +82,15 @@ class Text:
             ngram = NgramProposer(NgramConfig(num_speculative_tokens=self.k, prompt_lookup_max=4, prompt_lookup_min=2, match=self.match))
             looked_up = ngram.propose(DraftContext([row], 0, 16)).token_ids
         known = table.next(text) if table is not None and self.table_k else None
-        least, of_text = np.float32(self.least_chance), np.float32(self.text_chance)
-        if known is None or known[1] < least or (looked_up and known[1] <= of_text):
+        trust = np.float32(self.trust)
+        if known is None or (looked_up and trust * np.float32(known[1]) <= np.float32(self.text_chance)):
             return FROM_TEXT, looked_up, 0.0
         assert table is not None
-        most = min(self.table_k, self.room(text))
-        token_ids, chances = table.chain(text, most, self.least_chance)
-        return FROM_TABLE, token_ids, float(np.sum(np.cumprod(np.array(chances, np.float32))))
+        token_ids, chances = table.chain(text, min(self.table_k, self.room(text)), LEAST_CHANCE)
+        expected = np.cumsum(np.cumprod(np.array(chances, np.float32)), dtype=np.float32)
+        gains = [0.0, *(float(trust * e - np.float32(price)) for e, price in zip(expected, call.prices[1:], strict=False))]
+        k = gains.index(max(gains))
+        return (FROM_TABLE, token_ids[:k], float(expected[k - 1])) if k else (FROM_TEXT, looked_up, 0.0)
 
     def room(self, text: list[int]) -> int:
         """Guesses that its places and its end leave."""
@@ -111,6 +115,7 @@ class Call:
 
     def __init__(self, executor: NativeExecutor, kv: KVTensors, texts: list[Text], table: NgramTable | None = None) -> None:
         self.executor, self.kv, self.texts, self.table = executor, kv, texts, table
+        self.prices = [0.0] * (1 + MAX_NUM_SPECULATIVE_TOKENS + 6)
         self.said = [array("i", [*text.prompt, *[-1] * text.most_new]) for text in texts]
         self.lengths = [len(text.prompt) for text in texts]
         self.cursors = [(0, 0, len(text.prompt)) for text in texts]
@@ -131,9 +136,9 @@ class Call:
             packed += RoundsRow(
                 said.buffer_info()[0], table, prediction, stops, len(text.prompt), length, text.most_new - length + len(text.prompt),
                 num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
-                text.match == "latest", text.table_k, text.text_chance, text.least_chance,
+                text.match == "latest", text.table_k, text.text_chance, text.trust,
             ).packed(text.sampling.tobytes())  # fmt: skip
-        limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row)
+        limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row, self.prices)
         output = self.executor.run_rounds(packed, self.kv, limits, self.interrupt, self.table)
         self.cursors = cursors(packed)
         self.failed = [bool(has_failed) for _, _, has_failed in answers(packed)]
@@ -177,7 +182,7 @@ def check(call: Call, outputs: list[RoundsOutput], starts: list[list[int]], is_t
             drafts = {start[row] + draft.first: draft for draft in output.drafts if draft.row == row}
             at = start[row]
             while at < end:
-                source, guess, expected = text.guess(plain[:at], cursor, call.table)
+                source, guess, expected = text.guess(plain[:at], cursor, call)
                 guess = list(takewhile(lambda token: 0 <= token < VOCAB, guess))[: text.room(plain[:at])]
                 draft = drafts.pop(at, None)
                 assert draft is not None or not guess or is_tight, f"nobody guessed at {at}"
@@ -336,9 +341,10 @@ def test_tables_are_followed_as_the_proposer_does(temperature: float, seed: int)
     for i, text in enumerate(rows):
         text.k = 5 if i == 3 else rng.choice([0, 2, 5])
         text.table_k = 0 if i == 3 else rng.choice([1, 4, 12])
-        text.text_chance, text.least_chance = rng.choice([0.0, 0.5, 0.9, 2.0]), rng.choice([0.0, 0.05, 0.4, 0.9, 1.5])
+        text.text_chance, text.trust = rng.choice([0.0, 0.5, 0.9, 2.0]), rng.choice([0.05, 0.6, 1.0, 1.2])
         text.prediction = plain[i][len(text.prompt) + 3 :] if i == 5 else []
     call = Call(executor, kv, rows, table_of(half_right(rng, plain[:6], max_n), max_n))
+    call.prices = [0.0, *sorted(rng.uniform(0.0, 1.5) for _ in range(12))] if seed > 1 else call.prices
     outputs, starts = until_one_ends(call, rng)
     assert check(call, outputs, starts) > 10
     drafts = [draft for output in outputs for draft in output.drafts]
