@@ -44,12 +44,12 @@ class RowGrant:
 
 @record
 class RowLookups:
-    """Most guesses of a row's round: from its prediction, else from the table where it is surer than the text, else from the text."""
+    """Most guesses of a row's round: from its prediction, else from the text or the table: from whom more is expected."""
 
     predicted_k: int = 0
     text_k: int = 0
     table_k: int = 0
-    text_chance: float = 0.0  # that the first guess from the text is right
+    text_gain: float = 0.0  # tokens that a guess from the text brings beyond its price
     trust: float = 1.0  # times the table's chances, what they are
 
     @property
@@ -65,7 +65,7 @@ class RoundsAsked:
     most_rounds: int
     most_seconds: float  # after which no further round begins
     lookups: list[RowLookups]  # of each row
-    prices: Sequence[float] = ()  # of 0, 1, ... guesses from the table: tokens that so many must bring
+    prices: Sequence[float] = ()  # of 0, 1, ... guesses: tokens that so many must bring. As far as the table guesses
 
 
 @record

@@ -81,13 +81,14 @@ class RoundsChoice:
         self._num_asked += 1
         context = sum(request.num_computed_tokens for request in running)
         pass_s, num_rows = self._passes.at(context), len(running)
-        wanted = [self._lookups_of(request, i, most, num_rows, pass_s) for i, request in enumerate(running)]
+        prices = self._prices(running, most, pass_s) if self._table >= 0 else ()
+        wanted = [self._lookups_of(request, i, most, num_rows, pass_s, prices) for i, request in enumerate(running)]
         if all(lookups is None for lookups in wanted):
             self._brought.setdefault(_kind(running), _Brought())
             return None
         asked = [lookups or RowLookups() for lookups in wanted]
         self.k = sum([lookups.k for lookups in asked]) / num_rows
-        return RoundsAsked(most_rounds, STEP_S, asked, self._prices(running, most, pass_s) if self._table >= 0 else ())
+        return RoundsAsked(most_rounds, STEP_S, asked, prices)
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
         """A step in rounds took so long, everything included."""
@@ -122,11 +123,11 @@ class RoundsChoice:
         brought = self._brought.get(_kind(running))
         plain_s = pass_s(num_rows)
         rate = brought.tokens / brought.pass_seconds if brought is not None and brought.pass_seconds else num_rows / plain_s
-        depth = min(most, self._acceptance[self._table].depth)
+        depth = min(most, max(self._acceptance[p].depth for p in (self._table, self._text) if p >= 0))
         return [rate / num_rows * (pass_s(num_rows * (1 + k)) - plain_s) for k in range(depth + 1)]
 
     def _lookups_of(
-        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float]
+        self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], prices: Sequence[float]
     ) -> RowLookups | None:
         """None if the request wants nothing looked up."""
         ceilings = {p: min(ceiling, most) for p, ceiling in self._assignment.row(request).each()}
@@ -140,9 +141,9 @@ class RoundsChoice:
         if not from_table:
             return RowLookups(predicted_k, text_k)
         if is_tried:  # the text first, for what it may have is rarer
-            return RowLookups(predicted_k, text_k, from_table, 1.0)
-        text_chance = next(iter(self._acceptance[self._text].worth(request.request_id).chances), 0.0) if text_k else 0.0
-        return RowLookups(predicted_k, text_k, from_table, text_chance, self._trust.of(request.request_id))
+            return RowLookups(predicted_k, text_k, from_table, math.inf)
+        chances = self._acceptance[self._text].worth(request.request_id).chances[:text_k] if text_k else ()
+        return RowLookups(predicted_k, text_k, from_table, sum(chances) - prices[text_k], self._trust.of(request.request_id))
 
     def _depth(
         self, proposer: int, request: Request, most: int, num_rows: int, pass_s: Callable[[float], float], is_tried: bool

@@ -54,7 +54,7 @@ class RoundsRow(NamedTuple):
     lookup_max: int
     latest: int
     table_k: int = 0
-    text_chance: float = 0.0
+    text_gain: float = 0.0
     trust: float = 0.0
     num_new: int = 0
     has_ended: int = 0

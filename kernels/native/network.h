@@ -119,7 +119,7 @@ struct RoundsRow {
   int32_t lookup_min, lookup_max;  // ... where its last n tokens were before: the longest n in this range, ...
   int32_t latest;               // ... there the first place, or the latest
   int32_t table_k;              // most guesses from the table, where the text has none or the table is surer
-  float text_chance;            // that the first guess from the text is right
+  float text_gain;              // tokens that a guess from the text brings beyond its price
   float trust;                  // times the table's chances, what they are
   int32_t padding;
   int32_t num_new;              // out: tokens that have come

@@ -82,7 +82,8 @@ struct Guess {
   const int32_t* token_ids = nullptr;
   int count = 0;
   int source = 0;         // RoundsSource
-  float expected = 0.0f;  // how many will stand, by the table
+  float expected = 0.0f;  // how many will stand, by the table, ...
+  float gain = 0.0f;      // ... and as far as that is trusted, beyond their price
 };
 
 constexpr int kMostChained = 64;  // MAX_NUM_SPECULATIVE_TOKENS of proposers/config_entry.py is not more
@@ -93,19 +94,21 @@ constexpr float kLeastChance = 0.02f;  // that a guess is right with all before 
 struct Chain {
   int32_t text[NgramTable::kMostN + kMostChained];  // the row's last tokens, and the guess
 
-  Guess follow(const NgramTable& table, const float* prices, const RoundsRow& row, int64_t place, int most) {
+  Guess follow(const NgramTable& table, const float* prices, const RoundsRow& row, int most) {
     int length = std::min(table.max_n, text_length(row));
     std::copy_n(row.text + text_length(row) - length, length, text);
     Guess guess{text + length, 0, kFromTable};
-    float chance = 1.0f, expected = 0.0f, best = 0.0f;
+    float chance = 1.0f, expected = 0.0f;
     most = std::min(most, kMostChained);
-    for (int count = 1; count <= most && place >= 0; ++count, place = table.find(text, length)) {
+    for (int count = 1; count <= most; ++count) {
+      const int64_t place = table.find(text, length);
+      if (place < 0) break;
       chance *= table.chances[place];
       if (chance < kLeastChance) break;
       expected += chance;
       text[length++] = table.token_ids[place];
-      if (const float gain = row.trust * expected - prices[count]; gain > best) {
-        best = gain;
+      if (const float gain = row.trust * expected - prices[count]; gain > guess.gain) {
+        guess.gain = gain;
         guess.count = count;
         guess.expected = expected;
       }
@@ -122,11 +125,10 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, con
     guess = {row.prediction + row.cursor, std::min({row.num_predicted - row.cursor, row.predicted_k, most}), kFromPrediction};
   } else {
     const int place = row.lookup_k ? earlier_place(row) : 0;
-    const int64_t known = row.table_k ? table.find(row.text, text_length(row)) : -1;
-    if (known >= 0 && !(place && row.trust * table.chances[known] <= row.text_chance)) {
-      guess = chain.follow(table, prices, row, known, std::min(row.table_k, most));
+    if (row.table_k) guess = chain.follow(table, prices, row, std::min(row.table_k, most));
+    if (place && !(guess.count && guess.gain > row.text_gain)) {
+      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
     }
-    if (place && !guess.count) guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
   }
   for (int i = 0; i < guess.count; ++i) {
     if (guess.token_ids[i] < 0 || guess.token_ids[i] >= vocab) guess.count = i;

@@ -48,7 +48,7 @@ class Text:
     most_new: int = 40
     k: int = 5  # from the prediction and from the text
     table_k: int = 0
-    text_chance: float = 0.0
+    text_gain: float = 0.0
     trust: float = 1.0
     num_places: int = 0  # 0: all that its blocks have
 
@@ -81,16 +81,16 @@ class Text:
         if self.k:
             ngram = NgramProposer(NgramConfig(num_speculative_tokens=self.k, prompt_lookup_max=4, prompt_lookup_min=2, match=self.match))
             looked_up = ngram.propose(DraftContext([row], 0, 16)).token_ids
-        known = table.next(text) if table is not None and self.table_k else None
-        trust = np.float32(self.trust)
-        if known is None or (looked_up and trust * np.float32(known[1]) <= np.float32(self.text_chance)):
+        if table is None or not self.table_k:
             return FROM_TEXT, looked_up, 0.0
-        assert table is not None
+        trust = np.float32(self.trust)
         token_ids, chances = table.chain(text, min(self.table_k, self.room(text)), LEAST_CHANCE)
         expected = np.cumsum(np.cumprod(np.array(chances, np.float32)), dtype=np.float32)
         gains = [0.0, *(float(trust * e - np.float32(price)) for e, price in zip(expected, call.prices[1:], strict=False))]
         k = gains.index(max(gains))
-        return (FROM_TABLE, token_ids[:k], float(expected[k - 1])) if k else (FROM_TEXT, looked_up, 0.0)
+        if not k or (looked_up and max(gains) <= np.float32(self.text_gain)):
+            return FROM_TEXT, looked_up, 0.0
+        return FROM_TABLE, token_ids[:k], float(expected[k - 1])
 
     def room(self, text: list[int]) -> int:
         """Guesses that its places and its end leave."""
@@ -136,7 +136,7 @@ class Call:
             packed += RoundsRow(
                 said.buffer_info()[0], table, prediction, stops, len(text.prompt), length, text.most_new - length + len(text.prompt),
                 num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
-                text.match == "latest", text.table_k, text.text_chance, text.trust,
+                text.match == "latest", text.table_k, text.text_gain, text.trust,
             ).packed(text.sampling.tobytes())  # fmt: skip
         limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row, self.prices)
         output = self.executor.run_rounds(packed, self.kv, limits, self.interrupt, self.table)
@@ -341,7 +341,7 @@ def test_tables_are_followed_as_the_proposer_does(temperature: float, seed: int)
     for i, text in enumerate(rows):
         text.k = 5 if i == 3 else rng.choice([0, 2, 5])
         text.table_k = 0 if i == 3 else rng.choice([1, 4, 12])
-        text.text_chance, text.trust = rng.choice([0.0, 0.5, 0.9, 2.0]), rng.choice([0.05, 0.6, 1.0, 1.2])
+        text.text_gain, text.trust = rng.choice([0.0, 0.5, 0.9, 2.0]), rng.choice([0.05, 0.6, 1.0, 1.2])
         text.prediction = plain[i][len(text.prompt) + 3 :] if i == 5 else []
     call = Call(executor, kv, rows, table_of(half_right(rng, plain[:6], max_n), max_n))
     call.prices = [0.0, *sorted(rng.uniform(0.0, 1.5) for _ in range(12))] if seed > 1 else call.prices
@@ -357,13 +357,13 @@ def test_the_surer_one_guesses_first() -> None:
     executor, kv = network()
     (text,) = texts(random.Random(3), 1, table_k=4)
     last = text.prompt[-1]
-    for chance, text_chance, k, source in (
+    for chance, text_gain, k, source in (
         (0.5, 0.4, 5, FROM_TABLE),
         (0.5, 0.5, 5, FROM_TEXT),  # of two that are as sure, the text
         (0.5, 0.6, 5, FROM_TEXT),
         (0.5, 0.6, 0, FROM_TABLE),
     ):
-        text.k, text.text_chance = k, text_chance
+        text.k, text.text_gain = k, text_gain
         call = Call(executor, kv, [text], table_of({(last,): (1, chance)}, 1))
         (draft,) = call.run(1).drafts
         assert draft.source == source and draft.expected == (chance if source == FROM_TABLE else 0.0)
