@@ -6,7 +6,6 @@ never change an output: only how soon it is there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ..proposers.base import FORCED, Draft
@@ -51,7 +50,7 @@ class AdaptivePolicy:
         self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
-        self._rounds_rate = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, infinite = find out first
+        self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first
         self._num_single = SETTLED  # steps in a row that were one pass
         self._num_learnt = 0  # drafts of the others that estimates rest on
         self._balance = Balance()
@@ -150,7 +149,7 @@ class AdaptivePolicy:
         if self._is_resting:
             self._rest.steps_left -= 1
             return [NOBODY] * len(wishes)
-        if self._rounds_rate < math.inf and self._hold.take(wishes, budget):
+        if self._rounds_rate is not None and self._hold.take(wishes, budget):
             return self._hold.answer
         self._rest.end()
         self._hold.end()
@@ -242,7 +241,7 @@ class AdaptivePolicy:
             else:
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
-        if 0 < self._rounds_rate < math.inf:
+        if self._rounds_rate:
             plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
@@ -324,6 +323,10 @@ class AdaptivePolicy:
         """The answer for these rows, and how long it stands."""
         self._weighed_at = self._step
         self._closed.end()
+        if self._rounds_rate is None:  # nothing is decided by that but this step
+            self._is_open = False
+            self._rest.begin(_ids(wishes), 1)
+            return [NOBODY] * len(wishes)
         load = Load.of(wishes)
         answer, places, candidates = self._candidates(wishes, budget, load)
         if not candidates:

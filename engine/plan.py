@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SURE_OF = 2  # guesses in a row that a table's chain seldom goes beyond
+SURE_OF = 3  # guesses in a row that a table's chain seldom goes beyond: so many places are held ready
 
 
 @record
@@ -50,7 +50,7 @@ class RowLookups:
     text_k: int = 0
     table_k: int = 0
     text_gain: float = 0.0  # tokens that a guess from the text brings beyond its price
-    trust: float = 1.0  # times the table's chances, what they are
+    trust: float = 1.0  # of what the table expects to be accepted, the share that is
 
     @property
     def k(self) -> int:
@@ -65,7 +65,7 @@ class RoundsAsked:
     most_rounds: int
     most_seconds: float  # after which no further round begins
     lookups: list[RowLookups]  # of each row
-    prices: Sequence[float] = ()  # of 0, 1, ... guesses: tokens that so many must bring. As far as the table guesses
+    prices: Sequence[float] = ()  # of 0, 1, ... guesses of each row: tokens of one row that they must bring. As far as the table guesses
 
 
 @record

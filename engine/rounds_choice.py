@@ -1,7 +1,7 @@
 """How many rounds a step has and how much each row may look up in one, and what rounds bring.
 
-Looking something up is free there, so the only question is how many guesses are worth verifying. Owns the rate at which steps in rounds
-bring tokens, which other proposers have to beat.
+Looking something up is free there, so the only question is how many guesses are worth verifying, and whose. Owns the rate at which steps in
+rounds bring tokens, which other proposers have to beat, and how far a table is trusted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .acceptance import ProposerAcceptance
 from .assignment import Assignment
@@ -54,11 +55,13 @@ class RoundsChoice:
         self._brought: dict[tuple[int, bool], _Brought] = {}  # by number of rows, and whether any has a prediction
         self._num_asked = 0
         self._num_refused = 0  # steps whose passes were too long
+        self._is_retried = False  # this one is, too
         self.k = 0.0  # mean of the latest step's guesses
 
     def most_rounds(self, running: Sequence[Request]) -> int:
         """0 if a pass takes so long that nothing is gained by not leaving the call. Where it is hardly longer that is tried now and then:
         what it takes is only learnt in rounds."""
+        self._is_retried = False
         seconds = self._passes.seconds(len(running), sum(request.num_computed_tokens for request in running))
         most = min(MOST_ROUNDS, int(STEP_S / seconds))
         if any([request.params.stop for request in running]):
@@ -66,15 +69,17 @@ class RoundsChoice:
         if most >= FEWEST_ROUNDS:
             return most
         self._num_refused += 1
-        is_retried = self._num_refused % RETRY_EVERY == 0 and seconds * FEWEST_ROUNDS < RETRIED * STEP_S
-        return FEWEST_ROUNDS if is_retried else 0
+        self._is_retried = self._num_refused % RETRY_EVERY == 0 and seconds * FEWEST_ROUNDS < RETRIED * STEP_S
+        return FEWEST_ROUNDS if self._is_retried else 0
 
-    def rate(self, running: Sequence[Request]) -> float:
-        """Tokens a second that rounds have brought to rows like these lately; infinite = untried, 0 = there were none to be had."""
+    def rate(self, running: Sequence[Request]) -> float | None:
+        """Tokens a second that rounds have brought to rows like these lately; None = they are to be tried first, 0 = they bring nothing."""
+        if not any([self._looks_up(request) for request in running]):
+            return 0.0
         brought = self._brought.get(_kind(running))
         if brought is None:
-            return math.inf
-        return brought.tokens / brought.seconds if brought.seconds else 0.0
+            return 0.0 if self._is_retried else None
+        return brought.tokens / brought.seconds
 
     def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
         """most: guesses of one row and round. None if no row wants anything looked up."""
@@ -84,7 +89,6 @@ class RoundsChoice:
         prices = self._prices(running, most, pass_s) if self._table >= 0 else ()
         wanted = [self._lookups_of(request, i, most, num_rows, pass_s, prices) for i, request in enumerate(running)]
         if all(lookups is None for lookups in wanted):
-            self._brought.setdefault(_kind(running), _Brought())
             return None
         asked = [lookups or RowLookups() for lookups in wanted]
         self.k = sum([lookups.k for lookups in asked]) / num_rows
@@ -117,14 +121,22 @@ class RoundsChoice:
     def forget(self, request_id: str) -> None:
         self._trust.forget(request_id)
 
+    def _looks_up(self, request: Request) -> bool:
+        """Whether anything may be looked up for that row."""
+        allowed = dict(self._assignment.row(request).each())
+        return self._text in allowed or self._table in allowed or (self._prediction in allowed and bool(request.prediction))
+
     def _prices(self, running: Sequence[Request], most: int, pass_s: Callable[[float], float]) -> list[float]:
-        """Of 0, 1, ... guesses of each row: the tokens of one row that passes bring in the time that theirs takes longer."""
+        """Of 0, 1, ... guesses of each row: the tokens of one row that passes bring in the time that theirs takes longer.
+
+        If each has as many: by the mean over rows, not by the last one's, since a pass's cost has steps.
+        """
         num_rows = len(running)
         brought = self._brought.get(_kind(running))
         plain_s = pass_s(num_rows)
         rate = brought.tokens / brought.pass_seconds if brought is not None and brought.pass_seconds else num_rows / plain_s
         depth = min(most, max(self._acceptance[p].depth for p in (self._table, self._text) if p >= 0))
-        return [rate / num_rows * (pass_s(num_rows * (1 + k)) - plain_s) for k in range(depth + 1)]
+        return [*accumulate((rate / num_rows * (pass_s(num_rows * (1 + k)) - plain_s) for k in range(depth + 1)), max)]
 
     def _lookups_of(
         self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], prices: Sequence[float]
@@ -140,7 +152,7 @@ class RoundsChoice:
         text_k = self._depth(self._text, request, looked_up, num_rows, pass_s, is_tried)
         if not from_table:
             return RowLookups(predicted_k, text_k)
-        if is_tried:  # the text first, for what it may have is rarer
+        if is_tried:  # the table at its word, and the text first, for what it has is rarer
             return RowLookups(predicted_k, text_k, from_table, math.inf)
         chances = self._acceptance[self._text].worth(request.request_id).chances[:text_k] if text_k else ()
         return RowLookups(predicted_k, text_k, from_table, sum(chances) - prices[text_k], self._trust.of(request.request_id))

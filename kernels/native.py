@@ -215,7 +215,7 @@ class NativeExecutor:
         prices = array("f", limits.prices)
         drafts, seconds, tokens = draft_memory(most * num_rows), array("f", bytes(4 * most)), array("i", bytes(4 * most))
         request = RoundsRequest(
-            kv.bases, _address(rows), _table(table), prices.buffer_info()[0], num_rows, most, limits.most_tokens, limits.most_seconds,
+            kv.bases, _address(rows), _table(table), *prices.buffer_info(), num_rows, most, limits.most_tokens, limits.most_seconds,
             limits.ends_with_row,
         )
         request.interrupt, request.drafts = interrupt.buffer_info()[0], _address(drafts)

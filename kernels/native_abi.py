@@ -164,6 +164,7 @@ class RoundsRequest(ctypes.Structure):
         ("rows", c_void_p),
         ("table", NativeTable),
         ("prices", c_void_p),
+        ("num_prices", c_int32),
         ("num_rows", c_int32),
         ("most_rounds", c_int32),
         ("most_tokens", c_int32),

@@ -31,6 +31,7 @@ class NgramTable:
         """
         if not 1 <= len(runs) <= MOST_N:
             raise ValueError(f"runs of {len(runs)} lengths, but a table has 1 to {MOST_N}")
+        assert sum(map(len, runs)) == len(token_ids) == len(chances), "each run says one token"
         self.max_n = len(runs)
         self.num_runs = len(token_ids)
         keys, first = np.unique(np.concatenate([_keys(run) for run in runs]), return_index=True)

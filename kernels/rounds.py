@@ -55,7 +55,7 @@ class RoundsRow(NamedTuple):
     latest: int
     table_k: int = 0
     text_gain: float = 0.0
-    trust: float = 0.0
+    trust: float = 1.0
     num_new: int = 0
     has_ended: int = 0
     has_failed: int = 0
@@ -84,7 +84,7 @@ class RoundsLimits:
     most_tokens: int  # of one pass, at least the number of rows
     most_seconds: float  # after which no further round begins
     ends_with_row: bool  # none begins either once a row has ended
-    prices: Sequence[float] = ()  # of 0, 1, ... guesses from the table: tokens that so many must bring. As long as the greatest table_k
+    prices: Sequence[float] = ()  # of 0, 1, ... guesses from the table: tokens that so many must bring; no row guesses more
 
 
 @record

@@ -2,8 +2,8 @@
 
 Of each length n from 1 to max_n, with E_n runs:
 
-    runs.n     [E_n, n] int16 or int32, token ids
-    next.n     [E_n] the same type, the token that follows most often
+    runs.n     [E_n, n] int16, int32 or int64, token ids
+    next.n     [E_n] likewise, the token that follows most often
     chance.n   [E_n] float16, in (0, 1]: how likely it is to be the target's
 """
 

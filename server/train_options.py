@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash")
-MOST_N = 8                           # of proposers/ngram_cache_checkpoint.py, which imports heavy things
+MOST_N = 8                           # of kernels/ngram_table.py, which imports heavy things
 
 TARGET_EXAMPLES = """\
 examples:

@@ -118,9 +118,9 @@ struct RoundsRow {
   int32_t lookup_k;             // ... and, where that has none, from the text, ...
   int32_t lookup_min, lookup_max;  // ... where its last n tokens were before: the longest n in this range, ...
   int32_t latest;               // ... there the first place, or the latest
-  int32_t table_k;              // most guesses from the table, where the text has none or the table is surer
-  float text_gain;              // tokens that a guess from the text brings beyond its price
-  float trust;                  // times the table's chances, what they are
+  int32_t table_k;              // most guesses from the table, where more is expected of it than of the text
+  float text_gain;              // tokens that a whole guess from the text brings beyond its price
+  float trust;                  // of what the table expects to be accepted, the share that is
   int32_t padding;
   int32_t num_new;              // out: tokens that have come
   int32_t has_ended;            // out: with a stop, or with the last one that may come
@@ -143,7 +143,8 @@ struct RoundsRequest {
   char* const* cache;           // as in RunRequest
   RoundsRow* rows;              // [num_rows]
   NgramTable table;             // of all rows
-  const float* prices;          // [1 + the greatest table_k] tokens that so many guesses from there must bring
+  const float* prices;          // [num_prices] of 0, 1, ... guesses from there: tokens that they must bring
+  int32_t num_prices;           // no row has as many guesses from there
   int32_t num_rows;
   int32_t most_rounds;
   int32_t most_tokens;          // of one pass, at least num_rows

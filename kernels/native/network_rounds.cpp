@@ -1,7 +1,8 @@
 // Rounds: guess what a text says next from the text itself or a table, verify, take what stands, and again, within one call.
 //
-// The guesses are those of proposers/ngram.py, proposers/prediction.py and proposers/ngram_cache.py, the former two found by reading instead
-// of an index: a text that was just computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at each place.
+// The guesses are those of proposers/ngram.py, proposers/prediction.py and proposers/ngram_cache.py. A text is read instead of an index:
+// one that was just computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at
+// each place.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -88,7 +89,7 @@ struct Guess {
 
 constexpr int kMostChained = 64;  // MAX_NUM_SPECULATIVE_TOKENS of proposers/config_entry.py is not more
 
-constexpr float kLeastChance = 0.02f;  // that a guess is right with all before it; no price is lower
+constexpr float kLeastChance = 0.05f;  // LEAST_CHANCE of proposers/ngram_cache.py
 
 // What the table says, token by token, as far as it brings the most beyond its price.
 struct Chain {
@@ -117,7 +118,7 @@ struct Chain {
   }
 };
 
-Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, const float* prices, Chain& chain) {
+Guess guess_of(RoundsRow& row, int most, int vocab, const RoundsRequest& request, Chain& chain) {
   Guess guess;
   most = std::max(0, most);
   follow_prediction(row);
@@ -125,7 +126,7 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const NgramTable& table, con
     guess = {row.prediction + row.cursor, std::min({row.num_predicted - row.cursor, row.predicted_k, most}), kFromPrediction};
   } else {
     const int place = row.lookup_k ? earlier_place(row) : 0;
-    if (row.table_k) guess = chain.follow(table, prices, row, std::min(row.table_k, most));
+    if (row.table_k) guess = chain.follow(request.table, request.prices, row, std::min({row.table_k, most, request.num_prices - 1}));
     if (place && !(guess.count && guess.gain > row.text_gain)) {
       guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
     }
@@ -158,7 +159,7 @@ struct RoundsBatch {
       RoundsRow& row = request.rows[r];
       const int first = text_length(row) - 1;
       const int most = std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1});
-      const Guess guess = guess_of(row, most, vocab, request.table, request.prices, chains[guesses.size()]);
+      const Guess guess = guess_of(row, most, vocab, request, chains[guesses.size()]);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;
@@ -275,7 +276,8 @@ void Network::run_rounds(RoundsRequest& request) {
       }
       const int before = row.num_new, accepted = grow(row, guess, chosen.data() + first_node, top.data() + first_node);
       if (guess.count) {
-        request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, std::min(accepted, row.num_new - before), guess.expected};
+        const int emitted = std::min(accepted, row.num_new - before);
+        request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, emitted, guess.expected};
       }
       // Without a place for its next token a row waits until others give theirs back.
       if (row.has_failed || (row.has_ended ? request.ends_with_row != 0 : text_length(row) > row.num_places)) goes_on = false;

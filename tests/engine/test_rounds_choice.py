@@ -141,7 +141,7 @@ def test_rows_that_want_none_ride_along_and_alone_take_ordinary_steps() -> None:
 def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None:
     world = World(1 * MS, token_s=0.1 * MS)
     request = a_request("r")
-    assert world.choice.rate([request]) == math.inf
+    assert world.choice.rate([request]) is None
     plan = RoundsPlan([RowRounds(request, 3, 64, 20, array("i"), RowLookups(text_k=4))], 4, STEP_S, False)
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
@@ -149,7 +149,7 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
         world.choice.observe(plan, RoundsVerdict([said], [5, 5, 1], [9 * MS, 2 * MS, 3 * MS]), 10 * MS, step)
     passes = world.costs.passes
     assert abs(passes.seconds(5) - 2 * MS) < 0.6 * MS and passes.seconds(1) > 1.5 * MS, "the first pass finds cold caches"
-    assert abs(world.choice.rate([request]) - 800) < 1 and world.choice.rate([request] * 2) == math.inf
+    assert world.choice.rate([request]) == pytest.approx(800, abs=1) and world.choice.rate([request] * 2) is None
     chances = world.expectations.acceptance[TEXT].worth("r").chances
     assert chances[1] > 0.9 and 0.3 < chances[3] < 0.7
 
@@ -237,10 +237,27 @@ def test_ceilings_hold_for_the_table() -> None:
     assert world.choice.ask([few], 4, 0) is None
 
 
-def test_where_nobody_may_look_anything_up_rounds_count_as_tried() -> None:
-    """Else a drafter that a request asks for by name would wait for ever for what rounds might bring."""
-    world = World(1e-3)
-    request = a_request("r", speculation={"method": "off"})
-    assert world.choice.rate([request]) == math.inf
-    assert world.choice.ask([request], 4, K) is None
-    assert world.choice.rate([request]) == 0.0
+def test_rounds_bring_nothing_to_rows_that_nothing_is_looked_up_for() -> None:
+    """Else a drafter that a request asks for by name would have to beat what rounds bring to others."""
+    world = World(1 * MS)
+    off, auto = a_request("off", speculation={"method": "off"}), a_request("auto")
+    assert world.choice.rate([off]) == 0.0 and world.choice.rate([auto]) is None
+    assert world.choice.ask([off], 4, K) is None
+    assert world.choice.rate([auto]) is None, "that says nothing of others"
+    world.spend(auto, [])
+    assert world.choice.rate([auto]) == pytest.approx(800) and world.choice.rate([off]) == 0.0
+
+
+def test_where_rounds_are_too_long_and_only_tried_again_nobody_waits_for_them() -> None:
+    world = World(1.2 * STEP_S / FEWEST_ROUNDS)
+    request = a_request("r")
+    for _ in range(RETRY_EVERY - 1):
+        assert world.choice.most_rounds([request]) == 0
+    assert world.choice.most_rounds([request]) == FEWEST_ROUNDS and world.choice.rate([request]) == 0.0
+
+
+def test_prices_never_fall() -> None:
+    """A measured curve may dip, and guesses that seem to shorten a pass would be made for nothing."""
+    world = World(1 * MS, token_s=-0.01 * MS, has_table=True)
+    prices = world.prices(a_request("r"))
+    assert prices == sorted(prices) and prices[0] == 0.0

@@ -26,12 +26,12 @@ from foretoken.proposers.base import DraftContext, DraftRow, Draw
 from foretoken.proposers.config import NgramConfig, PredictionConfig
 from foretoken.proposers.config_entry import MAX_NUM_SPECULATIVE_TOKENS
 from foretoken.proposers.ngram import NgramProposer
+from foretoken.proposers.ngram_cache import LEAST_CHANCE
 from foretoken.proposers.prediction import PredictionProposer
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 
 TOP_P = 0.9
-LEAST_CHANCE = 0.02  # kLeastChance of network_rounds.cpp
 VOCAB = 64
 
 
