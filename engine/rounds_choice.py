@@ -79,7 +79,7 @@ class RoundsChoice:
         brought = self._brought.get(_kind(running))
         if brought is None:
             return 0.0 if self._is_retried else None
-        return brought.tokens / brought.seconds
+        return brought.tokens / brought.seconds if brought.seconds else 0.0
 
     def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
         """most: guesses of one row and round. None if no row wants anything looked up."""

@@ -166,7 +166,9 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
         assert refused.returncode == 1 and "foretoken: error: " in refused.stderr
 
         # 4. SIGTERM: new requests are turned away while the one in flight comes to its proper end.
+        # With logprobs each token takes a step: without, all of them are there before anybody could be turned away.
         body = {"model": "tiny", "prompt": "The quick", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+        body["logprobs"] = 1
         with client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             first = next(line for line in lines if line.startswith("data:"))
