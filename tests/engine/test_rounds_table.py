@@ -174,26 +174,6 @@ def test_an_abort_in_between_leaves_nothing(looking: LLM, watch: Watch) -> None:
     assert kept[2] == {request.request_id for request in made} and kept[3] == {made[1].request_id} and not kept[-1]
 
 
-def test_a_call_that_fails_costs_nothing_but_time(plain: LLM, looking: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    core = core_of(looking)
-    assert core.rounds is not None
-    run, failures = core.rounds.run, iter(range(2))
-
-    def broken(plan: Any) -> Any:
-        if next(failures, None) is not None:
-            raise RuntimeError("broken")
-        return run(plan)
-
-    core.rounds.run = broken  # type: ignore[method-assign]
-    try:
-        outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
-    finally:
-        core.rounds.run = run  # type: ignore[method-assign]
-    assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
-    assert sum("tried again as one pass" in record.message for record in caplog.records) == 2
-    core.check()
-
-
 CUSTOM = """
 from foretoken.proposers.base import Draft, Needs
 
