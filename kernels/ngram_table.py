@@ -49,7 +49,7 @@ class NgramTable:
         self._keys, self._token_ids, self._chances = self.keys.data, self.token_ids.data, self.chances.data  # ten times as fast to read
 
     def next(self, text: Sequence[int]) -> tuple[int, float] | None:
-        """What follows, and its chance; None if not even the text's last token is known."""
+        """What follows, and its chance; None if the text ends with no known run."""
         key, found = 0, None
         for n in range(1, min(self.max_n, len(text)) + 1):
             key = _fold(key, text[-n])

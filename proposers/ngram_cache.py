@@ -5,6 +5,8 @@ Its table is read once and never changes; suffix decoding and pools are what lea
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..kernels.ngram_table import NgramTable
 from .base import Draft, DraftContext, Feedback, Needs
 from .checkpoint import Checkpoint
@@ -31,16 +33,9 @@ class NgramCacheProposer:
         self.table = table
 
     def propose(self, context: DraftContext) -> Draft:
-        draft = Draft([], [0], [], [], [])
-        assert draft.confidence is not None
-        for row in context.rows:
-            token_ids, chances = self.table.chain(row.token_ids, min(row.ceiling, self.max_tokens), LEAST_CHANCE)
-            draft.token_ids.extend(token_ids)
-            draft.confidence.extend(chances)
-            draft.parents.extend(range(-1, len(token_ids) - 1))
-            draft.source.extend([0] * len(token_ids))
-            draft.start_loc.append(len(draft.token_ids))
-        return draft
+        found = [self.table.chain(row.token_ids, min(row.ceiling, self.max_tokens), LEAST_CHANCE) for row in context.rows]
+        draft = Draft.chains([token_ids for token_ids, _ in found])
+        return replace(draft, confidence=[chance for _, chances in found for chance in chances])
 
     def observe(self, feedback: Feedback) -> None:
         pass

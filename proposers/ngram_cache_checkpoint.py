@@ -23,7 +23,6 @@ from ..kernels.ngram_table import MOST_N, NgramTable
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 
-MODEL_TYPE = "ngram_cache"
 _IDS = {torch.int16, torch.int32, torch.int64}
 
 
@@ -64,7 +63,7 @@ def write_table(folder: Path, of_each: Sequence[Followed], vocab_size: int) -> N
         tensors[f"runs.{n}"] = torch.from_numpy(one.runs.astype(np.int32)).reshape(-1, n).to(ids)
         tensors[f"next.{n}"] = torch.from_numpy(one.next.astype(np.int32)).to(ids)
         tensors[f"chance.{n}"] = torch.from_numpy(one.chance.astype(np.float32)).half()
-    config = {"architectures": ["NgramCache"], "model_type": MODEL_TYPE, "vocab_size": vocab_size, "max_n": len(of_each)}
+    config = {"architectures": ["NgramCache"], "model_type": "ngram_cache", "vocab_size": vocab_size, "max_n": len(of_each)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
 

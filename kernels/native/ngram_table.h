@@ -15,7 +15,7 @@ struct NgramTable {
   int32_t shift;
   int32_t max_n;             // at most kMostN; 0 = no table
 
-  // Place of what follows the longest known run that the text ends with; -1 = not even its last token is known.
+  // Place of what follows the longest known run that the text ends with; -1 = it ends with none.
   int64_t find(const int32_t* text, int length) const {
     uint64_t key = 0;
     int64_t found = -1;
