@@ -34,7 +34,9 @@ class Worth:
         self.chances = []
         worst = 1.0
         for accepted, made in zip(self.accepted, self.made, strict=True):
-            worst = min(worst, accepted / made if made > 0 else 0.0)  # of a tree, a node may be worth more than the one before
+            chance = accepted / made if made > 0 else 0.0
+            if chance < worst:  # of a tree, a node may be worth more than the one before
+                worst = chance
             if worst < NEGLIGIBLE:
                 break
             self.chances.append(worst)
@@ -53,12 +55,14 @@ class _Evidence:
 
     def add(self, wanted: int, made: int, kept: Sequence[bool], reached: int, fade: float) -> None:
         depth = len(self.asked)
-        asked, made, reached = min(wanted, made + 1, depth), min(made, wanted, depth), min(reached, depth)
-        self.asked[:asked] = [fade * count + 1.0 for count in self.asked[:asked]]
-        self.made[:made] = [fade * count + 1.0 for count in self.made[:made]]
-        self.made[made:asked] = [fade * count for count in self.made[made:asked]]
-        self.reached[:reached] = [fade * count + 1.0 for count in self.reached[:reached]]
-        self.kept[:reached] = [fade * count + is_kept for count, is_kept in zip(self.kept, kept[:reached], strict=False)]
+        counts, counts_made = self.asked, self.made
+        for i in range(min(wanted, made + 1, depth)):
+            counts[i] = fade * counts[i] + 1.0
+            counts_made[i] = fade * counts_made[i] + (i < made)
+        counts, counts_kept = self.reached, self.kept
+        for i in range(min(reached, depth)):
+            counts[i] = fade * counts[i] + 1.0
+            counts_kept[i] = fade * counts_kept[i] + kept[i]
 
     def fade(self, by: float) -> None:
         """Down to IDLE_WEIGHT and no further: one lucky or unlucky draft after a long pause is no proof."""
@@ -139,25 +143,34 @@ class ProposerAcceptance:
             e = self._average
             keep: list[float] = []
             make: list[float] = []
-            for d in range(self.depth):
-                opinion = FIRST_OPINION if d == 0 else keep[-1]
-                keep.append((e.kept[d] + AVERAGE_WEIGHT * opinion) / (e.reached[d] + AVERAGE_WEIGHT))
-                made = 1.0 if d == 0 else make[-1]
-                make.append((e.made[d] + AVERAGE_WEIGHT * made) / (e.asked[d] + AVERAGE_WEIGHT))
+            opinion, made = FIRST_OPINION, 1.0
+            for num_kept, num_reached, num_made, num_asked in zip(e.kept, e.reached, e.made, e.asked, strict=True):
+                opinion = (num_kept + AVERAGE_WEIGHT * opinion) / (num_reached + AVERAGE_WEIGHT)
+                made = (num_made + AVERAGE_WEIGHT * made) / (num_asked + AVERAGE_WEIGHT)
+                keep.append(opinion)
+                make.append(made)
             self._prior = keep, make
         return self._prior
 
     def _of(self, e: _Evidence) -> Worth:
-        prior_keep, prior_make = self._priors()
-        keep: list[float] = []
-        make: list[float] = []
-        shift = 0.0
-        for d in range(self.depth):
-            opinion = min(HIGHEST, max(LOWEST, prior_keep[d] + shift))
-            keep.append((e.kept[d] + ROW_WEIGHT * opinion) / (e.reached[d] + ROW_WEIGHT))
-            make.append((e.made[d] + ROW_WEIGHT * prior_make[d]) / (e.asked[d] + ROW_WEIGHT))
-            shift = 0.0 if self.is_tree else HEREDITY * (keep[d] - prior_keep[d])
-        return self._worth(keep, make)
+        accepted: list[float] = []
+        made: list[float] = []
+        is_tree, shift, survival, exists = self.is_tree, 0.0, 1.0, 1.0
+        for prior_keep, prior_make, num_kept, num_reached, num_made, num_asked in zip(
+            *self._priors(), e.kept, e.reached, e.made, e.asked, strict=True
+        ):
+            opinion = prior_keep + shift
+            opinion = HIGHEST if opinion > HIGHEST else LOWEST if opinion < LOWEST else opinion
+            keep = (num_kept + ROW_WEIGHT * opinion) / (num_reached + ROW_WEIGHT)
+            exists *= (num_made + ROW_WEIGHT * prior_make) / (num_asked + ROW_WEIGHT)
+            if is_tree:
+                survival = keep
+            else:
+                survival *= keep
+                shift = HEREDITY * (keep - prior_keep)
+            accepted.append(survival * exists)
+            made.append(exists)
+        return Worth(accepted, made)
 
     def _worth(self, keep: Sequence[float], make: Sequence[float]) -> Worth:
         accepted: list[float] = []

@@ -47,7 +47,7 @@ class AdaptivePolicy:
         self._assignment = Assignment(rules, self.expectations.acceptance, costs)
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
-        self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.has_guess is not None)
+        self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.have_guesses is not None)
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first
@@ -61,6 +61,7 @@ class AdaptivePolicy:
         self._weighed_at = 0  # step of the latest decision
         self._is_resting = False  # in this step
         self._asked: dict[str, Asked] = {}
+        self._answered: Answer | None = None  # the answer that it was made of, if it still is all there is to it
         self._was_open: dict[str, Asked] = {}
         self._has_scouted = False  # in this step, and guesses have come of it
         self._has_begun = False  # this step, without guesses
@@ -130,15 +131,17 @@ class AdaptivePolicy:
             self.has_left, answer, self._probing.probe = True, base, None
         self._has_scouted = answer is not base
         self._is_resting = self._is_resting and not self._has_scouted
-        self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
+        if answer is not self._answered:
+            self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
+            self._k = sum([k for _, k in answer]) / max(1, len(answer))
+            self._answered = answer
         if not self._asked:
             self._plain_at = self._step
-        self._k = sum(k for _, k in answer) / max(1, len(answer))
         return answer
 
     def _take_rest(self) -> None:
         self._rest.steps_left -= 1
-        self._is_resting, self._has_scouted, self._plain_at, self._k = True, False, self._step, 0.0
+        self._is_resting, self._has_scouted, self._plain_at, self._k, self._answered = True, False, self._step, 0.0, None
         if self._asked:
             self._asked = {}
         self._was_open, self._probing.probe = self._asked, None
@@ -193,7 +196,7 @@ class AdaptivePolicy:
                 continue
             start, end = draft.start_loc[i], draft.start_loc[i + 1]
             confidence = None if draft.confidence is None else draft.confidence[start:end]
-            self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
+            self._asked[request_id], self._answered = Asked(asked.proposer, asked.ceiling, sizes[i], confidence), None
             chances = self.expectations.chances(request_id, draft, start, end)
             if chances is None or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]

@@ -5,14 +5,16 @@ Owns what a request allows, which never changes, and the latest answer. Estimate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..proposers.base import KnownRow
 from .acceptance import ProposerAcceptance, Worth
 from .costs import CostTable
 from .request import Request
 from .speculation_policy import RequestLimits
+
+Scouts = tuple[tuple[int, int], ...]
+"""(proposer, ceiling) of scouts, in the set's order."""
 
 STEPS = 4  # for which a row's best proposer is not asked for again
 
@@ -23,14 +25,14 @@ class RowOptions:
 
     proposers: Sequence[int]
     ceilings: Sequence[int]  # of each
-    scouts: Sequence[tuple[int, Callable[[KnownRow], bool], int]]  # proposer, its has_guess, ceiling
+    scouts: Scouts
     best: int = 0  # index into them
     until: int = 0  # step from which that is asked again
 
     def each(self) -> Iterator[tuple[int, int]]:
         """All who may guess, with their ceilings."""
         yield from zip(self.proposers, self.ceilings, strict=True)
-        yield from ((p, ceiling) for p, _, ceiling in self.scouts)
+        yield from self.scouts
 
     @property
     def proposer(self) -> int:
@@ -49,7 +51,7 @@ class Assignment:
         self._acceptance = acceptance
         self._costs = costs
         self._rows: dict[str, RowOptions] = {}
-        self.has_scouts = any(info.has_guess for info in rules.proposers)
+        self.scouts = {p: info.have_guesses for p, info in enumerate(rules.proposers) if info.have_guesses is not None}
         self._known: dict[tuple[int, ...], int] = {}  # answers of this step: most rows that nobody has guessed for yet are worth the same
 
     def row(self, request: Request) -> RowOptions:
@@ -62,12 +64,12 @@ class Assignment:
         told = request.params.speculation_settings.num_speculative_tokens
         proposers: list[int] = []
         ceilings: list[int] = []
-        scouts: list[tuple[int, Callable[[KnownRow], bool], int]] = []
+        scouts: Scouts = ()
         for p in self._rules.options(request):
             info = self._rules.proposers[p]
             most = info.max_tokens if told is None else min(info.max_tokens, told)
-            if info.has_guess is not None:
-                scouts.append((p, info.has_guess, most))
+            if info.have_guesses is not None:
+                scouts += ((p, most),) if most else ()
             else:
                 proposers.append(p)
                 ceilings.append(most)

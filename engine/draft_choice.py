@@ -40,31 +40,33 @@ def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: in
     target, drafts = costs.target.at(context), costs.drafts
     depths = [0] * len(candidates)
     base = num_rows + num_prompt_tokens
+    plain_s = target(num_rows)
     # A prompt in the step is paid for whatever is guessed, and its tokens are no part of what guesses are measured by.
-    discount = target(base) - target(num_rows) if num_prompt_tokens else 0.0
-    plain_rate = best_rate = num_rows / (target(base) - discount)
+    discount = target(base) - plain_s if num_prompt_tokens else 0.0
+    plain_rate = best_rate = num_rows / plain_s
     order: list[tuple[float, int, int]] = []
     for index, candidate in enumerate(candidates):
         order += [(-chance, index, d) for d, chance in enumerate(candidate.worth.chances[: candidate.ceiling])]
     if len(candidates) > 1:
         order.sort()
-    gained, tokens, best_length = 0.0, float(base), 0
+    brought, tokens, best_length = float(num_rows), float(base), 0
     depth_of = [0] * len(drafts)
     rows_of = [0] * len(drafts)
     cost_of = [0.0] * len(drafts)
-    draft_seconds = 0.0
+    beside = -discount  # seconds, the target's aside
+    rows = [(candidate.proposer, candidate.worth.accepted, candidate.worth.made) for candidate in candidates]
     for length, (_, index, d) in enumerate(order[:budget], 1):
-        candidate = candidates[index]
-        gained += candidate.worth.accepted[d]
-        tokens += candidate.worth.made[d]
-        p = candidate.proposer
+        p, accepted, made = rows[index]
+        brought += accepted[d]
+        tokens += made[d]
         if p >= 0 and (d == 0 or d >= depth_of[p]):
             rows_of[p] += d == 0
-            depth_of[p] = max(depth_of[p], d + 1)
-            draft_seconds -= cost_of[p]
+            if d >= depth_of[p]:
+                depth_of[p] = d + 1
+            beside -= cost_of[p]
             cost_of[p] = drafts[p].seconds(depth_of[p], rows_of[p])
-            draft_seconds += cost_of[p]
-        rate = (num_rows + gained) / (target(tokens) - discount + draft_seconds)
+            beside += cost_of[p]
+        rate = brought / (target(tokens) + beside)
         if rate > best_rate:
             best_rate, best_length = rate, length
     if best_rate < MARGIN * plain_rate:

@@ -13,35 +13,37 @@ from .stats import EngineStats, ProposerStats
 RECENT_WINDOW_S = 60
 
 
-@dataclass(slots=True)
+Tally = dict[tuple[int, int, int], int]
+"""How many drafts (row and step) there were of each proposer, with so many guesses, so many of them accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSums:
-    """Drafts (row and step), and their tokens."""
+    """Drafts, and their tokens."""
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def add(self, drafts: int, draft_tokens: int, accepted_tokens: int) -> None:
-        self.drafts += drafts
-        self.draft_tokens += draft_tokens
-        self.accepted_tokens += accepted_tokens
-
-
-@dataclass(slots=True)
-class _OfProposer(DraftSums):
-    verify_seconds: float = 0.0
+    @classmethod
+    def of(cls, tally: Tally) -> DraftSums:
+        cases = tally.items()
+        return cls(
+            sum(tally.values()),
+            sum([times * drafted for (_, drafted, _), times in cases]),
+            sum([times * accepted for (_, _, accepted), times in cases]),
+        )
 
 
 class DraftCounts:
-    """Of one engine."""
+    """Of one engine. Steps only count; sums are made for who asks."""
 
     def __init__(self, proposers: Sequence[str]) -> None:
         """proposers: names, in the set's order."""
         self._names = tuple(proposers)
-        self.sums = DraftSums()
-        self._of_proposers = [_OfProposer() for _ in proposers]
-        self._accepted_per_position: list[int] = []
-        self._recent: deque[tuple[int, DraftSums]] = deque()  # second, and what was counted in it
+        self._all: Tally = {}
+        self._recent: deque[tuple[int, Tally]] = deque()  # second, and what was counted in it
+        self._verify_seconds = [0.0] * len(proposers)
 
     def add(self, plan: StepPlan, verdict: Verdict, now: float, step_s: float) -> None:
         """What the target said about each draft of a step. now: seconds of the engine's clock; step_s: how long it took."""
@@ -60,58 +62,61 @@ class DraftCounts:
             self._add(drafts, now, sum(verdict.seconds) / max(sum(verdict.tokens), 1))
 
     def _add(self, drafts: Sequence[tuple[int, int, int]], now: float, token_s: float) -> None:
-        """drafts: proposer, guesses and how many of them stood. token_s: seconds of the target for one token."""
-        per_position = self._accepted_per_position
-        drafted = accepted = 0
-        for proposer, num_drafted, num_accepted in drafts:
-            drafted += num_drafted
-            accepted += num_accepted
-            if num_accepted > len(per_position):
-                per_position.extend([0] * (num_accepted - len(per_position)))
-            for position in range(num_accepted):
-                per_position[position] += 1
-            if proposer != FORCED:
-                total = self._of_proposers[proposer]
-                total.add(1, num_drafted, num_accepted)
-                total.verify_seconds += token_s * num_drafted
-        self.sums.add(len(drafts), drafted, accepted)
-        self._bucket(int(now)).add(len(drafts), drafted, accepted)
+        """token_s: seconds of the target for one token."""
+        recent, total = self._bucket(int(now)), self._all
+        tally: Tally = {}
+        for draft in drafts:  # in a batch many are alike
+            tally[draft] = tally.get(draft, 0) + 1
+        for draft, times in tally.items():
+            recent[draft] = recent.get(draft, 0) + times
+            total[draft] = total.get(draft, 0) + times
+            if draft[0] != FORCED:
+                self._verify_seconds[draft[0]] += token_s * times * draft[1]
+
+    @property
+    def sums(self) -> DraftSums:
+        """Of all proposers."""
+        return DraftSums.of(self._all)
 
     @property
     def totals(self) -> tuple[ProposerStats, ...]:
         """Of each proposer, in the set's order."""
-        return tuple(
-            ProposerStats(name, p.drafts, p.draft_tokens, p.accepted_tokens, p.verify_seconds)
-            for name, p in zip(self._names, self._of_proposers, strict=True)
-        )
+        found: list[ProposerStats] = []
+        for p, (name, verify_seconds) in enumerate(zip(self._names, self._verify_seconds, strict=True)):
+            sums = DraftSums.of({draft: times for draft, times in self._all.items() if draft[0] == p})
+            found.append(ProposerStats(name, sums.drafts, sums.draft_tokens, sums.accepted_tokens, verify_seconds))
+        return tuple(found)
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """Of the first guesses of all drafts, the second ones, ..., how many were accepted."""
+        longest = max([accepted for _, _, accepted in self._all], default=0)
+        return tuple(sum([times for draft, times in self._all.items() if draft[2] > position]) for position in range(longest))
 
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with all counts."""
         self._drop_old(int(now))
-        recent = DraftSums()
-        for _, sums in self._recent:
-            recent.add(sums.drafts, sums.draft_tokens, sums.accepted_tokens)
+        sums, latest = self.sums, [DraftSums.of(tally) for _, tally in self._recent]
         return replace(
             stats,
-            num_drafts=self.sums.drafts,
-            num_draft_tokens=self.sums.draft_tokens,
-            num_accepted_tokens=self.sums.accepted_tokens,
-            accepted_per_position=tuple(self._accepted_per_position),
-            recent_drafts=recent.drafts,
-            recent_draft_tokens=recent.draft_tokens,
-            recent_accepted_tokens=recent.accepted_tokens,
+            num_drafts=sums.drafts,
+            num_draft_tokens=sums.draft_tokens,
+            num_accepted_tokens=sums.accepted_tokens,
+            accepted_per_position=self.accepted_per_position,
+            recent_drafts=sum([of.drafts for of in latest]),
+            recent_draft_tokens=sum([of.draft_tokens for of in latest]),
+            recent_accepted_tokens=sum([of.accepted_tokens for of in latest]),
             proposers=self.totals,
         )
 
     def check(self) -> None:
-        """Raise AssertionError if the totals contradict each other."""
-        assert self.sums.accepted_tokens == sum(self._accepted_per_position), "accepted tokens differ from their positions"
-        assert self.sums.accepted_tokens <= self.sums.draft_tokens, "more accepted than drafted"
+        """Raise AssertionError if a draft has more accepted than it had."""
+        assert all(accepted <= drafted for _, drafted, accepted in self._all), "more accepted than drafted"
 
-    def _bucket(self, second: int) -> DraftSums:
-        self._drop_old(second)
+    def _bucket(self, second: int) -> Tally:
         if not self._recent or self._recent[-1][0] != second:
-            self._recent.append((second, DraftSums()))
+            self._drop_old(second)
+            self._recent.append((second, {}))
         return self._recent[-1][1]
 
     def _drop_old(self, second: int) -> None:

@@ -18,7 +18,9 @@ class Load:
     def of(cls, wishes: Sequence[Wish]) -> Load:
         num_rows = num_scheduled = context = 0
         for wish in wishes:
-            num_rows += wish.samples
-            num_scheduled += wish.num_scheduled
-            context += wish.request.num_computed_tokens
+            request, scheduled = wish.request, wish.num_scheduled
+            computed = request.num_computed_tokens
+            num_rows += computed + scheduled == len(request.token_ids)  # Wish.samples, spelled out: once a row and step
+            num_scheduled += scheduled
+            context += computed
         return cls(num_rows, num_scheduled - num_rows, context)

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Literal
 
+from ..kernels.growing_text import GrowingText
 from ..kernels.layout import KVTensors
 from ..kernels.ngram_table import NgramTable
 from ..kernels.record import record
@@ -163,32 +164,28 @@ class Rounds:
 class _Row:
     """A request as the native side sees it, and the memory that its addresses point to."""
 
-    __slots__ = ("request", "prediction", "cursor", "_ngram", "_text", "_num_known", "_stops", "_sampling")
+    __slots__ = ("request", "prediction", "cursor", "_ngram", "_text", "_stops", "_sampling")
 
     def __init__(self, planned: RowRounds, rounds: Rounds) -> None:
         request = self.request = planned.request
         self.prediction = array("i", request.prediction)
         self.cursor: tuple[int, int, int] = (0, 0, request.num_prompt_tokens)  # cursor, is_lost, num_followed
         self._ngram = rounds.lookups.ngram or NgramConfig()
-        self._text = array("i", bytes(4 * (len(request.token_ids) + planned.most_new)))  # as long as it may become
-        self._num_known = 0  # tokens in it that are the request's
+        self._text = GrowingText(len(request.token_ids) + planned.most_new)
         params = request.params
         self._stops = array("i", {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)})
         self._sampling = rounds.sampling(request)
 
     def begin(self, planned: RowRounds) -> bytes:
         """Packed for a call."""
-        token_ids, asked, ngram = self.request.token_ids, planned.lookups, self._ngram
-        num_tokens, known = len(token_ids), min(self._num_known, len(token_ids))
-        if known < num_tokens:
-            self._text[known:num_tokens] = array("i", token_ids[known:])
-        self._num_known = num_tokens
+        text, asked, ngram = self._text, planned.lookups, self._ngram
+        text.follow(self.request.token_ids)
         table, num_blocks = planned.block_table.buffer_info()
         stops, num_stops = self._stops.buffer_info()
         prediction, num_predicted = self.prediction.buffer_info()
         return RoundsRow(
-            self._text.buffer_info()[0], table, prediction, stops,
-            self.request.num_prompt_tokens, num_tokens, planned.most_new, num_blocks, planned.num_places,
+            text.address, table, prediction, stops,
+            self.request.num_prompt_tokens, text.num_tokens, planned.most_new, num_blocks, planned.num_places,
             num_stops, num_predicted, *self.cursor, asked.predicted_k, asked.text_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
             asked.table_k, asked.text_gain, asked.trust,
@@ -196,6 +193,4 @@ class _Row:
 
     def take(self, num_new: int) -> list[int]:
         """The tokens that have come."""
-        first = self._num_known
-        self._num_known += num_new
-        return self._text[first : self._num_known].tolist()
+        return self._text.taken(num_new)

@@ -34,8 +34,8 @@ class ProposerInfo:
 
     name: str
     max_tokens: int
-    has_guess: Callable[[KnownRow], bool] | None = None
-    """Of a scout: whether it has anything to go on for a row, told for next to nothing."""
+    have_guesses: Callable[[Sequence[KnownRow]], Sequence[bool]] | None = None
+    """Of a scout: whether it has anything to go on for each of some rows, told for next to nothing."""
     looks_in: Literal["text", "table"] | None = None
     """Of one that does no more than look in the row's own text, or in a table that never changes: a step in rounds can do that."""
 

@@ -160,6 +160,15 @@ class Scout(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchScout(Scout, Protocol):
+    """A scout that is faster for many rows at once."""
+
+    def have_guesses(self, rows: Sequence[KnownRow]) -> Sequence[bool]:
+        """`has_guess` of each."""
+        ...
+
+
 class Proposer(Protocol):
     """Guesses the next tokens of each row. A bad guess costs time, never correctness."""
 

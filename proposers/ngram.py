@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from ..kernels.growing_text import GrowingText, repeats
 from .base import Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs
 from .config import NgramConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS
@@ -45,7 +46,7 @@ class NgramProposer:
         self._sizes = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
         self._corpora = corpora if config.shared_pool else None
         self._indices: dict[str, NgramIndex] = {}
-        self._watches: dict[str, _Watch] = {}
+        self._texts: dict[str, GrowingText] = {}
         self._pools: dict[str, _Pool] = {}
         self._num_deleted = 0
 
@@ -65,13 +66,25 @@ class NgramProposer:
         return draft
 
     def has_guess(self, row: KnownRow) -> bool:
-        """Less than a microsecond a token; the index itself is kept up when there is something to look up."""
-        watch = self._watches.get(row.request_id)
-        if watch is None:
-            watch = self._watches[row.request_id] = _Watch(self._sizes[-1])
-        if watch.follow(row.token_ids) or self._corpora is None:
-            return watch.found
-        self._follow_corpora((row.corpus_id,))
+        return self.have_guesses([row])[0]
+
+    def have_guesses(self, rows: Sequence[KnownRow]) -> list[bool]:
+        """Texts are read for it, in a microsecond or less; the index is kept up when there is something to look up."""
+        mine = self._texts
+        texts: list[GrowingText] = []
+        for row in rows:
+            text = mine.get(row.request_id)
+            if text is None:
+                text = mine[row.request_id] = GrowingText()
+            text.follow(row.token_ids)
+            texts.append(text)
+        found = repeats(texts, self._sizes[-1])
+        if self._corpora is not None:
+            self._follow_corpora({row.corpus_id for row in rows})
+            found = [own or self._is_in_pool(row) for row, own in zip(rows, found, strict=True)]
+        return found
+
+    def _is_in_pool(self, row: KnownRow) -> bool:
         pool, index = self._pools.get(row.corpus_id), self._index(row)
         return pool is not None and any(pool.knows(i, index.tail(n)) for i, n in enumerate(self._sizes))
 
@@ -80,7 +93,7 @@ class NgramProposer:
 
     def forget(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
-        self._watches.pop(request_id, None)
+        self._texts.pop(request_id, None)
 
     def check(self) -> None:
         for index in self._indices.values():
@@ -151,31 +164,6 @@ class NgramProposer:
                 if corpus_id not in self._pools:
                     self._pools[corpus_id] = _Pool(corpus, self._sizes, linked=self._config.num_branches > 1)
                 budget -= self._pools[corpus_id].follow(budget)
-
-
-class _Watch:
-    """Whether a growing text's last n tokens were there before: for the smallest n, all that a match of any size needs."""
-
-    __slots__ = ("_n", "_num_tokens", "_seen", "found")
-
-    def __init__(self, n: int) -> None:
-        self.found = False
-        self._n = n
-        self._num_tokens = 0
-        self._seen: set[tuple[int, ...]] = set()
-
-    def follow(self, token_ids: Sequence[int]) -> bool:
-        n, seen, num_tokens = self._n, self._seen, len(token_ids)
-        num_new = num_tokens - self._num_tokens
-        if num_new and num_tokens >= n:
-            if num_new > 1:
-                tail = token_ids[max(self._num_tokens - n + 1, 0) :]
-                seen.update(zip(*[tail[i : i - n] for i in range(n)], strict=True))  # all but the last
-            last = tuple(token_ids[-n:])
-            self.found = last in seen
-            seen.add(last)
-        self._num_tokens = num_tokens
-        return self.found
 
 
 class _Pool:

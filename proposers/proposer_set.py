@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .base import Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs, Proposer, Scout
+from .base import BatchScout, Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs, Proposer, Scout
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 
@@ -113,9 +113,18 @@ class ProposerSet:
         )
 
     @property
-    def scouts(self) -> tuple[Callable[[KnownRow], bool] | None, ...]:
-        """Of each proposer, its `has_guess` if it is a scout."""
-        return tuple(partial(self._has_guess, m, m.proposer) if isinstance(m.proposer, Scout) else None for m in self._members)
+    def scouts(self) -> tuple[Callable[[Sequence[KnownRow]], Sequence[bool]] | None, ...]:
+        """Of each proposer, which of some rows it has a guess for, if it is a scout."""
+        found: list[Callable[[Sequence[KnownRow]], Sequence[bool]] | None] = []
+        for member in self._members:
+            match member.proposer:
+                case BatchScout() as scout:
+                    found.append(partial(self._have_guesses, member, scout.have_guesses))
+                case Scout() as scout:
+                    found.append(partial(self._have_guesses, member, partial(_row_by_row, scout)))
+                case _:
+                    found.append(None)
+        return tuple(found)
 
     def listens(self, has_ended: bool) -> bool:
         """Whether anybody wants to hear of the step. has_ended: a request ended in it."""
@@ -193,15 +202,16 @@ class ProposerSet:
             if member.works:
                 member.proposer.check()
 
-    def _has_guess(self, member: _Member, scout: Scout, row: KnownRow) -> bool:
-        if not member.works:
-            return False
-        try:
-            return scout.has_guess(row)
-        except Exception as error:  # noqa: BLE001 - as above
-            member.failed_this_step = False  # asked for nothing in between, it counts each time
-            self._failed(member, _told(error))
-            return False
+    def _have_guesses(
+        self, member: _Member, ask: Callable[[Sequence[KnownRow]], Sequence[bool]], rows: Sequence[KnownRow]
+    ) -> Sequence[bool]:
+        if member.works:
+            try:
+                return ask(rows)
+            except Exception as error:  # noqa: BLE001 - as above
+                member.failed_this_step = False  # asked for nothing in between, it counts each time
+                self._failed(member, _told(error))
+        return [False] * len(rows)
 
     def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
         """Let one proposer answer for the rows that are its to answer, and take what is sound."""
@@ -270,6 +280,10 @@ def _as_seen_by(index: int, row: DraftRow, asked: bool) -> DraftRow:
         forced=row.forced,
         corpus_id=row.corpus_id,
     )  # spelled out: dataclasses.replace takes three times as long, once a row and step
+
+
+def _row_by_row(scout: Scout, rows: Sequence[KnownRow]) -> list[bool]:
+    return [scout.has_guess(row) for row in rows]
 
 
 def _told(error: Exception) -> str:

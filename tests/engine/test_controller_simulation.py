@@ -138,9 +138,9 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
         running = [(r, kind) for r, kind in running if r.num_output_tokens < r.max_tokens]
 
 
-def _scout(world: World) -> Callable[[KnownRow], bool] | None:
+def _scout(world: World) -> Callable[[Sequence[KnownRow]], list[bool]] | None:
     finds = world.finds
-    return (lambda row: finds(len(row.token_ids) - row.num_prompt_tokens)) if finds else None
+    return (lambda rows: [finds(len(row.token_ids) - row.num_prompt_tokens) for row in rows]) if finds else None
 
 
 def _fresh(request: Request) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 
 import pytest
 from rows import a_request
@@ -30,8 +31,8 @@ MS = 1e-3
 PREDICTION, TEXT, TABLE, K = 0, 1, 2, 8
 
 
-def has_guess(row: KnownRow) -> bool:
-    return True
+def have_guesses(rows: Sequence[KnownRow]) -> list[bool]:
+    return [True for _ in rows]
 
 
 class World:
@@ -39,7 +40,7 @@ class World:
 
     def __init__(self, pass_s: float, token_s: float = 0.0, has_table: bool = False, stairs: float = 0.0) -> None:
         """stairs: that a pass of 2 or 3 tokens takes longer than one of 1, one of 4 or 5 than one of 3, ..."""
-        infos = [ProposerInfo("prediction", K, has_guess), ProposerInfo("ngram", K, has_guess, "text")]
+        infos = [ProposerInfo("prediction", K, have_guesses), ProposerInfo("ngram", K, have_guesses, "text")]
         infos += [ProposerInfo("ngram_cache", K, None, "table")] * has_table
         self.costs = CostTable(
             CostFigures({1: 1.0}, passes={t: pass_s + token_s * (t - 1) + stairs * (t // 2) for t in LADDER if t <= 64}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rows import a_request
 
 from foretoken.engine.controller import Controller
@@ -26,12 +28,12 @@ class Text:
         self.step_s = step_s
         draft = {"ngram": {(k, rows): 0.01 * step_s for k in (1, K) for rows in (1, 8)}}
         costs = CostTable(CostFigures({tokens: step_s * (1 + 0.1 * tokens) for tokens in LADDER}, 0.0, draft), ("ngram",), 64)
-        self.controller = Controller(SpeculativeConfig(), (ProposerInfo("ngram", K, self._has_guess),), costs)
+        self.controller = Controller(SpeculativeConfig(), (ProposerInfo("ngram", K, self._have_guesses),), costs)
         self.request.num_computed_tokens = len(self.request.token_ids) - 1
 
-    def _has_guess(self, row: KnownRow) -> bool:
-        self.num_looks += 1
-        return self.repeats
+    def _have_guesses(self, rows: Sequence[KnownRow]) -> list[bool]:
+        self.num_looks += len(rows)
+        return [self.repeats for _ in rows]
 
     def step(self, is_right: bool = True, budget: int = 64, has_begun: bool = False) -> int:
         """Returns how many guesses were asked for."""

@@ -139,8 +139,8 @@ def test_scouts_say_whether_they_have_a_guess_and_broken_ones_are_switched_off()
     proposers = ProposerSet([Scripted("a", {}), Finding("b", {"r1": [1]}), Stumbling("c", {})])
     plain, finding, stumbling = proposers.scouts
     assert plain is None and finding is not None and stumbling is not None
-    assert finding(row("r1")) and not finding(row("r2"))
-    assert not any(stumbling(row("r1")) for _ in range(5))
+    assert finding([row("r1"), row("r2")]) == [True, False] and finding([]) == []
+    assert all(stumbling([row("r1"), row("r2")]) == [False, False] for _ in range(5))
     assert list(off_reasons(proposers)) == ["c"] and [health.num_failures for health in proposers.stats()] == [0, 0, 3]
 
 
