@@ -33,7 +33,7 @@ from .native_abi import (
 from .native_kv import NativeKV, block_bytes
 from .native_library import ISAS, Availability, availability, load, set_threads, threads, usable_cores
 from .native_lowering import Lowered, NotLowered, Product, Step, lower
-from .native_weights import PackedWeight, WeightMemory, pack
+from .native_weights import PackedWeight, WeightMemory, pack, shortened
 from .ngram_table import NgramTable
 from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
 from .rope_values import rope_table_values
@@ -44,6 +44,7 @@ __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "sup
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
 _EXACT_BFLOAT16 = ("avx512_bf16", "amx")
+LONG_HEAD = 16 * 2**20  # bytes that no core's own cache holds: to read them takes longer than to multiply
 PACKED, GATED = "packed", "packed, gate and up by turns"
 
 
@@ -118,6 +119,9 @@ class NativeExecutor:
         lowered = lower(program)
         binder = _Binder(library, program, lowered, held, execution)
         self.weight_bytes = binder.bytes_per_token
+        self._head = binder.head
+        self._shortlist: PackedWeight | None = None
+        self._isa = ISAS.index(isa)
         self._held = binder.held  # packed weights, norms and tables, which the network points into
         self._buffers = lowered.buffers
         self._bound: dict[tuple[str, ...], ctypes.Array[ctypes.c_int32]] = {}  # numbers of the buffers that passes have bound
@@ -131,13 +135,25 @@ class NativeExecutor:
             max(lowered.places, default=-1) + 1,
             program.vocab_size,
             self._cache_type,
-            ISAS.index(isa),
+            self._isa,
         )
         self._network = ctypes.c_void_p(library.ft_network_create(ctypes.byref(spec)))
         if not self._network:
             raise NotLowered(f"instruction set {isa} on this processor")
         # Not when the process ends: a daemon thread may still be in a pass.
         weakref.finalize(self, library.ft_network_destroy, self._network).atexit = False
+
+    def shorten_chains(self, least_bytes: int = LONG_HEAD) -> None:
+        """From now on a chain's scores are those of the head in int4, and only in the panels with the best ones the head's own.
+
+        For drafters: what is guessed is nearly always the same, and a large head takes less reading. Heads below least_bytes, which
+        the cache may hold, and those in int4 already stay as they are.
+        """
+        head = self._head
+        if head is None or self._shortlist is not None or head.struct.precision == Precision.INT4 or head.num_bytes < least_bytes:
+            return
+        self._shortlist = shortened(self._library, self._isa, WeightMemory(), head)
+        self._library.ft_network_set_shortlist(self._network, ctypes.byref(self._shortlist.struct))
 
     def allocate(self, num_blocks: int, block_size: int) -> NativeKV:
         """A cache of num_blocks blocks for this network. Raises ValueError unless block_size is 16."""
@@ -273,6 +289,7 @@ class _Binder:
         for product in reversed(products):
             self._pack_product(product)
         self.bytes_per_token = sum(self._pack_product(product).num_bytes for product in products)
+        self.head = next((self._pack_product(product) for product in products if product.is_head), None)
         self.ops = (NativeOp * len(lowered.steps))(*(self._bind(step) for step in lowered.steps))
 
     def _bind(self, step: Step) -> NativeOp:

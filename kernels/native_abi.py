@@ -197,6 +197,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.ft_packed_bytes.restype = c_int64
     library.ft_network_create.argtypes = [POINTER(NetworkSpec)]
     library.ft_network_create.restype = c_void_p
+    library.ft_network_set_shortlist.argtypes = [c_void_p, POINTER(PackedLinear)]
+    library.ft_network_set_shortlist.restype = None
     library.ft_network_destroy.argtypes = [c_void_p]
     library.ft_network_destroy.restype = None
     library.ft_network_run.argtypes = [c_void_p, POINTER(RunRequest)]

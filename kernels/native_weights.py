@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from .native_abi import PANEL, PackedLinear, Precision
+from .native_abi import INT4_TILE, PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
@@ -113,6 +113,31 @@ def pack(
         struct.bias = _address(packed_bias)
     tensors = tuple(tensor for tensor in (memory, scales, column_sums, packed_bias) if tensor is not None)
     return PackedWeight(struct, tensors, sum(tensor.nbytes for tensor in tensors))
+
+
+def shortened(library: ctypes.CDLL, isa: int, memory_of: WeightMemory, weight: PackedWeight) -> PackedWeight:
+    """The same weight in int4, from what is packed of it, with its bias."""
+    of = weight.struct
+    inputs = -(-of.inputs // INT4_TILE[0]) * INT4_TILE[0]
+    memory = memory_of.take(library.ft_packed_bytes(Precision.INT4, inputs, of.outputs))
+    scales = torch.zeros(of.outputs)
+    struct = PackedLinear(Precision.INT4, inputs, of.outputs, _address(memory), _address(scales), None, of.bias)
+
+    def pack_rows(first: int) -> None:
+        ids = torch.arange(first, min(first + _OUTPUTS_PER_TASK, of.outputs))
+        rows = torch.empty(len(ids), of.inputs)
+        library.ft_op_unpack_rows(
+            isa, ctypes.byref(of), ctypes.c_void_p(ids.data_ptr()), len(ids), of.inputs, ctypes.c_float(1.0),
+            ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(of.inputs),
+        )  # fmt: skip
+        library.ft_pack(
+            ctypes.byref(struct), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int32(Precision.FLOAT32), ctypes.c_int32(len(ids)),
+            ctypes.c_int32(of.inputs), ctypes.c_int64(of.inputs), ctypes.c_int32(first // PANEL), ctypes.c_int32(1),
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        list(threads.map(pack_rows, range(0, of.outputs, _OUTPUTS_PER_TASK)))
+    return PackedWeight(struct, (memory, scales), memory.nbytes + scales.nbytes)
 
 
 def _ranges(matrices: Sequence[Tensor], total: int, gated: bool) -> Iterator[_Range]:

@@ -113,8 +113,11 @@ def measure_speculation(target: Model, draft: Model, k: int, threads: int, effor
         before = llm.stats()
 
         def run(method: str) -> float:
-            # The same prompts for both: one for each time that the method has had its turn.
-            prompts = Prompts(len(llm.get_tokenizer())).fresh(len(outputs[method]) + 1, effort.load_prompt_tokens)[-1:]
+            # The same prompts for both: one for each time that the method has had its turn. They are in both caches by then.
+            turn = len(outputs[method])
+            prompts = Prompts(len(llm.get_tokenizer())).fresh(turn + 1, effort.load_prompt_tokens // BLOCK * BLOCK + 1)[-1:]
+            if all(len(generated) <= turn for generated in outputs.values()):
+                generator.generate(prompts, 2, "draft_model")
             tokens: list[list[int]] = []
             seconds = timed(lambda: tokens.extend(generator.generate(prompts, new, method)))
             outputs[method] += tokens

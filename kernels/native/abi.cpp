@@ -53,6 +53,7 @@ EXPORT Network* ft_network_create(const NetworkSpec* spec) {
   if (kernels) foretoken::guarded([&] { network = new Network(*spec, *kernels); });
   return network;
 }
+EXPORT void ft_network_set_shortlist(Network* network, const foretoken::PackedLinear* weights) { network->set_shortlist(weights); }
 EXPORT void ft_network_destroy(Network* network) { delete network; }
 EXPORT const char* ft_network_run(Network* network, const RunRequest* request) {
   return foretoken::guarded([&] { network->run(*request); });

@@ -71,6 +71,12 @@ EXPORT int ft_op_softcap(int isa, float cap, const float* x, float* out, int cou
   return with_kernels(isa, [&](const Kernels& kernels) { kernels.softcap(cap, x, out, count); });
 }
 
+EXPORT int ft_op_best_panels(int isa, const float* x, int count, int most, int32_t* panels) {
+  int taken = 0;
+  with_kernels(isa, [&](const Kernels& kernels) { taken = kernels.best_panels(x, count, most, panels); });
+  return taken;
+}
+
 EXPORT int ft_op_best_of_row(int isa, const float* x, int count, Best* best, float* probability) {
   return with_kernels(isa, [&](const Kernels& kernels) { kernels.best_of_row(x, count, best, probability); });
 }

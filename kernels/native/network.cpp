@@ -55,8 +55,7 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
   }
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kLinear) {
-      most_.prepared = std::max(most_.prepared, size_t(op.weights->inputs) * 4 + 128);
-      most_.groups = std::max(most_.groups, size_t(op.weights->inputs / kGroup));
+      measure(*op.weights);
     } else if (op.kind == OpKind::kAttention) {
       most_.queries = std::max(most_.queries, size_t(std::max(op.num_heads, 1)) * round_up(size_t(op.k_dim), 32) * sizeof(float));
     } else if (op.kind == OpKind::kTopK) {
@@ -68,6 +67,17 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
 
 Network::~Network() = default;
 
+void Network::measure(const PackedLinear& weights) {
+  most_.prepared = std::max(most_.prepared, size_t(weights.inputs) * 4 + 128);
+  most_.groups = std::max(most_.groups, size_t(weights.inputs / kGroup));
+}
+
+void Network::set_shortlist(const PackedLinear* weights) {
+  shortlist_ = weights;
+  measure(*weights);
+  find_narrow_buffers();
+}
+
 // What is only read by products in bfloat16, and is as wide as they take, may be stored in it: the same rounding, sooner.
 void Network::find_narrow_buffers() {
   may_be_narrow_.assign(buffers_.size(), false);
@@ -78,7 +88,8 @@ void Network::find_narrow_buffers() {
   for (const Op& op : ops_) {
     for (int i = 0; i < op.num_inputs; ++i) {
       const int id = op.inputs[i];
-      const bool rounds = op.kind == OpKind::kLinear && !op.normalise && op.weights->precision == Precision::kBFloat16;
+      const bool rounds = op.kind == OpKind::kLinear && !op.normalise && op.weights->precision == Precision::kBFloat16 &&
+                          !(op.is_head && shortlist_);
       if (!rounds || width(id) != op.weights->inputs) may_be_narrow_[size_t(id)] = false;
     }
     if (op.residual >= 0) may_be_narrow_[size_t(op.residual)] = false;
@@ -98,6 +109,7 @@ void Network::run(const RunRequest& request) {
   const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
   logits_ = request.logits;
   wants_best_ = true;
+  shortens_ = false;
   logits_rows_.assign(size_t(request.batch.num_logits), -1);
   for (int i = 0; i < request.num_full; ++i) logits_rows_[size_t(request.full_logits[i])] = i;
   start(request, false);
@@ -185,7 +197,7 @@ void Network::plan_phases(bool chooses) {
       ++end;
     }
     const bool prepares = end < num_ops && prepares_together(ops_[size_t(end)]);  // with the ops before it, row by row
-    if (prepares) floats += ops_[size_t(end)].weights->inputs;
+    if (prepares) floats += weights_of(ops_[size_t(end)]).inputs;
     if (end > i || prepares) rows_phase(i, end, prepares, rows_of(ops_[size_t(i)]), floats);
     i = end;
     if (i == num_ops) break;
@@ -214,7 +226,7 @@ void Network::plan_phases(bool chooses) {
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
 bool Network::prepares_together(const Op& op) const {
   if (op.kind != OpKind::kLinear || rows_of(op) <= kPrivateRows || is_narrow_[size_t(op.inputs[0])]) return false;
-  return op.normalise || op.weights->precision != Precision::kFloat32;
+  return op.normalise || weights_of(op).precision != Precision::kFloat32;
 }
 
 void Network::finish(const RunRequest& request) {
@@ -289,39 +301,32 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
   for (int i = phase.first_op; i < phase.end_op; ++i) run_op_on_rows(ops_[size_t(i)], first, end, worker);
   if (phase.prepares) {
     const Op& linear = ops_[size_t(phase.end_op)];
-    PreparedRows rows = prepared_memory(linear, prepared_, scales_, group_sums_);
-    prepare_rows(linear, first, end, rows);
+    const PackedLinear& weights = weights_of(linear);
+    PreparedRows rows = prepared_memory(weights, rows_of(linear), prepared_, scales_, group_sums_);
+    prepare_rows(linear, weights, buffer(linear.inputs[0]), first, end, rows);
   }
 }
 
 void Network::run_panels(const Phase& phase, int first, int count, Worker& worker) {
   const Op& op = ops_[size_t(phase.first_op)];
   const int rows = rows_of(op);
+  const PackedLinear& weights = weights_of(op);
   PreparedRows x;
-  if (op.weights->precision == Precision::kFloat32 && !op.normalise) {
+  if (weights.precision == Precision::kFloat32 && !op.normalise) {
     const int stride = width(op.inputs[0]);
     x = {buffer(op.inputs[0]), int64_t(stride) * 4, nullptr, nullptr, rows};
   } else if (const Place input = place_of(op.inputs[0]); input.narrow) {
     x = {input.narrow, input.stride * 2, nullptr, nullptr, rows};
   } else if (prepares_together(op)) {
-    x = prepared_memory(op, prepared_, scales_, group_sums_);
+    x = prepared_memory(weights, rows, prepared_, scales_, group_sums_);
   } else {
-    x = prepared_memory(op, worker.prepared, worker.scales, worker.group_sums);
+    x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.group_sums);
     if (worker.prepared_op != phase.first_op) {
-      prepare_rows(op, 0, rows, x);
+      prepare_rows(op, weights, buffer(op.inputs[0]), 0, rows, x);
       worker.prepared_op = phase.first_op;
     }
   }
-  Epilogue epilogue{};
-  if (op.residual >= 0) {
-    epilogue.residual = buffer(op.residual);
-    epilogue.residual_stride = width(op.residual);
-  }
-  epilogue.scale = op.scale;
-  epilogue.softcap = op.softcap;
-  epilogue.function = Function(op.function);
-  epilogue.gated = op.gated != 0;
-  epilogue.outputs = op.outputs;
+  Epilogue epilogue = epilogue_of(op);
   if (op.is_head) {
     epilogue.out = logits_;
     epilogue.out_stride = vocab_size_;
@@ -334,8 +339,23 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
     epilogue.out_stride = output.stride;
   }
   const int first_panel = first * kPanelsPerUnit;
-  const int num_panels = std::min(count * kPanelsPerUnit, op.weights->outputs / kPanel - first_panel);
-  kernels_.linear(*op.weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
+  const int num_panels = std::min(count * kPanelsPerUnit, weights.outputs / kPanel - first_panel);
+  kernels_.linear(weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
+}
+
+// All but where the result goes.
+Epilogue Network::epilogue_of(const Op& op) const {
+  Epilogue epilogue{};
+  if (op.residual >= 0) {
+    epilogue.residual = buffer(op.residual);
+    epilogue.residual_stride = width(op.residual);
+  }
+  epilogue.scale = op.scale;
+  epilogue.softcap = op.softcap;
+  epilogue.function = Function(op.function);
+  epilogue.gated = op.gated != 0;
+  epilogue.outputs = op.outputs;
+  return epilogue;
 }
 
 void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
@@ -401,17 +421,18 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
   }
 }
 
-void Network::prepare_rows(const Op& op, int first, int end, PreparedRows& rows) {
+// Rows first .. end - 1 of x, which are as wide as the op's input.
+void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows) {
   Prepare prepare{};
   prepare.x_stride = width(op.inputs[0]);
-  prepare.x = buffer(op.inputs[0]);
+  prepare.x = x;
   prepare.width = width(op.inputs[0]);
   prepare.normalise = op.normalise != 0;
   prepare.norm_weight = op.norm_weight;
   prepare.norm_bias = op.norm_bias;
   prepare.eps = op.eps;
-  prepare.precision = op.weights->precision;
-  prepare.inputs = op.weights->inputs;
+  prepare.precision = weights.precision;
+  prepare.inputs = weights.inputs;
   prepare.data = const_cast<void*>(rows.data);
   prepare.stride = rows.stride;
   prepare.scales = const_cast<float*>(rows.scales);
@@ -419,11 +440,11 @@ void Network::prepare_rows(const Op& op, int first, int end, PreparedRows& rows)
   kernels_.prepare(prepare, first, end - first);
 }
 
-PreparedRows Network::prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums) {
-  const int64_t element = op.weights->precision == Precision::kFloat32 ? 4 : op.weights->precision == Precision::kBFloat16 ? 2 : 1;
-  int64_t stride = int64_t(round_up(size_t(op.weights->inputs * element), 64));
+PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& group_sums) {
+  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : weights.precision == Precision::kBFloat16 ? 2 : 1;
+  int64_t stride = int64_t(round_up(size_t(weights.inputs * element), 64));
   if (stride % 4096 == 0) stride += 64;  // else a column of rows would fall into one set of the cache
-  return {data.get<char>(0), stride, scales.get<float>(0), group_sums.get<int32_t>(0), rows_of(op)};
+  return {data.get<char>(0), stride, scales.get<float>(0), group_sums.get<int32_t>(0), rows};
 }
 
 AttentionOp Network::attention_of(const Op& op) const {

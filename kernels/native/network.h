@@ -179,6 +179,10 @@ class Network : private Job {
   explicit Network(const NetworkSpec& spec, const Kernels& kernels);
   ~Network() override;
 
+  // From now on the head of a chain is this one: weights of the head's own shape that take less reading. Where its scores are the
+  // best they are computed again, from the head's own weights. In the caller's memory.
+  void set_shortlist(const PackedLinear* weights);
+
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
   void run_rounds(RoundsRequest& request);
@@ -194,7 +198,7 @@ class Network : private Job {
     int rows_per_unit;
   };
   struct Worker {
-    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking, by_token;
+    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking, by_token, panels;
     int prepared_op = -1;
     std::vector<Best> best;
   };
@@ -219,6 +223,7 @@ class Network : private Job {
     int64_t key;                        // of the noise, where the temperature is not 0
   };
 
+  void measure(const PackedLinear& weights);
   void start(const RunRequest& request, bool chooses);
   void plan_phases(bool chooses);
   void plan_attention();
@@ -226,13 +231,16 @@ class Network : private Job {
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
   void choose(int row, Worker& worker);
+  void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
-  void prepare_rows(const Op& op, int first, int end, PreparedRows& rows);
-  PreparedRows prepared_memory(const Op& op, Scratch& data, Scratch& scales, Scratch& group_sums);
+  void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows);
+  PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& group_sums);
+  Epilogue epilogue_of(const Op& op) const;
   AttentionOp attention_of(const Op& op) const;
   void attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker);
   void find_narrow_buffers();
+  const PackedLinear& weights_of(const Op& op) const { return op.is_head && shortens_ ? *shortlist_ : *op.weights; }
   int rows_of(const Op& op) const { return op.for_logits ? batch_.num_logits : batch_.num_tokens; }
   float* buffer(int id) const { return buffers_[size_t(id)]; }
   Place place_of(int id) const;
@@ -244,6 +252,7 @@ class Network : private Job {
   int vocab_size_;
   CacheType cache_type_;
   const Kernels& kernels_;
+  const PackedLinear* shortlist_ = nullptr;
 
   // of the pass that is running
   BatchView batch_{};
@@ -254,6 +263,7 @@ class Network : private Job {
   std::vector<int32_t> logits_rows_;  // [N] where each logits row is stored, -1 = nowhere
   float* logits_ = nullptr;
   bool wants_best_ = false;
+  bool shortens_ = false;             // whether the head is the shortlist
   std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;

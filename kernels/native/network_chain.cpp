@@ -7,6 +7,11 @@
 #include "noise_key.h"
 
 namespace foretoken {
+namespace {
+
+constexpr int kRefinedPanels = 32;  // of 16 columns
+
+}  // namespace
 
 void Network::run_chain(const ChainRequest& request) {
   const BatchView& first = request.run.batch;
@@ -24,6 +29,7 @@ void Network::run_chain(const ChainRequest& request) {
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
   std::vector<int32_t> query_start, seq_lens, tables, num_causal, first_places;
   wants_best_ = false;
+  shortens_ = shortlist_ != nullptr;
   choosable_ = request.choosable;
   token_map_ = request.token_map;
   limits_columns_ = request.limits_columns != 0;
@@ -111,10 +117,31 @@ void Network::run_chain(const ChainRequest& request) {
   }
 }
 
+// Scores of the first columns that come from the shortlist: those of the panels with the best ones anew, from the head itself.
+void Network::refine(int row, int columns, Worker& worker) {
+  const Op& op = *std::find_if(ops_.begin(), ops_.end(), [](const Op& one) { return one.is_head != 0; });
+  const PackedLinear& weights = *op.weights;
+  const float* input = buffer(op.inputs[0]) + int64_t(row) * width(op.inputs[0]);
+  PreparedRows x{input, 0, nullptr, nullptr, 1};
+  if (weights.precision != Precision::kFloat32 || op.normalise) {
+    x = prepared_memory(weights, 1, worker.prepared, worker.scales, worker.group_sums);
+    prepare_rows(op, weights, input, 0, 1, x);
+    worker.prepared_op = -1;
+  }
+  Epilogue epilogue = epilogue_of(op);
+  if (epilogue.residual) epilogue.residual += row * epilogue.residual_stride;
+  epilogue.out = logits_ + int64_t(row) * vocab_size_;
+  epilogue.out_stride = vocab_size_;
+  int32_t* panels = worker.panels.get<int32_t>(kRefinedPanels);
+  const int count = kernels_.best_panels(epilogue.out, columns, kRefinedPanels, panels);
+  for (int i = 0; i < count; ++i) kernels_.linear(weights, x, epilogue, panels[i], 1, worker.linear.get<char>(0));
+}
+
 void Network::choose(int row, Worker& worker) {
   const float* logits = logits_ + int64_t(row) * vocab_size_;
   Link& link = links_[size_t(row)];
   int count = token_map_ ? vocab_size_ : choosable_;
+  if (shortens_) refine(row, count, worker);
   // Noise belongs to token ids: to race under it, scores stand where their tokens do. Else columns stay, so that the first of equals wins.
   const bool by_token = token_map_ && link.temperature != 0.0f;
   if (by_token) {

@@ -255,6 +255,7 @@ void Network::run_rounds(RoundsRequest& request) {
     }
     logits_ = rounds_logits_.get<float>(size_t(num_drawn) * size_t(vocab_size_) + 1);
     wants_best_ = true;
+    shortens_ = false;
     RunRequest pass{};
     pass.batch = batch.view();
     pass.cache = request.cache;

@@ -116,6 +116,35 @@ inline void take_best(const float* x, int first, int count, Best* best) {
   }
 }
 
+inline int best_panels(const float* x, int count, int most, int32_t* panels) {
+  constexpr int kMost = 64;
+  float least_first[kMost];  // greatest values of the panels taken, in ascending order
+  most = most < kMost ? most : kMost;
+  int taken = 0;
+  for (int i = 0; i < count; i += kPanel) {
+    const Vec values = _mm512_mask_mov_ps(splat(-__builtin_inff()), first_lanes(count - i), load_some(x + i, count - i));
+    const float greatest = max_lanes(_mm512_max_ps(values, splat(-__builtin_inff())));  // of a NaN and another, the second operand
+    if (taken == most && !(greatest > least_first[0])) continue;
+    int at = taken == most ? 1 : taken;  // the least of them goes
+    if (taken == most) {
+      for (; at < most && least_first[at] < greatest; ++at) {
+        least_first[at - 1] = least_first[at];
+        panels[at - 1] = panels[at];
+      }
+      --at;
+    } else {
+      for (; at > 0 && least_first[at - 1] >= greatest; --at) {
+        least_first[at] = least_first[at - 1];
+        panels[at] = panels[at - 1];
+      }
+      ++taken;
+    }
+    least_first[at] = greatest;
+    panels[at] = i / kPanel;
+  }
+  return taken;
+}
+
 inline void best_of_row(const float* x, int count, Best* best, float* probability) {
   *best = {-__builtin_inff(), 0.0f, 0, 0};
   take_best(x, 0, count, best);

@@ -1,0 +1,178 @@
+"""Chains whose scores come from a head in int4, and from the head itself where they are the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import c_void_p
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from native_batches import BLOCK_SIZE, Row, batch_of
+from native_ops import each_isa
+from torch import Tensor
+
+from foretoken.kernels import native
+from foretoken.kernels.decoder import decoder_program
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.fuse import fuse
+from foretoken.kernels.layout import ChainOutput, Draws, RaggedBatch
+from foretoken.kernels.native import LONG_HEAD, NativeExecutor
+from foretoken.kernels.program import Program
+
+VOCAB, PANEL, REFINED = 4099, 16, 32
+STEPS = 3
+Model = tuple[Program, dict[str, Tensor]]
+EXECUTIONS = {
+    "float32": Execution(torch.float32),
+    "bfloat16": Execution(torch.bfloat16),
+    "int8": Execution(torch.bfloat16, quantization="int8"),
+}
+each_execution = pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    native.set_threads(2)
+    yield
+    native.set_threads(1)
+
+
+@pytest.fixture(scope="module", params=["tied", "own head and softcap"])
+def model(request: pytest.FixtureRequest) -> Model:
+    sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 512}
+    if request.param == "tied":
+        config = transformers.Qwen3Config(**sizes, sliding_window=None, tie_word_embeddings=True)
+    else:
+        config = transformers.Gemma2Config(**sizes, tie_word_embeddings=False, final_logit_softcapping=5.0, query_pre_attn_scalar=24)
+    program = fuse(decoder_program(config))
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in program.weights.items()}
+    return program, weights
+
+
+def some_rows(count: int) -> RaggedBatch:
+    """Prompts of different lengths, scores wanted behind each."""
+    generator = torch.Generator().manual_seed(2)
+    texts = [torch.randint(VOCAB, (3 + 2 * r,), generator=generator).tolist() for r in range(count)]
+    batch = batch_of([Row(text, 0, [4 * r, 4 * r + 1, 4 * r + 2]) for r, text in enumerate(texts)])
+    return replace(batch, logits_indices=batch.query_start_loc[1:].long() - 1, full_logits=torch.arange(0))
+
+
+def chains(executor: NativeExecutor, batch: RaggedBatch, temperature: float = 0.0) -> ChainOutput:
+    rows = len(batch.seq_lens)
+    draws = Draws(torch.full((rows,), temperature), torch.arange(rows), batch.seq_lens.long(), VOCAB, keep_logits=True)
+    return executor.run_chain(batch, executor.allocate(96, BLOCK_SIZE), torch.full((rows,), STEPS), draws)
+
+
+def shortened(model: Model, execution: Execution, isa: str | None = None) -> NativeExecutor:
+    executor = NativeExecutor(*model, execution, isa)
+    executor.shorten_chains(least_bytes=0)
+    return executor
+
+
+def panels_of(logits: Tensor) -> Tensor:
+    """[V] -> [panels, 16], the last one filled up."""
+    return torch.nn.functional.pad(logits, (0, -len(logits) % PANEL), value=-torch.inf).view(-1, PANEL)
+
+
+@each_execution
+def test_the_best_are_the_heads_own_and_the_rest_near(model: Model, execution: Execution) -> None:
+    whole, short = chains(NativeExecutor(*model, execution), some_rows(5)), chains(shortened(model, execution), some_rows(5))
+    assert whole.logits is not None and short.logits is not None
+    assert torch.equal(whole.token_ids, short.token_ids)  # with these weights; in general nearly always
+    torch.testing.assert_close(whole.confidence, short.confidence, rtol=0.1, atol=0.02)
+    for own, near in zip(whole.logits.flatten(0, 1), short.logits.flatten(0, 1), strict=True):
+        same = (panels_of(own) == panels_of(near)).all(-1)
+        assert REFINED <= int(same.sum()) <= REFINED + 1  # one more by chance
+        error = (own - near)[(~same).repeat_interleave(PANEL)[:VOCAB]]
+        assert 0 < float(error.std()) < 0.15 * float(own.std())  # int4: an eighth of the weights' own spread at most
+        assert float(panels_of(own).amax(-1)[~same].max()) < float(own.max())
+
+
+def test_every_panel_is_refined_where_there_are_few(model: Model) -> None:
+    program, weights = model
+    small = replace(program, vocab_size=100, weights={n: (100, *s[1:]) if s[0] == VOCAB else s for n, s in program.weights.items()})
+    cut = {name: weight[:100] if len(weight) == VOCAB else weight for name, weight in weights.items()}
+    batch = some_rows(3)
+    batch = replace(batch, token_ids=batch.token_ids % 100)
+    execution = EXECUTIONS["int8"]
+
+    def run(executor: NativeExecutor) -> ChainOutput:
+        rows = len(batch.seq_lens)
+        draws = Draws(torch.zeros(rows), torch.arange(rows), batch.seq_lens.long(), 100, keep_logits=True)
+        return executor.run_chain(batch, executor.allocate(96, BLOCK_SIZE), torch.full((rows,), STEPS), draws)
+
+    whole, short = run(NativeExecutor(small, cut, execution)), run(shortened((small, cut), execution))
+    assert whole.logits is not None and short.logits is not None
+    assert torch.equal(whole.logits, short.logits) and torch.equal(whole.confidence, short.confidence)
+
+
+@each_execution
+def test_any_arrangement_gives_the_same_bits(model: Model, execution: Execution) -> None:
+    executor = shortened(model, execution)
+    together = chains(executor, some_rows(20), temperature=0.7)
+    assert together.logits is not None
+    for threads in (1, 2, 3):
+        native.set_threads(threads)
+        few = chains(executor, some_rows(3), temperature=0.7)
+        assert few.logits is not None and torch.equal(few.logits, together.logits[:3])
+        assert torch.equal(few.token_ids, together.token_ids[:3]) and torch.equal(few.confidence, together.confidence[:3])
+
+
+@pytest.mark.parametrize("isa", [isa for isa in native.ISAS if native.availability().isa is not None])
+def test_every_instruction_set_guesses_alike(model: Model, isa: str) -> None:
+    try:
+        executor = shortened(model, EXECUTIONS["int8"], isa)
+    except native.NotLowered:
+        pytest.skip(f"no {isa} here")
+    expected = chains(NativeExecutor(*model, EXECUTIONS["int8"]), some_rows(4))
+    assert torch.equal(chains(executor, some_rows(4)).token_ids, expected.token_ids)
+
+
+@each_execution
+def test_passes_that_are_no_chain_have_the_head_itself(model: Model, execution: Execution) -> None:
+    whole, short = NativeExecutor(*model, execution), shortened(model, execution)
+    batch = some_rows(3)
+    chains(short, batch)
+    batch = replace(batch, full_logits=torch.arange(3))
+    own, other = (executor.run(batch, executor.allocate(96, BLOCK_SIZE)) for executor in (whole, short))
+    assert own.logits is not None and other.logits is not None
+    assert torch.equal(own.logits, other.logits) and torch.equal(own.argmax, other.argmax)
+
+
+def test_short_heads_and_those_in_int4_stay(model: Model) -> None:
+    small, int4 = NativeExecutor(*model, EXECUTIONS["int8"]), NativeExecutor(*model, Execution(torch.bfloat16, quantization="int4"))
+    before = chains(small, some_rows(2)).logits, chains(int4, some_rows(2)).logits
+    assert VOCAB * 72 < LONG_HEAD
+    small.shorten_chains()
+    int4.shorten_chains(least_bytes=0)
+    for logits, executor in zip(before, (small, int4), strict=True):
+        after = chains(executor, some_rows(2)).logits
+        assert logits is not None and after is not None and torch.equal(logits, after)
+
+
+def best_panels(isa: int, x: Tensor, most: int) -> list[int]:
+    found = torch.full((most + 1,), -7, dtype=torch.int32)
+    assert native.load() is not None
+    taken = native.load().ft_op_best_panels(isa, c_void_p(x.data_ptr()), len(x), most, c_void_p(found.data_ptr()))  # type: ignore[union-attr]
+    assert (found[taken:] == -7).all()
+    return sorted(found[:taken].tolist())
+
+
+@each_isa
+def test_best_panels(isa: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 15, 16, 17, 100, 5000):
+        for most in (1, 2, 7, 32, 64):
+            x = torch.randn(count, generator=generator).round(decimals=1)  # with equals
+            greatest = panels_of(x).amax(-1)
+            order = sorted(range(len(greatest)), key=lambda panel: (-float(greatest[panel]), panel))
+            assert best_panels(isa, x, most) == sorted(order[:most])
+    x = torch.arange(96).float()
+    x[80] = torch.nan
+    assert best_panels(isa, x, 2) == [4, 5]
+    assert best_panels(isa, torch.full((40,), torch.nan), 2) == [0, 1]
