@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import FINAL, Executor, KVTensors, RaggedBatch
+from ..kernels.upload import upload
 from .block_program import CONTEXT
 from .drafting import Feed, batch_lists
 from .dspark import Heads, draw
@@ -58,7 +59,8 @@ class BlockGuesser:
         columns = self._stages[-1].block.token_ids
         if self._heads is None:
             return pick(feeds, logits, self._drawing, columns)
-        return draw(feeds, logits.cpu(), hidden.cpu(), self._drawing, columns, self._heads)  # the heads' weights lie on the host
+        self._heads = self._heads.on(logits.device)  # nobody knows before the first of them comes
+        return draw(feeds, logits, hidden, self._drawing, columns, self._heads, waits=logits.device.type == "cpu")
 
     def _read(self, feeds: Sequence[Feed], states: Tensor, block_size: int) -> None:
         """Write the entries of start:stop."""
@@ -86,7 +88,7 @@ class BlockGuesser:
             hidden = output.hidden[FINAL].float().contiguous() if wanted else hidden
             if is_last:
                 assert output.logits is not None
-                return output.logits, hidden[batch.logits_indices] if wanted else hidden
+                return output.logits, hidden[upload(batch.logits_indices, hidden.device)] if wanted else hidden
         raise AssertionError("a drafter without layers")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..kernels.layout import FINAL, Executor
+from ..kernels.layout import Executor
 from ..kernels.program import Program
 from .block_checkpoint import BlockDraft, read_draft, spellings
 from .block_guessing import BlockGuesser, Stage
@@ -118,8 +118,8 @@ def _heads(draft: BlockDraft, tensors: DraftTensors, config: BlockConfig, bind: 
 
 
 def _product(network: StateNetwork) -> Callable[[Tensor], Tensor]:
-    """[n, FEATURE] -> [n, FINAL] of it, on the host as the rest of the heads."""
-    return lambda x: network.run(x, boundaries=(FINAL,)).hidden[FINAL].float().cpu()
+    """[n, FEATURE] -> [n, FINAL] of it, where it computes."""
+    return lambda x: network.final(x).float()
 
 
 def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -7,15 +7,16 @@ Scores of the whole block are there already; guesses are drawn from them one aft
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..kernels.noise import keys, sample
+from ..kernels.started import to_lists
+from ..kernels.upload import upload
 from .drafting import Feed
-from .guessing import Drawing, Guesses
+from .guessing import Drawing, Guesses, share_of
 
 
 @dataclass(frozen=True)
@@ -74,76 +75,120 @@ class Heads:
     confidence: Confidence | None
     threshold: float = 0.0
 
+    def on(self, device: torch.device) -> Heads:
+        """These, with their weights on a device."""
+        markov, confidence = self.markov, self.confidence
+        if markov is not None and markov.embedding.device != device:
+            projection, bias = (None if x is None else x.to(device) for x in (markov.projection, markov.projection_bias))
+            markov = replace(markov, embedding=markov.embedding.to(device), projection=projection, projection_bias=bias)
+        if confidence is not None and confidence.weight.device != device:
+            embedding = confidence.embedding
+            if embedding is not None:  # the Markov head's
+                embedding = embedding.to(device) if markov is None else markov.embedding
+            confidence = replace(confidence, weight=confidence.weight.to(device), embedding=embedding)
+        return replace(self, markov=markov, confidence=confidence)
+
 
 def draw(
-    feeds: Sequence[Feed], logits: Tensor, hidden: Tensor, drawing: Drawing, columns: Tensor | None, heads: Heads
+    feeds: Sequence[Feed],
+    logits: Tensor,
+    hidden: Tensor,
+    drawing: Drawing,
+    columns: Tensor | None,
+    heads: Heads,
+    waits: bool,
 ) -> Guesses:
-    """Guesses of all feeds, left to right. logits [sum of counts, V], hidden [sum of counts, H]; columns: `Executor.token_ids`."""
+    """Guesses of all feeds, left to right. logits [sum of counts, V], hidden [sum of counts, H]; columns: `Executor.token_ids`.
+
+    waits: for each guess's trust, so that those behind one that is not trusted are not even drawn. Else all are, and left out in the
+    end: on a device, where to wait takes longer than to draw.
+    """
     rows = [_Row(i, feed) for i, feed in enumerate(feeds) if feed.count]
     start = 0
     for row in rows:
         row.start, start = start, start + row.feed.count
-    markov, confidence = heads.markov, heads.confidence
-    states = torch.zeros(len(rows), 0 if markov is None else markov.embedding.shape[1])
-    going = list(range(len(rows)))
+    markov, confidence, device = heads.markov, heads.confidence, logits.device
+    states = torch.zeros(len(rows), 0 if markov is None else markov.embedding.shape[1], device=device)
+    previous = upload(torch.tensor([row.feed.row.token_ids[-1] for row in rows], dtype=torch.int64), device)
+    going = rows
+    drawn: list[_Drawn] = []
     for j in range(max((row.feed.count for row in rows), default=0)):
-        going = [n for n in going if rows[n].feed.count > j]
-        at = torch.tensor([rows[n].start + j for n in going], dtype=torch.int64)
-        previous = torch.tensor([rows[n].tokens[-1] if j else rows[n].feed.row.token_ids[-1] for n in going], dtype=torch.int64)
-        if confidence is not None and going:
-            trusted = confidence.of(previous, hidden[at])
-            for n, chance in zip(going, trusted.tolist(), strict=True):
-                rows[n].trusted.append(chance)
-            kept = [k for k, chance in enumerate(trusted.tolist()) if chance >= heads.threshold]
-            going, at, previous = [going[k] for k in kept], at[kept], previous[kept]
+        kept = [k for k, row in enumerate(going) if row.feed.count > j]
+        at = torch.tensor([going[k].start + j for k in kept], dtype=torch.int64)
+        going, previous, states = _only(kept, going, previous, states)
+        state = hidden[upload(at, device)]
+        trusted = None if confidence is None else confidence.of(previous, state)
+        if trusted is not None and waits:
+            kept = (trusted >= heads.threshold).nonzero()[:, 0].tolist()
+            going, previous, states = _only(kept, going, previous, states)
+            at, state, trusted = at[kept], state[kept], trusted[kept]
         if not going:
             break
-        scores = logits[at].float()
+        scores = logits[upload(at, device)].float()
         if markov is not None:
-            added, states[going] = markov.step(previous, hidden[at], states[going])
+            added, states = markov.step(previous, state, states)
             scores = scores + added
         by_token = drawing.by_token(scores, columns)
-        tokens = _choose(by_token, [rows[n].feed for n in going], j, drawing)
-        likely = torch.softmax(by_token, -1).gather(1, tokens[:, None])[:, 0].clamp(max=1.0)
-        for k, n in enumerate(going):
-            rows[n].tokens.append(int(tokens[k]))
-            rows[n].likely.append(float(likely[k]))
-            if drawing.return_probs:
-                rows[n].scores.append(by_token[k])
-    return _guesses(feeds, rows, drawing, confidence is not None)
+        given = [row.feed.row for row in going]
+        previous = drawing.choose(by_token, given, [len(row.token_ids) + j for row in given])
+        sure = share_of(by_token, previous) if trusted is None else trusted
+        drawn.append(_Drawn(going, previous, sure, by_token if drawing.return_probs else None))
+    return _guesses(feeds, drawn, drawing, None if confidence is None else heads.threshold)
 
 
+@dataclass(eq=False, slots=True)
 class _Row:
     """One feed's guesses so far."""
 
-    def __init__(self, index: int, feed: Feed) -> None:
-        self.index, self.feed, self.start = index, feed, 0
-        self.tokens: list[int] = []
-        self.likely: list[float] = []  # each token's own probability
-        self.trusted: list[float] = []  # by the confidence head
-        self.scores: list[Tensor] = []
+    index: int
+    feed: Feed
+    start: int = 0  # of its scores
+    tokens: list[int] = field(default_factory=list)
+    sure: list[float] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
 
 
-def _choose(scores: Tensor, feeds: Sequence[Feed], j: int, drawing: Drawing) -> Tensor:
-    """Guess j of each feed from scores [n, vocab_size]: the best, or drawn at the row's temperature."""
-    tokens = scores.argmax(-1)
-    hot = [k for k, feed in enumerate(feeds) if drawing.samples and feed.row.draw.temperature]
-    if hot:
-        rows = [feeds[k].row for k in hot]
-        under = keys([drawing.stream(row) for row in rows], [len(row.token_ids) + j for row in rows])
-        temperatures = torch.tensor([row.draw.temperature for row in rows])[:, None]
-        tokens[hot] = sample(scores[hot] / temperatures, under)
-    return tokens
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A guess of each of some rows."""
+
+    rows: Sequence[_Row]
+    tokens: Tensor
+    sure: Tensor  # by the confidence head, else by its own probability
+    scores: Tensor | None  # [n, vocab_size] that it was drawn from, if they are wanted
 
 
-def _guesses(feeds: Sequence[Feed], rows: Sequence[_Row], drawing: Drawing, is_trusted: bool) -> Guesses:
+def _only(kept: Sequence[int], rows: Sequence[_Row], previous: Tensor, states: Tensor) -> tuple[Sequence[_Row], Tensor, Tensor]:
+    if len(kept) == len(rows):
+        return rows, previous, states
+    places = upload(torch.tensor(kept, dtype=torch.int64), previous.device)
+    return [rows[k] for k in kept], previous[places], states[places]
+
+
+def _guesses(feeds: Sequence[Feed], drawn: Sequence[_Drawn], drawing: Drawing, threshold: float | None) -> Guesses:
+    """threshold: of what is trusted; None = whatever was drawn is."""
     token_ids: list[list[int]] = [[] for _ in feeds]
     confidence: list[list[float]] = [[] for _ in feeds]
     probs: list[Tensor] = []
-    for row in rows:
-        token_ids[row.index] = row.tokens
-        confidence[row.index] = row.trusted[: len(row.tokens)] if is_trusted else row.likely
+    if not drawn:
+        return Guesses(token_ids, confidence=confidence)
+    tokens, sure = to_lists(torch.cat([one.tokens for one in drawn]), torch.cat([one.sure for one in drawn]))
+    said = zip(tokens, sure, strict=True)
+    ended: set[int] = set()
+    for one in drawn:
+        for k, row in enumerate(one.rows):
+            token, trusted = next(said)
+            if threshold is not None and trusted < threshold:
+                ended.add(row.index)
+            if row.index in ended:
+                continue
+            row.tokens.append(token)
+            row.sure.append(trusted)
+            if one.scores is not None:
+                row.scores.append(one.scores[k])
+    for row in drawn[0].rows:
+        token_ids[row.index], confidence[row.index] = row.tokens, row.sure
         if row.scores:
             temperature = row.feed.row.draw.temperature if drawing.samples else 0.0
-            probs.append(drawing.probs(temperature, torch.tensor(row.tokens), torch.stack(row.scores), None))
-    return Guesses(token_ids, confidence=confidence, probs=torch.cat(probs) if probs else None)
+            probs.append(drawing.probs(temperature, torch.tensor(row.tokens, device=row.scores[0].device), torch.stack(row.scores), None))
+    return Guesses(token_ids, confidence=confidence, probs=torch.cat(probs).cpu() if probs else None)

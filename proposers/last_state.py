@@ -46,6 +46,13 @@ class Network:
         assert logits is not None
         return logits
 
+    def final(self, states: Tensor) -> Tensor:
+        """[R, width of FINAL] of a network without scores, as `logits`."""
+        if self._starting is None:
+            return self.run(states, boundaries=(FINAL,)).hidden[FINAL]
+        batch = self._batches.batch(single_tokens([0] * states.shape[0], self._has_logits))
+        return self._starting.start(batch, self._kv, (FINAL,), inputs={FEATURE: states.float().contiguous()}).hidden[FINAL]
+
 
 class Heads(Protocol):
     """Runs the heads of one step over all rows that want guesses, at least one."""

@@ -36,6 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
     "dflash": {},
+    "dspark": {},
 }
 
 

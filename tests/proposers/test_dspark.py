@@ -11,6 +11,7 @@ import torch
 from block_checkpoints import PUBLISHED, Drafter
 from eagle_checkpoints import Guess, PretendedEngine
 
+from foretoken.proposers import block_guessing, dspark
 from foretoken.proposers.base import Draw
 from foretoken.proposers.config_entry import SpeculativeConfigError
 
@@ -73,6 +74,21 @@ def test_rows_of_different_temperatures_and_counts_share_a_batch(tmp_path: Path)
         alone.requests["a"].draw = Draw(0.0, 0, 0)
         alone.requests = {name: alone.requests[name]}
         assert step(alone, 1)[name].tokens == together[name].tokens
+
+
+@pytest.mark.parametrize("return_probs", [False, True])
+@pytest.mark.parametrize("name", WITH_CONFIDENCE)
+def test_who_waits_for_no_trust_guesses_the_same(tmp_path: Path, name: str, return_probs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Drafter.write(PUBLISHED[name], tmp_path)
+    settings: dict[str, Any] = {"confidence_threshold": 0.5, "return_probs": return_probs}
+    expected = step(start(drafter, **settings), 1)
+    monkeypatch.setattr(block_guessing, "draw", lambda *given, waits: dspark.draw(*given, waits=not waits))
+    for request, guess in step(start(drafter, **settings), 1).items():
+        assert guess.tokens == expected[request].tokens
+        assert guess.confidence == pytest.approx(expected[request].confidence, abs=1e-5)
+        if return_probs and guess.tokens:
+            probs = expected[request].probs
+            assert guess.probs is not None and probs is not None and torch.allclose(guess.probs, probs, atol=1e-6)
 
 
 def test_greedy_rows_have_one_hot_probs(tmp_path: Path) -> None:
