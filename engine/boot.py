@@ -74,7 +74,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
     runner = open_runner(config, model, drafters, progress)
-    _warm_up(config, model, runner, drafters, progress)
+    _warm_up(config, speculative, model, runner, drafters, progress)
     costs, keep_costs = _costs(config, speculative, model, runner, drafters, progress)
     core = assemble(config, speculative, model, runner, proposers, costs, keep_costs)
     for network in _graph_networks(model, drafters):
@@ -168,7 +168,9 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
 
 
-def _warm_up(config: EngineConfig, model: LoadedModel, runner: Runner, drafters: Drafters, progress: Progress) -> None:
+def _warm_up(
+    config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, runner: Runner, drafters: Drafters, progress: Progress
+) -> None:
     """Let the drafters of a GPU guess now: what is compiled and recorded for that would be taken for a drafter that hangs later on.
 
     For 1, 2, 4 ... rows and as many as there may be, because kernels are built anew for such sizes; each with all their guesses.
@@ -179,18 +181,21 @@ def _warm_up(config: EngineConfig, model: LoadedModel, runner: Runner, drafters:
     progress("capturing graphs of drafters")
     context = min(-(-WARM_CONTEXT // size) * size, model.max_model_len // (2 * size) * size)
     text = (_text(model) * (context + 1))[: 8 * context + 64]
+    draws = any(getattr(entry, "draft_sample_method", "") == "probabilistic" for entry in speculative.proposers)
+    temperatures = (0.0, 1.0) if draws else (0.0,)  # a chain that draws is another one
     for proposer in drafters.proposers.proposers:
         if not proposer.max_tokens or not (proposer.needs.kv_layers or proposer.needs.hidden):
             continue  # without a network
         alone = ProposerSet([proposer], clock=lambda: 0.0)  # slow is what it may be here
-        steps = ShapedSteps(_shaped_core(config, model, runner, alone), text, lambda: None)
         most = max(1, min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens // (1 + proposer.max_tokens)))
-        steps.start(1, context)  # the others find the text in the cache
-        for num_rows in sorted({most, *(1 << power for power in range(most.bit_length()))}, reverse=True):
-            steps.start(num_rows, context)
-            for _ in range(WARM_STEPS):
-                steps.step([proposer.max_tokens] * num_rows)
-        steps.stop()
+        for temperature in temperatures:
+            steps = ShapedSteps(_shaped_core(config, model, runner, alone), text, lambda: None, temperature=temperature)
+            steps.start(1, context)  # the others find the text in the cache
+            for num_rows in sorted({most, *(1 << power for power in range(most.bit_length()))}, reverse=True):
+                steps.start(num_rows, context)
+                for _ in range(WARM_STEPS):
+                    steps.step([proposer.max_tokens] * num_rows)
+            steps.stop()
     progress(f"drafters: {_captured(networks).describe()}")
 
 

@@ -103,9 +103,12 @@ class Filler:
 class ShapedSteps:
     """A core whose every step is told its shape. All rows say the same text: they share its blocks, and only the first computes it."""
 
-    def __init__(self, core: EngineCore, text: Sequence[int], after_step: Callable[[], None], verifies: bool = True) -> None:
+    def __init__(
+        self, core: EngineCore, text: Sequence[int], after_step: Callable[[], None], verifies: bool = True, temperature: float = 0.0
+    ) -> None:
         self.core = core
         self.text = text
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=None)
         self._shape = core.controller.policy = _Shape(verifies)
         self._after_step = after_step
         self._numbers = count()
@@ -117,12 +120,11 @@ class ShapedSteps:
         if len(running) == num_rows and all(0 < r.num_computed_tokens - context <= MOST_GROWTH for r in running):
             return
         self.stop()
-        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
         prompt, prediction = self.text[: context + 1], self.text[:PREDICTION_LENGTH]
         for _ in range(num_rows):
             request_id = f"cost-measurement-{next(self._numbers)}"
             self._ids.append(request_id)
-            self.core.add_request(Request(request_id, prompt, params, 0.0, len(self.text), seed=0, prediction=prediction))
+            self.core.add_request(Request(request_id, prompt, self._params, 0.0, len(self.text), seed=0, prediction=prediction))
         self.step([0] * num_rows)
 
     def step(self, depths: Sequence[int]) -> Sample | None:

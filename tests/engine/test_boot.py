@@ -339,7 +339,7 @@ def with_graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphExecutor]:
     return made
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["draft_model", "draft_model, drawn", "eagle3", "medusa"])
 def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
     deep_target: Path,
     answers: dict[str, Any],
@@ -349,8 +349,11 @@ def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = str(write(method, deep_target, tmp_path))
-    configs = {"draft_model": DraftModelConfig(folder, 3), "eagle3": EagleConfig(folder, "eagle3", 3), "medusa": MedusaConfig(folder, 2)}
+    folder = str(write(method.split(",")[0], deep_target, tmp_path))
+    configs = {
+        "draft_model": DraftModelConfig(folder, 3), "eagle3": EagleConfig(folder, "eagle3", 3), "medusa": MedusaConfig(folder, 2),
+        "draft_model, drawn": DraftModelConfig(folder, 3, draft_sample_method="probabilistic"),
+    }  # fmt: skip
     lines: list[str] = []
     config = EngineConfig(
         ModelConfig(str(deep_target), dtype="float32", executor="torch"),
@@ -366,9 +369,12 @@ def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
     networks = with_graphs[1:]
     assert networks and all(network.captured.num_graphs for network in networks), "a network of the drafter was left out"
     ready = sum(network.captured.num_graphs for network in networks)
+    assert any(draws for network in networks for *_, draws in network._chains) == method.endswith("drawn")
     told = [line for line in lines if "captur" in line]
     assert [told[0], told[2]] == ["capturing graphs", "capturing graphs of drafters"] and told[3].startswith(f"drafters: {ready} graphs")
     assert run(engine, ASKED, [0, 0], poisoned=False) == answers
+    hot = [(prompt, replace(params, temperature=1.0, seed=1), priority) for prompt, params, priority in ASKED]
+    run(engine, hot, [0, 0], poisoned=False)
     assert any(total.num_draft_tokens for total in engine.core.controller.counts.totals)
     assert all(health.num_failures == 0 for health in engine.core.proposers.stats())
     assert sum(network.captured.num_graphs for network in networks) == ready, "something was recorded while requests waited"
