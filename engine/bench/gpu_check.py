@@ -237,6 +237,8 @@ def _worker(names: Sequence[str], device: torch.device, tiny: bool) -> int:
     """The far side: figures as they are found, then how the case ended."""
     if device.type == "cpu":
         torch.set_num_threads(1)
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # where marks are set and kernels start that a case starts by itself
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(device, SMALL if tiny else FULL, Path(folder))
         for name in names:

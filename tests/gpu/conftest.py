@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from gpu_faults import leave_if_spoiled
 
 from foretoken.engine import drafters, gpu_memory, model, network_plan
 from foretoken.engine.config import ModelConfig
@@ -26,6 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup() -> None:
+    leave_if_spoiled()
 
 
 @pytest.fixture

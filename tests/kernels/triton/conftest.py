@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from gpu_faults import leave_if_spoiled
+
+
+def pytest_runtest_setup() -> None:
+    leave_if_spoiled()
 
 
 @pytest.fixture(autouse=True)

@@ -129,7 +129,8 @@ def _farthest(distances_ptr, masses_ptr, out_ptr, top_p, whole, vocab_size, bloc
     distances = tl.load(distances_ptr + block, mask=block < blocks, other=float("inf")).to(tl.int32, bitcast=True)
     masses = tl.load(masses_ptr + block, mask=block < blocks, other=0.0)
     whole = tl.load(whole)
-    found = farthest_left(distances, masses, vocab_size, tl.load(top_p), float("-inf"), whole, vocab_size, blocks, BLOCK)
+    no_min_p = tl.full((), float("-inf"), tl.float32)
+    found = farthest_left(distances, masses, vocab_size, tl.load(top_p), no_min_p, whole, vocab_size, blocks, BLOCK)
     tl.store(out_ptr, found.to(tl.float32, bitcast=True))
 
 
