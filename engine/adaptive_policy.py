@@ -182,6 +182,7 @@ class AdaptivePolicy:
         sizes = [end - start for start, end in zip(draft.start_loc, draft.start_loc[1:], strict=False)]
         if draft.confidence is None and all(size == grant.ceiling for size, grant in zip(sizes, grants, strict=True)):
             return None
+        self._asked, self._answered = {**self._asked}, None  # steps that are not learnt from yet may have the same one
         probe = self._probing.probe
         places: list[int] = []
         candidates: list[Candidate] = []
@@ -196,7 +197,7 @@ class AdaptivePolicy:
                 continue
             start, end = draft.start_loc[i], draft.start_loc[i + 1]
             confidence = None if draft.confidence is None else draft.confidence[start:end]
-            self._asked[request_id], self._answered = Asked(asked.proposer, asked.ceiling, sizes[i], confidence), None
+            self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
             chances = self.expectations.chances(request_id, draft, start, end)
             if chances is None or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]
@@ -295,6 +296,7 @@ class AdaptivePolicy:
         self._learn()
         self._scouting.forget(request_id)
         self._asked.pop(request_id, None)
+        self._answered = None
         self._rest.forget(request_id)
         self._probing.forget(request_id)
         self._assignment.forget(request_id)

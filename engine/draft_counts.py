@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..proposers.base import FORCED
 from .plan import RoundsVerdict, StepPlan, Verdict
@@ -90,8 +91,11 @@ class DraftCounts:
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
         """Of the first guesses of all drafts, the second ones, ..., how many were accepted."""
-        longest = max([accepted for _, _, accepted in self._all], default=0)
-        return tuple(sum([times for draft, times in self._all.items() if draft[2] > position]) for position in range(longest))
+        ended = [0] * max([accepted for _, _, accepted in self._all], default=0)  # drafts whose last accepted guess was that one
+        for (_, _, accepted), times in self._all.items():
+            if accepted:
+                ended[accepted - 1] += times
+        return tuple(accumulate(reversed(ended)))[::-1]
 
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with all counts."""

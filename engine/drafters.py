@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import Executor, KVTensors
-from ..kernels.native import NativeExecutor, NotLowered
+from ..kernels.native import NotLowered
 from ..kernels.program import Program
 from ..kernels.rope import UnsupportedModel
 from ..kernels.weights import WeightError, bind_program
@@ -162,8 +162,6 @@ class _Loading:
     def _noted(self, executor: Executor) -> Executor:
         if isinstance(executor, GraphExecutor):
             self.networks.append(executor)
-        if isinstance(executor, NativeExecutor):
-            executor.shorten_chains()
         return executor
 
 

@@ -128,6 +128,7 @@ class Scouting:
             known, until = self._remembered(wanted, answer, wishes, step)
         self.stands = until >= step
         if not self.stands:  # for all at once: decisions that end in different steps would be as many as steps
+            self._latest = None
             known = self._decide(wanted, answer, wishes, budget, step)
         if not any([depth for _, depth in known.values()]):
             return answer
@@ -149,6 +150,7 @@ class Scouting:
         return (request_id if self._expectations.acceptance[p].last_step(request_id) >= 0 else "", p)
 
     def forget(self, request_id: str) -> None:
+        self._latest = None
         for p in range(len(self._expectations.acceptance)):
             self._remembers.pop((request_id, p), None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -190,6 +190,15 @@ class Executor(Protocol):
         the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax.
         inputs are those of the batch; a `recurrent` network gets the later tokens' input from itself.
         """
+        ...
+
+
+@runtime_checkable
+class ShortensChains(Protocol):
+    """A network whose chains can be made from a shortlist, for who runs no other passes that want scores."""
+
+    def shorten_chains(self) -> None:
+        """From now on scores of a chain may be near what they are where they are not among the best, if that is quicker."""
         ...
 
 

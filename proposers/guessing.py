@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels import device_noise
 from ..kernels.batch_lists import BatchLists, BatchMemory
-from ..kernels.layout import Draws, Executor, KVTensors
+from ..kernels.layout import Draws, Executor, KVTensors, ShortensChains
 from ..kernels.noise import Purpose, keys, sample, step_stream, stream
 from ..kernels.record import record
 from ..kernels.started import to_lists
@@ -171,6 +171,8 @@ class ChainGuesser:
         self._drawing = drawing
         self._threshold = confidence_threshold
         self._batches = BatchMemory()
+        if isinstance(network.executor, ShortensChains):
+            network.executor.shorten_chains()
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         network, drawing = self._network, self._drawing

@@ -69,7 +69,7 @@ class NgramProposer:
         return self.have_guesses([row])[0]
 
     def have_guesses(self, rows: Sequence[KnownRow]) -> list[bool]:
-        """Texts are read for it, in a microsecond or less; the index is kept up when there is something to look up."""
+        """Texts are read for it, some microseconds for each 10,000 tokens; the index is kept up when there is something to look up."""
         mine = self._texts
         texts: list[GrowingText] = []
         for row in rows:

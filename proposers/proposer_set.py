@@ -207,7 +207,9 @@ class ProposerSet:
     ) -> Sequence[bool]:
         if member.works:
             try:
-                return ask(rows)
+                if len(found := ask(rows)) != len(rows):
+                    raise ValueError(f"it answered for {len(found)} rows of {len(rows)}")
+                return found
             except Exception as error:  # noqa: BLE001 - as above
                 member.failed_this_step = False  # asked for nothing in between, it counts each time
                 self._failed(member, _told(error))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..kernels.layout import Executor, KVTensors
+from ..kernels.layout import Executor, KVTensors, ShortensChains
 from .base import Draft, DraftContext, DraftRow, Feedback, Needs
 from .drafting import Feed, batch_lists
 from .guessing import Drawing, length_of_chain
@@ -62,6 +62,8 @@ class RetokenizingProposer:
         self._max_model_len = min(max_model_len, executor.max_model_len)
         self._free = list(range(kv.num_blocks))
         self._readings: dict[str, _Reading] = {}
+        if isinstance(executor, ShortensChains):
+            executor.shorten_chains()
 
     def propose(self, context: DraftContext) -> Draft:
         feeds: list[Feed] = []

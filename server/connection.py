@@ -90,6 +90,9 @@ class Connection(H11Protocol):
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
             for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle and not self.cycle.response_complete:  # whose head was fine: the app's answer would come after this one
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _should_upgrade(self) -> bool:

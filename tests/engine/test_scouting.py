@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
+import pytest
 from rows import a_request
 
+from foretoken.engine.adaptive_policy import AdaptivePolicy
 from foretoken.engine.controller import Controller
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
-from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
+from foretoken.engine.expectations import Asked
+from foretoken.engine.plan import PlanRow, RowGrant, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request
 from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
-from foretoken.proposers.base import KnownRow
+from foretoken.proposers.base import Draft, KnownRow
 from foretoken.proposers.config import SpeculativeConfig
 
 MS = 1e-3
@@ -35,15 +39,19 @@ class Text:
         self.num_looks += len(rows)
         return [self.repeats for _ in rows]
 
-    def step(self, is_right: bool = True, budget: int = 64, has_begun: bool = False) -> int:
-        """Returns how many guesses were asked for."""
+    def step(self, is_right: bool = True, budget: int = 64, has_begun: bool = False, most_made: int = K) -> int:
+        """Returns how many guesses were asked for, of which most_made come at most."""
         request = self.request
         self.controller.look([request], has_begun)
         limits = self.controller.limits(1)
         (_, k), = self.controller.share([Wish(request, 1, min(K, limits.max_tokens))], limits, budget)
-        draft = [5] * k
-        row = PlanRow(request, request.num_computed_tokens, 1, draft, list(range(-1, k - 1)), [0] * k, [0], samples=True)
-        said = RowVerdict(list(range(k if is_right else 0)), [5] * ((k if is_right else 0) + 1))
+        made = min(k, most_made)
+        draft, parents = [5] * made, list(range(-1, made - 1))
+        grant = RowGrant(request, request.num_computed_tokens, 1, k, 0, array("i"), ())
+        kept = self.controller.cut([grant], Draft(draft, [0, made], parents, [0] * made))
+        made = made if kept is None else kept[0]
+        row = PlanRow(request, request.num_computed_tokens, 1, draft[:made], parents[:made], [0] * made, [0], samples=True)
+        said = RowVerdict(list(range(made if is_right else 0)), [5] * ((made if is_right else 0) + 1))
         request.token_ids += said.token_ids
         request.num_computed_tokens = len(request.token_ids) - 1
         seconds = self.step_s * (1 + 0.1 * row.num_tokens)
@@ -109,3 +117,23 @@ def test_what_is_found_while_a_plain_step_is_under_way_is_left_for_the_next() ->
     text.repeats = True
     assert text.step(has_begun=True) == 0 and text.controller.policy.has_left
     assert text.step() > 0 and not text.controller.policy.has_left
+
+
+def test_a_step_learns_what_came_in_it_whatever_came_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps so short that a decision stands for some, and one asks for the same: what they teach is put off."""
+    text = Text(0.3 * MS)
+    text.repeats = True
+    assert isinstance(policy := text.controller.policy, AdaptivePolicy)
+    came: dict[int, int] = {}  # guesses, by step
+    learnt: dict[int, int] = {}
+    learn = policy.expectations.learn
+
+    def learn_and_tell(asked: Asked, row: PlanRow, said: RowVerdict, step: int) -> int:
+        learnt[step] = len(row.draft_token_ids) if asked.made is None else asked.made
+        return learn(asked, row, said, step)
+
+    monkeypatch.setattr(policy.expectations, "learn", learn_and_tell)
+    for step in range(1, 200):
+        most_made = 1 if step % 3 == 0 else K
+        came[step] = min(text.step(most_made=most_made), most_made)
+    assert len(learnt) > 50 and learnt == {step: came[step] for step in learnt}

@@ -16,7 +16,7 @@ PROMPTS = ["Write a function that adds two numbers.", "def main():\n    ", "The 
 
 
 def core_of(llm: LLM) -> EngineCore:
-    return llm._engine.core
+    return llm._running().core
 
 
 def answers(llm: LLM, temperature: float) -> tuple[list[list[int]], float]:
@@ -49,3 +49,11 @@ def test_answers_are_the_same_and_so_is_nearly_every_guess(method: str, temperat
         assert shortened and core_of(llm).runner.executor not in shortened
     assert plain == whole == short
     assert accepted > 0.05 and abs(nearly - accepted) < 0.05
+
+
+@pytest.mark.parametrize("method", slow_but(["medusa", "pard"], ["medusa", "mlp_speculator", "pard", "dflash"]))
+def test_heads_that_are_in_no_chain_have_no_copy(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortened: list[NativeExecutor] = []
+    monkeypatch.setattr(NativeExecutor, "shorten_chains", shortened.append)
+    with LLM(None, {"method": method, "adaptive": False}):
+        assert not shortened

@@ -74,6 +74,11 @@ class Stumbling(Scripted):
         raise RuntimeError("where am I?")
 
 
+class Forgetful(Finding):
+    def have_guesses(self, rows: Sequence[KnownRow]) -> list[bool]:
+        return [True]
+
+
 class Clock:
     """Time that passes only when a proposer takes it."""
 
@@ -142,6 +147,13 @@ def test_scouts_say_whether_they_have_a_guess_and_broken_ones_are_switched_off()
     assert finding([row("r1"), row("r2")]) == [True, False] and finding([]) == []
     assert all(stumbling([row("r1"), row("r2")]) == [False, False] for _ in range(5))
     assert list(off_reasons(proposers)) == ["c"] and [health.num_failures for health in proposers.stats()] == [0, 0, 3]
+
+
+def test_a_scout_that_does_not_answer_for_every_row_has_no_guess() -> None:
+    proposers = ProposerSet([Forgetful("a", {})])
+    (forgetful,) = proposers.scouts
+    assert forgetful is not None and forgetful([row("r1")]) == [True]
+    assert forgetful([row("r1"), row("r2")]) == [False, False] and proposers.stats()[0].num_failures == 1
 
 
 def test_where_guessing_is_weighed_drafters_with_a_cache_read_their_own_rows_only() -> None:

@@ -158,6 +158,15 @@ def test_noise_after_an_answer_only_closes(port: int, caplog: pytest.LogCaptureF
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_noise_behind_a_head_is_the_only_answer(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes with the head, before the app has run: that must not answer once more."""
+    with connect(port) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+        answer = read(client)
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_wish_to_upgrade_is_ignored(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n")
