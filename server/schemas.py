@@ -210,8 +210,8 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {self.top_logprobs}", param="top_logprobs")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        if max_tokens == 0:
-            raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+        if max_tokens is not None and max_tokens < 1:
+            raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 
