@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..proposers.base import FORCED, Draft
+from ..proposers.base import Draft
 from .acceptance import Worth
 from .assignment import Assignment
 from .balance import Balance
 from .costs import CostTable
 from .draft_choice import MARGIN, Candidate, choose
 from .expectations import Asked, Expectations
+from .lessons import Lessons
 from .load import Load
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .probing import Probing
@@ -26,7 +27,6 @@ from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hol
 
 UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
 TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
-LEARNT_ROWS = 32  # of a step, at most, teach something, in turn: as much is known then as the next step can use
 PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they are compared with
 PLAIN_SOON = 10  # if the latest one was a surprise
 SETTLED = 2  # steps without guesses after which they take what they do where nobody ever guesses
@@ -52,7 +52,7 @@ class AdaptivePolicy:
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first
         self._num_single = SETTLED  # steps in a row that were one pass
-        self._num_learnt = 0  # drafts of the others that estimates rest on
+        self._lessons = Lessons(self.expectations, self._scouts)
         self._balance = Balance()
         self._rest = Rest()
         self._hold = Hold()
@@ -67,7 +67,6 @@ class AdaptivePolicy:
         self._has_begun = False  # this step, without guesses
         self.has_left = False
         self._num_rested = 0  # steps in a row that nobody has guessed in
-        self._unlearnt: list[tuple[dict[str, Asked], StepPlan, Verdict, int]] = []
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
         self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
@@ -120,8 +119,8 @@ class AdaptivePolicy:
         base = self._without_scouts(wishes, budget)
         if self._most_rounds and not any([ceiling for _, ceiling in base]):
             self._scouting.found.clear()
-        if self._unlearnt and len(self._unlearnt) >= HOLD:
-            self._learn()
+        if len(self._lessons) >= HOLD:
+            self._lessons.learn()
         if not self._rest.covers(len(wishes)):
             self._scouting.read_prompts(wishes)
         may_add = budget > 0 and self._scouting.found and self._probing.probe is None
@@ -167,7 +166,7 @@ class AdaptivePolicy:
         self._step += num_more
         self._num_single = 0
         self._rest.steps_left = max(0, self._rest.steps_left - num_more)
-        self._learn()
+        self._lessons.learn()
         self._rounds.observe(plan, verdict, seconds, self._step)
         self._probing.earn(seconds)
         num_rows, committed = len(plan.rows), sum(len(said.token_ids) for said in verdict.rows)
@@ -219,8 +218,8 @@ class AdaptivePolicy:
         if self._has_scouted and self._scouting.stands:
             self._guessed_again(plan, verdict, times)
             return
-        self._unlearnt.append((self._asked, plan, verdict, self._step))
-        self._learn()
+        self._lessons.add(self._asked, plan, verdict, self._step)
+        self._lessons.learn()
         num_tokens = num_rows = context = committed = 0
         is_decode = True
         for row, said in zip(plan.rows, verdict.rows, strict=True):
@@ -249,13 +248,11 @@ class AdaptivePolicy:
             plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
-            self._closed.confirm(self._num_learnt)
+            self._closed.confirm(self._lessons.num_learnt)
 
     def _guessed_again(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
         """A step of scouts' guesses that were decided in an earlier one: what it teaches can wait until the next decision."""
-        if len(self._asked) > LEARNT_ROWS:
-            self._unlearnt.clear()  # the latest step teaches as much as there is time for
-        self._unlearnt.append((self._asked, plan, verdict, self._step))
+        self._lessons.replace(self._asked, plan, verdict, self._step)
         seconds = times.step + sum(times.draft)
         self._probing.earn(seconds)
         committed = sum(len(said.token_ids) for said in verdict.rows)
@@ -265,20 +262,6 @@ class AdaptivePolicy:
             self.costs.target.observe(plan.num_tokens, context, times.step)
             self._observe_drafts(times.draft)
             self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
-
-    def _learn(self) -> None:
-        """What steps have taught since the latest decision."""
-        for asked_of, plan, verdict, step in self._unlearnt:
-            num_asked, turn = len(asked_of), step * LEARNT_ROWS
-            for row, said in zip(plan.rows, verdict.rows, strict=True):
-                asked = asked_of.get(row.request.request_id)
-                if asked is None:
-                    continue
-                turn += 1
-                if said.error is None and (num_asked <= LEARNT_ROWS or turn % num_asked < LEARNT_ROWS):
-                    source = self.expectations.learn(asked, row, said, step)
-                    self._num_learnt += source != FORCED and source not in self._scouts
-        self._unlearnt.clear()
 
     def _rested(self, plan: StepPlan, seconds: float) -> None:
         """A step of a rest took so long."""
@@ -293,7 +276,7 @@ class AdaptivePolicy:
             self._balance.add(self.costs.target.seconds(plan.num_tokens, context), seconds)
 
     def forget(self, request_id: str) -> None:
-        self._learn()
+        self._lessons.learn()
         self._scouting.forget(request_id)
         self._asked.pop(request_id, None)
         self._answered = None
@@ -319,7 +302,7 @@ class AdaptivePolicy:
 
     def _stays_closed(self, wishes: Sequence[Wish]) -> bool:
         """Whether another rest begins without a question: it would have the answer that it had, and no probe can be afforded."""
-        if self._is_open or self._probing.is_due or not self._closed.covers(wishes, self._num_learnt, self._step, self._is_known):
+        if self._is_open or self._probing.is_due or not self._closed.covers(wishes, self._lessons.num_learnt, self._step, self._is_known):
             return False
         self._rest.begin(_ids(wishes))
         return True
@@ -351,7 +334,7 @@ class AdaptivePolicy:
             self._plain_at = self._step
         # What is said of a step with prompts need not hold for those without.
         if not self._is_open and not load.num_prompt and is_dear(len(wishes), load.num_rows / choice.plain_rate):
-            self._closed.begin(_ids(wishes), self._num_learnt, self._step, self._is_known)
+            self._closed.begin(_ids(wishes), self._lessons.num_learnt, self._step, self._is_known)
         if is_due:
             depths = [0] * len(candidates)
         else:

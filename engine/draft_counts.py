@@ -28,9 +28,9 @@ class DraftSums:
 
     @classmethod
     def of(cls, tally: Tally) -> DraftSums:
-        cases = tally.items()
+        cases = list(tally.items())  # at once: another thread may be counting
         return cls(
-            sum(tally.values()),
+            sum([times for _, times in cases]),
             sum([times * drafted for (_, drafted, _), times in cases]),
             sum([times * accepted for (_, _, accepted), times in cases]),
         )
@@ -83,16 +83,18 @@ class DraftCounts:
     def totals(self) -> tuple[ProposerStats, ...]:
         """Of each proposer, in the set's order."""
         found: list[ProposerStats] = []
+        cases = list(self._all.items())
         for p, (name, verify_seconds) in enumerate(zip(self._names, self._verify_seconds, strict=True)):
-            sums = DraftSums.of({draft: times for draft, times in self._all.items() if draft[0] == p})
+            sums = DraftSums.of({draft: times for draft, times in cases if draft[0] == p})
             found.append(ProposerStats(name, sums.drafts, sums.draft_tokens, sums.accepted_tokens, verify_seconds))
         return tuple(found)
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
         """Of the first guesses of all drafts, the second ones, ..., how many were accepted."""
-        ended = [0] * max([accepted for _, _, accepted in self._all], default=0)  # drafts whose last accepted guess was that one
-        for (_, _, accepted), times in self._all.items():
+        cases = list(self._all.items())
+        ended = [0] * max([draft[2] for draft, _ in cases], default=0)  # drafts whose last accepted guess was that one
+        for (_, _, accepted), times in cases:
             if accepted:
                 ended[accepted - 1] += times
         return tuple(accumulate(reversed(ended)))[::-1]
@@ -100,7 +102,7 @@ class DraftCounts:
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with all counts."""
         self._drop_old(int(now))
-        sums, latest = self.sums, [DraftSums.of(tally) for _, tally in self._recent]
+        sums, latest = self.sums, [DraftSums.of(tally) for _, tally in list(self._recent)]
         return replace(
             stats,
             num_drafts=sums.drafts,
