@@ -178,7 +178,7 @@ def _guesses(feeds: Sequence[Feed], drawn: Sequence[_Drawn], drawing: Drawing, t
     for one in drawn:
         for k, row in enumerate(one.rows):
             token, trusted = next(said)
-            if threshold is not None and trusted < threshold:
+            if threshold is not None and not trusted >= threshold:  # nor is NaN
                 ended.add(row.index)
             if row.index in ended:
                 continue
