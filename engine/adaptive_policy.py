@@ -47,7 +47,7 @@ class AdaptivePolicy:
         self._assignment = Assignment(rules, self.expectations.acceptance, costs)
         self._probing = Probing(self._assignment, self.expectations.acceptance, costs)
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
-        self._scouts = frozenset(p for p, info in enumerate(rules.proposers) if info.have_guesses is not None)
+        self._scouts = self._assignment.scouts.keys()
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first

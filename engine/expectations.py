@@ -29,7 +29,7 @@ class Expectations:
     def __init__(self, depths: Sequence[int]) -> None:
         """depths: of each proposer, the most guesses of one draft."""
         self.acceptance = [ProposerAcceptance(depth) for depth in depths]
-        self.num_learnt = 0  # drafts
+        self.revision = 0  # goes up with whatever changes an estimate
         self._calibration = [Calibration() for _ in depths]
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
@@ -55,7 +55,7 @@ class Expectations:
         source = row.source[0] if draft else asked.proposer
         if source == FORCED:
             return FORCED  # nobody's merit
-        self.num_learnt += 1
+        self.revision += 1
         # What a drafter's own doubts cut off counts as never made: with their like left out, the rest would look better than all are.
         made = len(draft) if asked.made is None or asked.confidence is not None else asked.made
         if source != asked.proposer:  # that one had nothing, another one behind it did

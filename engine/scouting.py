@@ -40,7 +40,7 @@ class _Remembered:
 
 
 _Case = tuple[list[str], Answer, list[tuple[int, int, int]], int, int]
-"""All that an answer rests on where the decisions stand: rows, who guesses anyway, what was found, the budget, how much was learnt."""
+"""All that an answer rests on where the decisions stand: rows, who guesses anyway, what was found, the budget, the estimates."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Scouting:
         case: _Case | None = None
         known, until = {}, -1
         if self._remembers:
-            case = [wish.request.request_id for wish in wishes], answer, wanted, budget, self._expectations.num_learnt
+            case = [wish.request.request_id for wish in wishes], answer, wanted, budget, self._expectations.revision
             if (latest := self._latest) is not None and step <= latest.until and latest.case == case:
                 if latest.is_whole or not self._probing.is_due_for_found:
                     self.stands, self._patience = True, PATIENCE

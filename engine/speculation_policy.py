@@ -5,12 +5,12 @@ Owns the limits that the configuration and the requests set, which hold under ei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..kernels.record import record
-from ..proposers.base import Draft, KnownRow
+from ..proposers.base import Draft, Look
 from ..proposers.config import SpeculativeConfig
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .request import Request
@@ -34,8 +34,8 @@ class ProposerInfo:
 
     name: str
     max_tokens: int
-    have_guesses: Callable[[Sequence[KnownRow]], Sequence[bool]] | None = None
-    """Of a scout: whether it has anything to go on for each of some rows, told for next to nothing."""
+    have_guesses: Look | None = None
+    """Of a scout: told for next to nothing."""
     looks_in: Literal["text", "table"] | None = None
     """Of one that does no more than look in the row's own text, or in a table that never changes: a step in rounds can do that."""
 

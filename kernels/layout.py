@@ -195,7 +195,7 @@ class Executor(Protocol):
 
 @runtime_checkable
 class ShortensChains(Protocol):
-    """A network whose chains can be made from a shortlist, for who runs no other passes that want scores."""
+    """A network whose chains can be made from a shortlist; its other passes stay as they are."""
 
     def shorten_chains(self) -> None:
         """From now on scores of a chain may be near what they are where they are not among the best, if that is quicker."""

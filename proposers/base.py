@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -158,6 +158,10 @@ class Scout(Protocol):
     def has_guess(self, row: KnownRow) -> bool:
         """Whether `propose` would have something to go on for this row now. Called in any steps, with any rows."""
         ...
+
+
+Look = Callable[[Sequence[KnownRow]], Sequence[bool]]
+"""Which of some rows a scout has a guess for."""
 
 
 @runtime_checkable

@@ -82,11 +82,10 @@ class Heads:
             projection, bias = (None if x is None else x.to(device) for x in (markov.projection, markov.projection_bias))
             markov = replace(markov, embedding=markov.embedding.to(device), projection=projection, projection_bias=bias)
         if confidence is not None and confidence.weight.device != device:
-            embedding = confidence.embedding
-            if embedding is not None:  # the Markov head's
-                embedding = embedding.to(device) if markov is None else markov.embedding
+            embedding = None if confidence.embedding is None or markov is None else markov.embedding  # the same table
             confidence = replace(confidence, weight=confidence.weight.to(device), embedding=embedding)
-        return replace(self, markov=markov, confidence=confidence)
+        is_there = markov is self.markov and confidence is self.confidence
+        return self if is_there else replace(self, markov=markov, confidence=confidence)
 
 
 def draw(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.batch_lists import BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput
-from ..kernels.started import StartingExecutor
+from ..kernels.started import Started, StartingExecutor
 from ..kernels.upload import upload
 from .base import Draft, DraftContext, Feedback, Needs
 from .drafting import Feed
@@ -38,20 +38,19 @@ class Network:
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, V] float32, where it computes. Not waited for if the executor need not be."""
-        if self._starting is None:
-            logits = self.run(states).logits
-        else:
-            batch = self._batches.batch(single_tokens([0] * states.shape[0]))
-            logits = self._starting.start(batch, self._kv, inputs={FEATURE: states.float().contiguous()}).logits
+        logits = self._started(states).logits
         assert logits is not None
         return logits
 
     def final(self, states: Tensor) -> Tensor:
         """[R, width of FINAL] of a network without scores, as `logits`."""
+        return self._started(states, (FINAL,)).hidden[FINAL]
+
+    def _started(self, states: Tensor, boundaries: tuple[int, ...] = ()) -> ForwardOutput | Started:
         if self._starting is None:
-            return self.run(states, boundaries=(FINAL,)).hidden[FINAL]
+            return self.run(states, boundaries=boundaries)
         batch = self._batches.batch(single_tokens([0] * states.shape[0], self._has_logits))
-        return self._starting.start(batch, self._kv, (FINAL,), inputs={FEATURE: states.float().contiguous()}).hidden[FINAL]
+        return self._starting.start(batch, self._kv, boundaries, inputs={FEATURE: states.float().contiguous()})
 
 
 class Heads(Protocol):

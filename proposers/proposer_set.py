@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .base import BatchScout, Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs, Proposer, Scout
+from .base import BatchScout, Draft, DraftContext, DraftRow, Feedback, KnownRow, Look, Needs, Proposer, Scout
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 
@@ -113,9 +113,9 @@ class ProposerSet:
         )
 
     @property
-    def scouts(self) -> tuple[Callable[[Sequence[KnownRow]], Sequence[bool]] | None, ...]:
-        """Of each proposer, which of some rows it has a guess for, if it is a scout."""
-        found: list[Callable[[Sequence[KnownRow]], Sequence[bool]] | None] = []
+    def scouts(self) -> tuple[Look | None, ...]:
+        """Of each proposer, if it is a scout."""
+        found: list[Look | None] = []
         for member in self._members:
             match member.proposer:
                 case BatchScout() as scout:
@@ -202,9 +202,7 @@ class ProposerSet:
             if member.works:
                 member.proposer.check()
 
-    def _have_guesses(
-        self, member: _Member, ask: Callable[[Sequence[KnownRow]], Sequence[bool]], rows: Sequence[KnownRow]
-    ) -> Sequence[bool]:
+    def _have_guesses(self, member: _Member, ask: Look, rows: Sequence[KnownRow]) -> Sequence[bool]:
         if member.works:
             try:
                 if len(found := ask(rows)) != len(rows):

@@ -110,23 +110,26 @@ def measure_speculation(target: Model, draft: Model, k: int, threads: int, effor
     with LLM(target.folder, config, **subject.options) as llm:
         generator, new = Generator(llm), effort.decode_tokens
         outputs: dict[str, list[list[int]]] = {"off": [], "draft_model": []}
-        before = llm.stats()
+        drafts = accepted = 0
 
         def run(method: str) -> float:
+            nonlocal drafts, accepted
             # The same prompts for both: one for each time that the method has had its turn. They are in both caches by then.
             turn = len(outputs[method])
             prompts = Prompts(len(llm.get_tokenizer())).fresh(turn + 1, effort.load_prompt_tokens // BLOCK * BLOCK + 1)[-1:]
             if all(len(generated) <= turn for generated in outputs.values()):
                 generator.generate(prompts, 2, "draft_model")
             tokens: list[list[int]] = []
+            before = llm.stats()
             seconds = timed(lambda: tokens.extend(generator.generate(prompts, new, method)))
+            after = llm.stats()
+            drafts += after.num_drafts - before.num_drafts
+            accepted += after.num_accepted_tokens - before.num_accepted_tokens
             outputs[method] += tokens
             return seconds
 
         rates = {method: s.rate(new) for method, s in take_turns({m: partial(run, m) for m in outputs}, effort.rounds).items()}
-        after = llm.stats()
     same = Series((sum(a == b for a, b in zip(*outputs.values(), strict=True)) / len(outputs["off"]),))
-    drafts, accepted = after.num_drafts - before.num_drafts, after.num_accepted_tokens - before.num_accepted_tokens
     length = Series((1 + accepted / max(drafts, 1),))
     return [
         *(subject.measurement(GENERATE, f"draft {m}", k, "tokens/s", rate, rates["off"], "off") for m, rate in rates.items()),

@@ -32,7 +32,8 @@ namespace {
 
 const Kernels* FT_TABLE() {
   static constexpr Kernels table = {
-      FT_NAME, FT_BF16 != 0, prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, best_panels, rotate_and_write, attend, fold, sample,
+      FT_NAME, FT_BF16 != 0, prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, best_panels,
+      rotate_and_write, attend, fold, sample,
   };
   return &table;
 }

@@ -179,8 +179,8 @@ struct Kernels {
   void (*softcap)(float cap, const float* x, float* out, int count);
   // Best of a row of logits and, if probability is not null, softmax(x)[best].
   void (*best_of_row)(const float* x, int count, Best* best, float* probability);
-  // The `most` panels of a row of logits that have the greatest values, or all if there are fewer, in no order; of equals the first.
-  // NaN is never greater. Returns how many.
+  // The `most` panels (up to 64) of a row of logits that have the greatest values, or all if there are fewer, in no order; of equals
+  // the first. NaN is never greater. Returns how many.
   int (*best_panels)(const float* x, int count, int most, int32_t* panels);
 
   // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group.

@@ -12,6 +12,7 @@ import torch
 import transformers
 from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import each_isa
+from small_networks import random_weights
 from torch import Tensor
 
 from foretoken.kernels import native
@@ -49,9 +50,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     else:
         config = transformers.Gemma2Config(**sizes, tie_word_embeddings=False, final_logit_softcapping=5.0, query_pre_attn_scalar=24)
     program = fuse(decoder_program(config))
-    generator = torch.Generator().manual_seed(1)
-    weights = {name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in program.weights.items()}
-    return program, weights
+    return program, random_weights(program, seed=1)
 
 
 def some_rows(count: int) -> RaggedBatch:
