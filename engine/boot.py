@@ -121,7 +121,7 @@ def assemble(
     rounds = None if costs is None else _rounds(config, model, runner, proposers, lookups, verifier)
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
-    kv.lookahead = runner.lookahead
+    kv.lookahead = max(runner.lookahead, proposers.num_places_ahead)
     scheduler = Scheduler(
         config.scheduler,
         kv,

@@ -6,7 +6,8 @@ way already; when it plans another one (a request came, ended or was stopped), w
 places only, and everything that comes later on the device comes after it. So nothing else in the engine knows of this.
 
 Any other step is finished on the device: choices at all nodes and the walk along every draft are handed over behind the pass, and
-one copy brings what each row emits. The host waits once, and not for logits.
+one copy brings what each row emits. The host waits once, and not for logits. What the rows emit is known on the device before: a
+drafter may go on from there by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..kernels.upload import upload
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
-from .runner import Runner, batch_lists
+from .runner import Forward, Runner, batch_lists
 from .verifier import Verifier
 
 
@@ -100,7 +101,7 @@ class OverlappedRunner(Runner):
     def use_verifier(self, verifier: Verifier) -> None:
         self._verifier = verifier
 
-    def forward(self, plan: StepPlan) -> ForwardOutput:
+    def start(self, plan: StepPlan) -> Forward:
         ahead, self._ahead = self._ahead, None
         taken = None if ahead is None else self._taken(ahead, plan)
         if ahead is not None and taken is not None:
@@ -111,17 +112,21 @@ class OverlappedRunner(Runner):
             started = self._starting.start(batch_lists(plan, self._wants_full_logits).batch(), self.kv, self._hidden)
             places = self._places(plan)
         following = self._ahead = self._begin(plan, started, places)
-        if following is None and taken is None and (matched := self._match(plan, started)) is not None:
+        if following is None and taken is None and (answer := self._match(plan, started)) is not None:
             self.num_matched += 1
-            logits = started.logits if plan.scored else None
-            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=matched.get())
+            logits, fetched = started.logits if plan.scored else None, self._starting.fetch(answer)
+            return Forward(
+                lambda: ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get()), answer, started.hidden
+            )
         # What was begun writes over the scores, and all choices that are made from them are made.
-        output = started.finish() if following is None else started.best()
-        if taken is not None:
-            output = _rows(output, taken)
-        if following is None or following.chosen is None:
-            return output
-        return ForwardOutput(output.argmax, output.top, None, output.hidden, following.chosen.get())
+        wait = started.finish if following is None else started.best
+        chosen = None if following is None else following.chosen
+
+        def finish() -> ForwardOutput:
+            output = wait() if taken is None else _rows(wait(), taken)
+            return output if chosen is None else ForwardOutput(output.argmax, output.top, None, output.hidden, chosen.get())
+
+        return Forward(finish)
 
     def final_states(self, plan: StepPlan) -> Tensor:
         self._ahead = None  # the step behind it would read its tokens where this pass writes its own
@@ -173,8 +178,9 @@ class OverlappedRunner(Runner):
         rows = {row.request.request_id: (_Place(i, next(ranks) if row.draws else -1), row) for i, row in enumerate(expected)}
         return _Ahead(rows, following, fed, known)
 
-    def _match(self, plan: StepPlan, started: Started) -> Fetched | None:
-        """Hand over the rest of a step that was started as it is; None if nothing is left of it, or only the verifier can do it."""
+    def _match(self, plan: StepPlan, started: Started) -> Tensor | None:
+        """Hand over the rest of a step that was started as it is. What its rows emit, on the device; None if nothing is left of it, or
+        only the verifier can do it."""
         rows = [row for row in plan.rows if row.samples]
         chooses = [self._wants_full_logits(row.request) for row in rows]
         if self._verifier is None or not self._verifier.only_matches or not (any(chooses) or any(row.draft_token_ids for row in rows)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
 from ..kernels.record import record
-from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback
+from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
 from .prompt_logprobs import ScoredPart, Scores
 from .request import Request, TokenLogprobs
 
@@ -169,6 +169,23 @@ class StepPlan:
     @property
     def num_scored(self) -> int:
         return sum(len(part.token_ids) for part in self.scored)
+
+    def under_way(self, answer: Tensor, hidden: Mapping[int, Tensor]) -> UnderWay:
+        """For those who go on from the step before it is committed: its rows that get tokens, but for those with trees. answer, hidden:
+        on the device, of this plan's pass."""
+        rows: list[RowUnderWay] = []
+        num_answers = first = 0
+        for row in self.rows:
+            if row.samples:
+                if row.is_chain:
+                    request, node = row.request, first + row.num_scheduled - 1
+                    draw = Draw(float(request.params.temperature), request.seed, request.choice)
+                    rows.append(
+                        RowUnderWay(request.request_id, request.token_ids, row.block_table, draw, row.draft_token_ids, num_answers, node)
+                    )
+                num_answers += 1
+            first += row.num_tokens
+        return UnderWay(rows, answer, hidden, self.block_size)
 
     @property
     def num_tokens(self) -> int:

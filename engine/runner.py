@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import field
 
 import torch
 
 from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch
+from ..kernels.record import record
 from .plan import StepPlan
 from .request import Request
 from .verifier import Verifier
+
+
+@record
+class Forward:
+    """A pass over a plan, which may still be under way."""
+
+    finish: Callable[[], ForwardOutput]  # waits for the result
+    answer: torch.Tensor | None = None  # what the rows emit, on the device, if that is known there before the host knows it
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)  # boundary id -> [T, H] there
 
 
 class Runner:
@@ -34,7 +45,12 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> ForwardOutput:
         """Waits for the result."""
-        return self.executor.run(self._batch(plan), self.kv, self._hidden)
+        return self.start(plan).finish()
+
+    def start(self, plan: StepPlan) -> Forward:
+        """Hands the pass over. Nothing else may be started before it is finished."""
+        output = self.executor.run(self._batch(plan), self.kv, self._hidden)
+        return Forward(lambda: output)
 
     def final_states(self, plan: StepPlan) -> torch.Tensor:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""

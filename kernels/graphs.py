@@ -18,7 +18,7 @@ from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .started import Fetched, Started, to_host
-from .static_batch import Ladder, Rung, StaticBatch, block_tables
+from .static_batch import Ladder, Rung, StaticBatch, block_tables, put
 from .torch_executor import Computed, TorchExecutor, on_device
 from .upload import upload
 
@@ -192,8 +192,8 @@ class GraphExecutor:
         host_draws = ChainDraws.of(draws, steps) if draws is not None and drawn else None
         keeps = draws is not None and draws.keep_logits
         with torch.inference_mode():
-            rung = self.ladder.chain_rung(batch) if self.has_graphs and not keeps else None
-            if rung is None or rung.rows > MOST_CHAIN_ROWS:
+            rung = None if keeps else self._chain_rung(batch)
+            if rung is None:
                 moved_draws = None
                 if host_draws is not None:
                     moved_draws = ChainDraws(upload(host_draws.temperatures, self.device), upload(host_draws.keys, self.device))
@@ -209,6 +209,28 @@ class GraphExecutor:
             if self._on_gpu:
                 torch.cuda.current_stream().synchronize()
         return ChainOutput(token_ids, confidence, logits)
+
+    def start_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        steps: int,
+        draws: ChainDraws | None = None,
+        vocab_size: int | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainTensors:
+        """See `ChainStarter.start_chain`: the graph is that of `run_chain`."""
+        self._enter()
+        with torch.inference_mode():
+            rung = self._chain_rung(batch)
+            if rung is None:
+                found = self._chain_by_ops(batch, kv, counts, steps, vocab_size, inputs, draws)
+            else:
+                prepared = self._chain(rung, kv, steps, vocab_size, draws is not None)
+                prepared.take(batch, counts, inputs, draws)
+                found = prepared.work(self._recorder, self._patience)
+            return ChainTensors(found.token_ids[: len(counts)], found.confidence[: len(counts)], [])
 
     def capture(
         self,
@@ -258,6 +280,11 @@ class GraphExecutor:
         if self._logits is None or len(self._logits) < rung.scores:
             self._logits = torch.empty(rung.scores, self.vocab_size, dtype=self.network.dtype, device=self.device)
         return self._logits[: rung.scores]
+
+    def _chain_rung(self, batch: RaggedBatch) -> Rung | None:
+        """Of the graph that holds such chains; None if none does."""
+        rung = self.ladder.chain_rung(batch) if self.has_graphs else None
+        return None if rung is None or rung.rows > MOST_CHAIN_ROWS else rung
 
     def _chain(self, rung: Rung, kv: KVTensors, steps: int, vocab_size: int | None, drawn: bool) -> _Chain:
         key = (id(kv), rung, steps, vocab_size, drawn)
@@ -375,6 +402,15 @@ class _Chain:
         if self.draws is not None and draws is not None:
             _fill(self.draws.temperatures, draws.temperatures, 0)
             _fill(self.draws.keys, draws.keys, 0)
+
+    def take(self, batch: RaggedBatch, counts: Tensor, inputs: Mapping[str, Tensor] | None, draws: ChainDraws | None) -> None:
+        """`fill` with what is on the device already."""
+        self.static.take(batch)
+        put(self.counts, counts, 1)
+        _fill_inputs(self.inputs, inputs)
+        if self.draws is not None and draws is not None:
+            put(self.draws.temperatures, draws.temperatures, 0)
+            put(self.draws.keys, draws.keys, 0)
 
 
 def _fill_inputs(static: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None) -> None:

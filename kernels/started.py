@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .device_chain import ChainDraws, ChainTensors
 from .layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 from .matching import Guesses, match
 from .torch_executor import Computed, full_logits
@@ -62,13 +63,13 @@ class Started:
         if self._sent is None:
             self._sent = Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores])
 
-    def match(self, guesses: Guesses, chosen: Tensor | None) -> Fetched:
-        """Instead of them, let what each row emits come (matching.py). chosen: by the rows that choose from `scores`, on the device."""
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
+        """What each row emits (matching.py), on the device. chosen: by the rows that choose from `scores`, there too."""
         if self.argmax.is_cuda:
             from .triton import matching  # Triton is there only where torch is built for GPUs
 
-            return Fetched.of(matching.match(self.argmax, self.top, chosen, guesses))[0]
-        return Fetched.of(match(self.argmax, self.top, chosen, guesses))[0]
+            return matching.match(self.argmax, self.top, chosen, guesses)
+        return match(self.argmax, self.top, chosen, guesses)
 
     def best(self) -> ForwardOutput:
         """Wait for the device, and only for this pass. For argmax, top and states: who wants states only goes on with them there, so
@@ -101,6 +102,25 @@ class StartingExecutor(Executor, Protocol):
         ...
 
     def fetch(self, tensor: Tensor) -> Fetched: ...
+
+
+@runtime_checkable
+class ChainStarter(Executor, Protocol):
+    """An executor whose chains need neither be waited for nor known to the host where they begin."""
+
+    def start_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        steps: int,
+        draws: ChainDraws | None = None,
+        vocab_size: int | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainTensors:
+        """`run_chain` without waiting, all tensors on the device; no count is above `steps`. What it leaves the next chain overwrites:
+        by then it must have been used there or fetched. vocab_size: token ids below it may be chosen; None = all of them."""
+        ...
 
 
 def to_lists(*tensors: Tensor) -> list[list[Any]]:

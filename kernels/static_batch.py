@@ -138,6 +138,19 @@ class StaticBatch:
         self._tables[: len(tables), : tables.shape[1]].copy_(tables, non_blocking=True)
         stage.sent(self._device)
 
+    def take(self, batch: RaggedBatch) -> None:
+        """`fill` with a batch that lies on the device already."""
+        assert self.rung.holds(batch), "a batch above its rung"
+        for name, _, _ in self._layout:
+            view, values = getattr(self.batch, name), getattr(batch, name)
+            if name == "query_start_loc":
+                view[: len(values)] = values
+                view[len(values) :] = values[-1]
+            else:
+                put(view, view[:0] if values is None else values, -1 if name == "slot_mapping" else 0)
+        tables = batch.block_tables[:, : self._tables.shape[1]]
+        self._tables[: len(tables), : tables.shape[1]] = tables
+
     def _host_memory(self, num_bytes: int) -> list[Tensor]:
         pinned = self._device.type == "cuda"
         return [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(STAGES)]
@@ -156,6 +169,12 @@ def block_tables(rows: int, max_blocks: int, device: torch.device) -> Tensor:
     """[rows, max_blocks] int32, for static batches of up to so many rows. They may share it: each finds there what it was filled
     with as long as none of the others is filled. max_blocks: of the longest row's table."""
     return torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+
+
+def put(memory: Tensor, values: Tensor, padding: int) -> None:
+    """Values of the same device in front and padding behind, in the order of its work."""
+    memory[: len(values)] = values
+    memory[len(values) :] = padding
 
 
 def _aligned(num_bytes: int) -> int:

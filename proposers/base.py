@@ -111,6 +111,29 @@ class Draft:
 
 
 @record
+class RowUnderWay:
+    """A row that gets new tokens in a step whose end the host has not seen. Its fields are those of DraftRow, before these tokens."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    block_table: Sequence[int]
+    draw: Draw
+    draft_token_ids: Sequence[int]  # the chain that the target verifies
+    answer: int  # its row of `UnderWay.answer`
+    node: int  # where its last known token stands among the step's tokens
+
+
+@record
+class UnderWay:
+    """A step that a device computes by itself, and what it will have said: who goes on there need not wait for the host."""
+
+    rows: Sequence[RowUnderWay]
+    answer: Tensor  # as of matching.match, on the device
+    hidden: Mapping[int, Tensor]  # boundary id -> [T, H] there, of the whole step
+    block_size: int
+
+
+@record
 class Ended:
     """A request that ended well in a step: by a stop or at its length limit, not by an abort or a failure."""
 
@@ -170,6 +193,23 @@ class BatchScout(Scout, Protocol):
 
     def have_guesses(self, rows: Sequence[KnownRow]) -> Sequence[bool]:
         """`has_guess` of each."""
+        ...
+
+
+@runtime_checkable
+class EarlyProposer(Protocol):
+    """A proposer that can begin its next guesses behind a step that it was asked in, while nobody has seen the step's end.
+
+    Nothing depends on it: what it then is asked for in `propose` need not be what it began.
+    """
+
+    @property
+    def num_places_ahead(self) -> int:
+        """Places behind the known tokens of a step that it wants to find in every row's blocks; 0 = it begins nothing."""
+        ...
+
+    def begin(self, step: UnderWay) -> None:
+        """Between `propose` and `observe` of the step."""
         ...
 
 

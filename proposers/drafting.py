@@ -5,15 +5,17 @@ Owns the bookkeeping of a drafter's cache places. Knows no network and chooses n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
+from ..kernels.continuation import Continuation
 from ..kernels.record import record
-from .base import DraftContext, DraftRow, Feedback
+from .base import DraftContext, DraftRow, Feedback, RowUnderWay, UnderWay
 from .features import Features
 
 
@@ -96,6 +98,26 @@ class OwnCache:
                 feeds.append(Feed(index, row, start, stop, count, holding.first))
                 budget -= stop - start
         return sorted(feeds, key=lambda feed: feed.index)
+
+    def continuations(self, step: UnderWay, counts: Mapping[str, int]) -> list[tuple[RowUnderWay, Continuation]]:
+        """Where the rows that want counts[request_id] guesses go on behind the step. Changes nothing.
+
+        Left out are rows of which that is not known: a row that is behind, or near the end of what can be read.
+        """
+        found: list[tuple[RowUnderWay, Continuation]] = []
+        assert self.pairing.shift == 1, "the last known token is read before it is guessed from"
+        for row in step.rows:
+            holding, count, length = self._holdings.get(row.request_id), counts.get(row.request_id, 0), len(row.token_ids)
+            if holding is None or not count or holding.num_known != length:
+                continue
+            num_drafted = len(row.draft_token_ids)
+            end, table = length + num_drafted + 1, tuple(row.block_table)
+            if end >= self.max_model_len or end > len(table) * step.block_size:
+                continue
+            pairs = zip(row.draft_token_ids, holding.guessed, strict=False)
+            num_held = sum(takewhile(bool, (token == guess for token, guess in pairs)))
+            found.append((row, Continuation(row.answer, length, num_drafted, num_held, row.node, table, holding.first, count)))
+        return found
 
     def states(self, feeds: Sequence[Feed]) -> Tensor:
         """[T, width] the target's states that the feeds' entries are made of, in the order of `batch_lists`."""

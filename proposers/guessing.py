@@ -20,7 +20,7 @@ from ..kernels.noise import Purpose, keys, sample, step_stream, stream
 from ..kernels.record import record
 from ..kernels.started import to_lists
 from ..kernels.upload import upload
-from .base import Draft, DraftRow
+from .base import Draft, DraftRow, Draw
 from .config import SampleMethod
 from .drafting import Feed, batch_lists
 
@@ -40,6 +40,15 @@ class Network:
     encode: Callable[[Tensor], Tensor] | None = None  # [T, width] the target's states -> [T, n] its FEATURE input; None = no input
 
 
+class DrawingRow(Protocol):
+    """What of a row decides how its guesses are picked."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def draw(self) -> Draw: ...
+
+
 @dataclass(frozen=True)
 class Drawing:
     """How guesses are picked from scores."""
@@ -54,20 +63,23 @@ class Drawing:
         samples = method == "probabilistic"
         return cls(vocab_size, samples, return_probs and samples)
 
-    def of(self, feeds: Sequence[Feed], executor: Executor) -> Draws | None:
-        """For one chain per feed. None where the executor's own argmax will do: nothing to sample, nothing to leave out."""
-        temperatures = [feed.row.draw.temperature if self.samples else 0.0 for feed in feeds]
+    def of(self, rows: Sequence[DrawingRow], executor: Executor, ahead: int = 0) -> Draws | None:
+        """For one chain of each row. None where the executor's own argmax will do: nothing to sample, nothing to leave out.
+
+        ahead: tokens that will have come by then.
+        """
+        temperatures = [row.draw.temperature if self.samples else 0.0 for row in rows]
         if not any(temperatures) and executor.vocab_size <= self.vocab_size:
             return None
         return Draws(
             temperatures=torch.tensor(temperatures),
-            streams=torch.tensor([self.stream(feed.row) for feed in feeds]),
-            positions=torch.tensor([len(feed.row.token_ids) for feed in feeds]),
+            streams=torch.tensor([self.stream(row) for row in rows]),
+            positions=torch.tensor([len(row.token_ids) + ahead for row in rows]),
             vocab_size=self.vocab_size if executor.token_ids is not None else min(self.vocab_size, executor.vocab_size),
             keep_logits=self.return_probs,
         )
 
-    def stream(self, row: DraftRow) -> int:
+    def stream(self, row: DrawingRow) -> int:
         """The noise that a row's guesses of this step are drawn under, by absolute position."""
         draw = row.draw
         if self.return_probs:
@@ -130,6 +142,12 @@ class Guesses:
     probs: Tensor | None = None  # [all guesses, vocab_size]
     in_place: list[list[int]] = field(default_factory=list)  # `OwnCache.fed`; empty = none for nobody
 
+    @classmethod
+    def none(cls, num_feeds: int) -> Guesses:
+        """Chains that are still to be taken in."""
+        every = range(num_feeds)
+        return cls([[] for _ in every], confidence=[[] for _ in every], in_place=[[] for _ in every])
+
     def draft(self, feeds: Sequence[Feed], num_rows: int, filled: Mapping[tuple[int, str], int] | None = None) -> Draft:
         """Of all rows of the context that the feeds are from. filled: as in `Draft`."""
         rows: list[list[int]] = [[] for _ in range(num_rows)]
@@ -167,38 +185,43 @@ class ChainGuesser:
     scratch_slots = 0
 
     def __init__(self, network: Network, drawing: Drawing, confidence_threshold: float = 0.0) -> None:
-        self._network = network
-        self._drawing = drawing
+        self.network = network
+        self.drawing = drawing
         self._threshold = confidence_threshold
         self._batches = BatchMemory()
         if isinstance(network.executor, ShortensChains):
             network.executor.shorten_chains()
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
-        network, drawing = self._network, self._drawing
+        network, drawing = self.network, self.drawing
         executor = network.executor
         batch = self._batches.batch(batch_lists(feeds, block_size))
         inputs = feature_input(network, states)
-        guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds], in_place=[[] for _ in feeds])
+        guesses = Guesses.none(len(feeds))
         chains = [i for i, feed in enumerate(feeds) if feed.count]
         if not chains:
             executor.run(batch, network.kv, inputs=inputs)
             return guesses
         counts = _counts(tuple([feeds[i].count for i in chains]))
-        output = executor.run_chain(batch, network.kv, counts, drawing.of([feeds[i] for i in chains], executor), inputs)
+        output = executor.run_chain(batch, network.kv, counts, drawing.of([feeds[i].row for i in chains], executor), inputs)
         probs: list[Tensor] = []
-        assert guesses.confidence is not None
         for n, (i, tokens, likely) in enumerate(zip(chains, output.token_ids.tolist(), output.confidence.tolist(), strict=True)):
-            count = length_of_chain(likely[: feeds[i].count], self._threshold)
-            guesses.token_ids[i] = tokens[:count]
-            guesses.confidence[i] = [min(p, 1.0) for p in likely[:count]]
-            if network.encode is None:  # an entry made of a guessed state does not hold
-                guesses.in_place[i] = tokens[: feeds[i].count - 1][:count]
+            count = self.take(guesses, i, tokens[: feeds[i].count], likely[: feeds[i].count])
             if drawing.return_probs:
                 logits = None if output.logits is None else output.logits[n, :count]
                 temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
                 probs.append(drawing.probs(temperature, output.token_ids[n, :count], logits, executor.token_ids))
         return replace(guesses, probs=torch.cat(probs)) if probs else guesses
+
+    def take(self, guesses: Guesses, i: int, tokens: list[int], likely: list[float]) -> int:
+        """Let a chain be the guesses of the feed i, as far as the drafter is sure; how many that are."""
+        assert guesses.confidence is not None
+        count = length_of_chain(likely, self._threshold)
+        guesses.token_ids[i] = tokens[:count]
+        guesses.confidence[i] = [min(p, 1.0) for p in likely[:count]]
+        if self.network.encode is None:  # an entry made of a guessed state does not hold
+            guesses.in_place[i] = tokens[:-1][:count]
+        return count
 
 
 @lru_cache(256)

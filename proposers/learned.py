@@ -8,39 +8,63 @@ from __future__ import annotations
 import dataclasses
 
 from ..kernels.layout import KVLayerSpec
-from .base import Draft, DraftContext, Feedback, Needs
-from .drafting import OwnCache
-from .guessing import Guesser
+from .base import Draft, DraftContext, Feedback, Needs, UnderWay
+from .drafting import Feed, OwnCache
+from .early import EarlyChains
+from .guessing import Guesser, Guesses
 
 
 class LearnedProposer:
-    """Implements `Proposer`. Owns the books of the drafter's cache; the guesser runs the network."""
+    """Implements `Proposer`, and `EarlyProposer` where chains can be begun early. Owns the books of the drafter's cache; the guesser
+    runs the network."""
 
     def __init__(self, name: str, kv_layers: tuple[KVLayerSpec, ...], cache: OwnCache, guesser: Guesser) -> None:
         self.name = name
         self.max_tokens = cache.max_tokens
         hidden = () if cache.features is None else cache.features.boundaries
         self.needs = Needs(tuple(sorted(set(hidden))), kv_layers, guesser.scratch_slots, hears="every step" if hidden else "own steps")
+        self.early = EarlyChains.of(guesser, cache)
         self._cache = cache
         self._guesser = guesser
+        self._asked: dict[str, int] = {}  # guesses that rows were asked for in the latest step
+
+    @property
+    def num_places_ahead(self) -> int:
+        return 0 if self.early is None else self.early.num_places
 
     def propose(self, context: DraftContext) -> Draft:
         feeds = self._cache.plan(context)
+        self._asked = {feed.row.request_id: feed.count for feed in feeds if feed.count}
         if not feeds:
             return dataclasses.replace(Draft.empty(len(context.rows)), filled=self._cache.filled(context))
-        states = None if self._cache.features is None else self._cache.states(feeds)
-        guesses = self._guesser.guess(feeds, states, context.block_size)
+        guesses = self._guesses(feeds, context.block_size)
         self._cache.fed(feeds, guesses.in_place or [[] for _ in feeds])
         return guesses.draft(feeds, len(context.rows), self._cache.filled(context))
+
+    def begin(self, step: UnderWay) -> None:
+        if self.early is not None and self._asked:
+            self.early.begin(self._cache.continuations(step, self._asked), step)
 
     def observe(self, feedback: Feedback) -> None:
         self._cache.observe(feedback)
 
     def forget(self, request_id: str) -> None:
         self._cache.forget(request_id)
+        if self.early is not None:
+            self.early.forget(request_id)
 
     def check(self) -> None:
         self._cache.check()
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+    def _guesses(self, feeds: list[Feed], block_size: int) -> Guesses:
+        """What was begun early is taken as it is, the rest is guessed now."""
+        chains = [None] * len(feeds) if self.early is None else self.early.take(feeds)
+        late = [feed for feed, chain in zip(feeds, chains, strict=True) if chain is None]
+        states = self._cache.states(late) if late and self._cache.features is not None else None
+        guesses = self._guesser.guess(late, states, block_size) if late else Guesses.none(0)
+        if len(late) < len(feeds) and self.early is not None:
+            return self.early.beside(guesses, chains)
+        return guesses

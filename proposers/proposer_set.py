@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .base import BatchScout, Draft, DraftContext, DraftRow, Feedback, KnownRow, Look, Needs, Proposer, Scout
+from .base import BatchScout, Draft, DraftContext, DraftRow, EarlyProposer, Feedback, KnownRow, Look, Needs, Proposer, Scout, UnderWay
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 
@@ -94,6 +94,7 @@ class ProposerSet:
         self.corpora = corpora
         self._members = [_Member(i, p, ProposerHealth(p.name), p.needs.ingests) for i, p in enumerate(proposers)]
         self._listeners = [m for m in self._members if m.proposer.needs.hears != "nothing"]
+        self._early = [(m, m.proposer) for m in self._members if isinstance(m.proposer, EarlyProposer) and m.proposer.num_places_ahead]
         self._clock = clock
         self._vocab_size = vocab_size
         self._is_weighed = is_weighed
@@ -161,6 +162,22 @@ class ProposerSet:
             if member.works and (member.ingests or (asking.num_open and first <= member.index)):
                 self._ask(member, context, asking)
         return merged([behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled)
+
+    @property
+    def num_places_ahead(self) -> int:
+        """Places behind the known tokens of a step that those who begin early want to find; 0 = nobody does."""
+        return max((early.num_places_ahead for _, early in self._early), default=0)
+
+    def begin(self, step: UnderWay) -> None:
+        """Let those who were asked in a step begin what they will be asked behind it."""
+        for member, early in self._early:
+            if member.was_asked and member.works:
+                started = self._clock()
+                try:
+                    early.begin(step)
+                except Exception as error:  # noqa: BLE001 - as in observe
+                    self._failed(member, _told(error))
+                member.health.draft_seconds += self._clock() - started
 
     def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:

@@ -84,7 +84,9 @@ class RetokenizingProposer:
                 self._readings[feed.row.request_id].cached = list(feed.row.token_ids[: feed.stop])
             if guessing:
                 counts = torch.tensor([feed.count for feed in guessing])
-                output = self._executor.run_chain(batch, self._kv, counts, self._drawing.of(guessing, self._executor))
+                output = self._executor.run_chain(
+                    batch, self._kv, counts, self._drawing.of([feed.row for feed in guessing], self._executor)
+                )
                 for feed, guesses, likely in zip(guessing, output.token_ids.tolist(), output.confidence.tolist(), strict=True):
                     self._readings[feed.row.request_id].cached += guesses[: feed.count - 1]  # which were fed, all but the last
                     row, count = context.rows[feed.index], length_of_chain(likely[: feed.count], self._threshold)

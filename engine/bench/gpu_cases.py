@@ -20,6 +20,7 @@ from ...kernels.graphs import GraphExecutor
 from ...kernels.layout import KVTensors, RaggedBatch
 from ...kernels.torch_kv import TorchKV
 from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
+from ...proposers.learned import LearnedProposer
 from .gpu_clock import Ceilings, device_seconds, graph_seconds, synchronize, wall_seconds
 from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, kernels_for, loaded, network, write_eagle3
 
@@ -236,8 +237,6 @@ def _rows_of_one(rows: int, context: int, blocks: int) -> RaggedBatch:
 
 def profile(bench: Bench) -> Iterable[Figure]:
     """How busy the device is while many rows decode, and what the host does meanwhile."""
-    from torch.profiler import ProfilerActivity
-
     effort = bench.effort
     rows, steps = effort.profiled_rows, 20 if bench.device.type == "cuda" else 2
     with bench.engine(OFF, rows, effort.profiled_context + 4 * steps + 32) as engine:
@@ -252,24 +251,31 @@ def profile(bench: Bench) -> Iterable[Figure]:
             engine.step()
         each = (time.perf_counter() - started) / steps
         yield Figure("profile", f"a step of {rows} rows", each * 1e3, "ms", note=f"{rows / each:,.0f} tokens/s")
-        activities = [ProfilerActivity.CUDA] if bench.device.type == "cuda" else [ProfilerActivity.CPU]
-        synchronize(bench.device)
-        with torch.profiler.profile(activities=activities) as found:
-            for _ in range(steps):
-                engine.step()
-            synchronize(bench.device)
-        spans = _device_spans(found)
-        if spans:
-            busy, whole = _busy(spans)
-            yield Figure("profile", "device busy", busy / whole, "", 0.95, note=f"{len(spans) / steps:.0f} kernels and copies a step")
-            yield Figure("profile", "device time of a step", busy / steps / 1e3, "ms")
-        elif bench.device.type == "cuda":
-            yield Figure("profile", "device busy: left out", 0.0, "", note="the profiler saw nothing of the device")
+        yield from _busy_figures(bench, engine, steps, "profile", 0.95)
         runner = engine.core.runner
         from ..overlapped_runner import OverlappedRunner
 
         if isinstance(runner, OverlappedRunner) and runner.num_ahead:
             yield Figure("profile", "steps begun ahead and used", runner.num_used / runner.num_ahead, "", note=f"of {runner.num_ahead}")
+
+
+def _busy_figures(bench: Bench, engine: MadeEngine, steps: int, group: str, bar: float | None = None) -> Iterator[Figure]:
+    """How busy the device is in the engine's next steps."""
+    from torch.profiler import ProfilerActivity
+
+    activities = [ProfilerActivity.CUDA] if bench.device.type == "cuda" else [ProfilerActivity.CPU]
+    synchronize(bench.device)
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(steps):
+            engine.step()
+        synchronize(bench.device)
+    spans = _device_spans(found)
+    if spans:
+        busy, whole = _busy(spans)
+        yield Figure(group, "device busy", busy / whole, "", bar, note=f"{len(spans) / steps:.0f} kernels and copies a step")
+        yield Figure(group, "device time of a step", busy / steps / 1e3, "ms")
+    elif bench.device.type == "cuda":
+        yield Figure(group, "device busy: left out", 0.0, "", note="the profiler saw nothing of the device")
 
 
 def _device_spans(found: torch.profiler.profile) -> list[tuple[float, float]]:
@@ -330,12 +336,21 @@ def eagle(bench: Bench) -> Iterable[Figure]:
         steps = core.num_steps - before[0]
         draft, target = sum(core.proposers.draft_seconds) - before[1], core.target_seconds - before[2]
         health = core.proposers.stats()[0]
+        early = next(p.early for p in core.proposers.proposers if isinstance(p, LearnedProposer))
+        profiled = 20 if bench.device.type == "cuda" else 2
+        engine.add(effort.context - effort.decoded // 2, profiled + 8)
+        engine.until_decoding()
+        for _ in range(3):
+            engine.step()
+        yield from _busy_figures(bench, engine, profiled, "eagle")
     yield Figure("eagle", "draft time against the target's step", draft / target, "", 0.12, "less", f"{health.num_failures} failures")
     yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")
     whole_ms = whole / max(steps, 1) * 1e3
     yield Figure("eagle", "target time of a step", target / max(steps, 1) * 1e3, "ms", note=f"whole step {whole_ms:.2f} ms")
     outside = (whole - draft - target) / max(steps, 1) * 1e3
-    yield Figure("eagle", "time of a step outside both", outside, "ms", note="the device waits for the host")
+    yield Figure("eagle", "time of a step outside both", outside, "ms", note="the device makes the next guesses meanwhile")
+    if early is not None and early.num_begun:
+        yield Figure("eagle", "chains begun early and used", early.num_used / early.num_begun, "", note=f"of {early.num_begun}")
 
 
 def throughput(bench: Bench) -> Iterable[Figure]:

@@ -5,27 +5,23 @@ Everything but graphs and kernels is the same code, so outputs must be those of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from as_on_a_gpu import bind_as_on_a_gpu
 from random_drafters import write
+from safetensors.torch import load_file, save_file
 from tiny_models import save_llama
-from torch import Tensor
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine import drafters
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.plan import StepPlan
-from foretoken.kernels import weights as weights_module
-from foretoken.kernels.execution import Execution
+from foretoken.engine.runner import Forward
 from foretoken.kernels.graphs import GraphExecutor
-from foretoken.kernels.layout import ForwardOutput
-from foretoken.kernels.program import Program
-from foretoken.kernels.torch_executor import TorchExecutor
-from foretoken.kernels.weight_bank import WeightBank
+from foretoken.proposers.learned import LearnedProposer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 20, [7, 8, 7, 8, 7, 8, 7]]
 OPTIONS: dict[str, Any] = {"executor": "torch", "dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 256, "max_num_seqs": 8}
@@ -40,6 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+NEVER_EARLY = ("ngram", "medusa", "dflash", "dspark")
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
@@ -47,11 +46,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
-        return GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank))
+    bind_as_on_a_gpu(monkeypatch)
 
-    monkeypatch.setattr(weights_module, "bind_program", bind)
-    monkeypatch.setattr(drafters, "bind_program", bind)
+
+def num_early(llm: LLM) -> int:
+    """Chains that were begun before anybody knew where they would start, and then asked for."""
+    learned = [p for p in llm._running().core.proposers.proposers if isinstance(p, LearnedProposer)]
+    return sum(proposer.early.num_used for proposer in learned if proposer.early is not None)
 
 
 def say(llm: LLM, method: str, **params: Any) -> list[list[int]]:
@@ -76,6 +77,7 @@ def test_outputs_are_those_of_the_plain_executor(
         found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (method, 0))}
         drawn = say(llm, method, temperature=0.9, top_p=0.9)
         assert runner.num_used >= 10 and llm.stats().num_draft_tokens > 0 and runner.num_matched > 0
+        assert num_early(llm) > 20 or method in NEVER_EARLY
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
         llm._running().core.check()
     monkeypatch.undo()
@@ -83,6 +85,46 @@ def test_outputs_are_those_of_the_plain_executor(
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
     assert found["off"] == found[method] == expected
     assert drawn == expected_drawn
+
+
+@pytest.fixture(scope="module")
+def alike(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model that is the target but for some noise: its guesses are right more often than not."""
+    folder = tmp_path_factory.mktemp("alike")
+    shutil.copytree(target, folder, dirs_exist_ok=True)
+    (file,) = folder.glob("*.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(file)
+    noisy = {name: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    save_file(noisy, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("blocks", [None, 9], ids=["room", "preemption"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_early_guesses_are_as_good_as_late_ones(
+    target: Path, alike: Path, as_on_a_gpu: None, adaptive: bool, blocks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, Any] = {"method": "draft_model", "model": str(alike), "num_speculative_tokens": 3, "adaptive": adaptive}
+    config["draft_sample_method"] = "probabilistic"
+    options = {**OPTIONS, "num_gpu_blocks_override": blocks} if blocks else OPTIONS
+    said: list[list[list[int]]] = []
+    accepted: list[float] = []
+    for is_early in (True, False):
+        with LLM(target, config, **options) as llm:
+            if not is_early:
+                for proposer in llm._running().core.proposers.proposers:
+                    if isinstance(proposer, LearnedProposer):
+                        proposer.early = None
+            said += [say(llm, "draft_model", temperature=temperature, max_tokens=40) for temperature in (0, 0.8)]
+            stats = llm.stats()
+            accepted.append(stats.num_accepted_tokens / max(stats.num_draft_tokens, 1))
+            assert (num_early(llm) > 0) == is_early or adaptive  # which may find that guessing does not pay
+            assert bool(stats.num_preemptions) == bool(blocks)
+            llm._running().core.check()
+    assert said[:2] == said[2:]
+    if not adaptive:
+        assert accepted[0] == pytest.approx(accepted[1], abs=0.03) and 0.3 < accepted[0] < 0.98
 
 
 def test_a_cache_that_runs_out_changes_nothing(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +145,11 @@ def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as
     params = [SamplingParams(temperature=0.9, seed=i, prompt_logprobs=i, max_tokens=12, ignore_eos=True) for i in range(2)]
     together = 0
 
-    def counted(plan: StepPlan) -> ForwardOutput:
+    def counted(plan: StepPlan) -> Forward:
         nonlocal together
-        output = forward(plan)
-        together += bool(plan.scored) and output.matched is not None and any(row.draft_token_ids for row in plan.rows)
-        return output
+        forward = start(plan)
+        together += bool(plan.scored) and forward.answer is not None and any(row.draft_token_ids for row in plan.rows)
+        return forward
 
     def answers(llm: LLM) -> tuple[list[list[int]], list[float]]:
         found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
@@ -116,8 +158,8 @@ def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as
 
     with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, **options) as llm:
         runner = llm._running().core.runner
-        forward = runner.forward
-        monkeypatch.setattr(runner, "forward", counted)
+        start = runner.start
+        monkeypatch.setattr(runner, "start", counted)
         tokens, scores = answers(llm)
     assert together > 0, "the test shows nothing"
     monkeypatch.undo()

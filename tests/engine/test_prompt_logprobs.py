@@ -117,14 +117,15 @@ def test_few_logits_at_a_time(tiny_target: Path, monkeypatch: pytest.MonkeyPatch
     widths: list[int] = []
     with llm_of(tiny_target) as llm:
         runner = llm._running().core.runner
-        forward = runner.forward
+        start = runner.start
 
         def noted(plan: Any) -> Any:
-            output = forward(plan)
-            widths.append(0 if output.logits is None else len(output.logits))
-            return output
+            forward = start(plan)
+            logits = forward.finish().logits
+            widths.append(0 if logits is None else len(logits))
+            return forward
 
-        monkeypatch.setattr(runner, "forward", noted)
+        monkeypatch.setattr(runner, "start", noted)
         for output in llm.generate([a_prompt(40, 1), a_prompt(50, 2)], ONLY_READ, use_tqdm=False):
             check(tiny_target, output, 3)
     assert 7 <= max(widths) <= 10 and sum(widths) == 39 + 49

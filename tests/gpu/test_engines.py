@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.plan import StepPlan
+from foretoken.engine.runner import Forward
 from foretoken.kernels.graphs import GraphExecutor
+from foretoken.proposers.early import EarlyChains
+from foretoken.proposers.learned import LearnedProposer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], list(range(100, 190))]
 NUM_TOKENS = 24
@@ -85,7 +89,63 @@ def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache
         stats = llm.stats()
         assert stats.num_draft_tokens > 0
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+        early = early_chains(llm)
+        assert sum(chains.num_used for chains in early) > NUM_TOKENS or not early
+        assert early or method not in ("draft_model", "eagle3")
     assert agreement(guessed, plain) >= 0.8
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8}], ids=["greedy", "seeded"])
+def test_early_guesses_are_those_that_come_late_and_nobody_waits_to_begin_them(
+    gpu: str,
+    target: Path,
+    small_cache: dict[str, Any],
+    method: str,
+    params: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"method": method, "model": str(write(method, target, tmp_path / method)), **METHODS[method]}
+    config |= {"adaptive": False, "draft_sample_method": "probabilistic"}
+    guessed: list[list[list[int]]] = []
+    counts: list[tuple[int, int]] = []
+    for is_early in (True, False):
+        with LLM(target, config, device=gpu, **small_cache) as llm:
+            core = llm._running().core
+            say(llm, method, **params)  # what is captured on the way is there now
+            before = llm.stats()
+            for proposer in core.proposers.proposers:
+                if isinstance(proposer, LearnedProposer):
+                    if not is_early:
+                        proposer.early = None
+                    monkeypatch.setattr(proposer, "begin", without_waiting(proposer.begin))
+            guessed.append(say(llm, method, **params))
+            after = llm.stats()
+            assert all(health.num_failures == 0 for health in core.proposers.stats()), "the drafter failed, or waited"
+            counts.append(
+                (after.num_draft_tokens - before.num_draft_tokens, after.num_accepted_tokens - before.num_accepted_tokens)
+            )
+    assert agreement(*guessed) >= 0.8
+    assert counts[0] == pytest.approx(counts[1], rel=0.1, abs=5)
+
+
+def early_chains(llm: LLM) -> list[EarlyChains]:
+    learned = [p for p in llm._running().core.proposers.proposers if isinstance(p, LearnedProposer)]
+    return [proposer.early for proposer in learned if proposer.early is not None]
+
+
+def without_waiting(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Raises where the work would wait for the GPU."""
+
+    def call(*arguments: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return work(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return call
 
 
 DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -98,16 +158,20 @@ def test_a_step_with_guesses_waits_once(
     """For what its rows emit, by an event: between its hand-over and its verdict nothing else may wait for the GPU."""
     failed: list[str] = []
 
-    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
-        def call(plan: StepPlan, *rest: Any) -> Any:
-            torch.cuda.set_sync_debug_mode("error" if any(row.draft_token_ids for row in plan.rows) else "default")
+    def watched(work: Callable[..., Any], plan: StepPlan | None = None) -> Callable[..., Any]:
+        """plan: of the step; None = the work is given it."""
+
+        def call(*arguments: Any) -> Any:
+            own: StepPlan = plan or arguments[0]
+            torch.cuda.set_sync_debug_mode("error" if any(row.draft_token_ids for row in own.rows) else "default")
             try:
-                return work(plan, *rest)
+                found = work(*arguments)
             except Exception as error:
                 failed.append(repr(error))
                 raise
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+            return replace(found, finish=watched(found.finish, own)) if isinstance(found, Forward) else found
 
         return call
 
@@ -117,7 +181,7 @@ def test_a_step_with_guesses_waits_once(
         plain = say(llm, **params)
         say(llm, "ngram", **params)  # what is captured on the way is there now
         matched = core.runner.num_matched
-        monkeypatch.setattr(core.runner, "forward", watched(core.runner.forward))
+        monkeypatch.setattr(core.runner, "start", watched(core.runner.start))
         monkeypatch.setattr(core.verifier, "verify", watched(core.verifier.verify))
         guessed = say(llm, "ngram", **params)
         assert core.runner.num_matched > matched and not failed

@@ -11,9 +11,12 @@ from small_networks import small_network
 
 from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
+from foretoken.kernels.continuation import Continuation, continued
+from foretoken.kernels.device_chain import ChainDraws
 from foretoken.kernels.graphs import PATIENCE, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.static_batch import Ladder
+from foretoken.kernels.triton_steps import TritonKernels
 
 BLOCK_SIZE = 4
 
@@ -88,6 +91,30 @@ def test_captured_chains_are_chains_by_steps(gpu: str, drawing: Draws | None) ->
         for chain, count in enumerate(counts):
             assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
             torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=DRAWING)
+def test_chains_go_on_behind_a_step_that_nobody_has_seen_the_end_of(device: str, draws: bool) -> None:
+    """Of what is read, and where from, the host knows nothing; behind it stands padding, for nothing was accepted of the second draft."""
+    reference = GraphExecutor(small_network())
+    network = GraphExecutor(small_network(device=device, kernels=TritonKernels()))
+    ways = [Continuation(0, 5, 3, 2, 0, [1, 2, 3, 4], 0, 3), Continuation(1, 9, 3, 0, 3, [5, 6, 7, 8], 0, 2)]
+    answer = torch.tensor([[4, 1, 2, 3, 4, 0, 1, 2, 3], [1, 6, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    prompts = ragged([(list(range(8)), 0, [1, 2, 3, 4]), (list(range(20, 29)), 0, [5, 6, 7, 8])], all_logits=False)
+    prompts = dataclasses.replace(prompts, full_logits=torch.zeros(0, dtype=torch.int64))
+    found: list[list[list[int]]] = []
+    for executor in (reference, network):
+        kv = executor.allocate(32, BLOCK_SIZE)
+        executor.run(prompts, kv)
+        at = executor.device
+        drawn = ChainDraws(torch.tensor([0.9, 0.0], device=at), torch.arange(6, device=at).view(2, 3)) if draws else None
+        for _ in range(2):  # the second time it is a replay
+            there = continued(ways, answer.to(at), BLOCK_SIZE, 90, 100)
+            chains = executor.start_chain(there.batch, kv, there.counts, 3, drawn, 90 if draws else None)
+            tokens = chains.token_ids.tolist()
+            found.append([tokens[0][:3], tokens[1][:2]])
+            assert there.num_accepted.tolist() == [3, 0] and there.counts.tolist() == [3, 2]
+    assert found[1:] == found[:1] * 3
 
 
 def test_capturing_beforehand_says_what_it_took(gpu: str) -> None:

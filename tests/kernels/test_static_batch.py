@@ -130,3 +130,18 @@ def test_rungs_without_first_places_take_no_batch_that_has_some() -> None:
     assert ladder.rung(batch) == Rung(16, 4, 16, has_firsts=True) and ladder.chain_rung(batch) == Rung(16, 16, 16, has_firsts=True)
     assert not Rung(16, 16, 16).holds(batch) and Rung(16, 16, 16, has_firsts=True).holds(batch)
     assert StaticBatch(Rung(16, 16, 16), block_tables(16, 8, CPU), BLOCK_SIZE).batch.first_places is None
+
+
+@pytest.mark.parametrize("has_firsts", [False, True])
+def test_what_lies_on_the_device_is_taken_like_what_comes_from_the_host(has_firsts: bool) -> None:
+    executor = small_network()
+    filled, taken = (StaticBatch(Rung(16, 8, 8, has_firsts), block_tables(40, 8, CPU), BLOCK_SIZE) for _ in range(2))
+    for batch in (later(executor), prompts(executor)):  # the second one is what the first one leaves room behind
+        if has_firsts:
+            batch = dataclasses.replace(batch, first_places=torch.tensor([1, 0, 0], dtype=torch.int32))
+        batch = dataclasses.replace(batch, logits_indices=batch.logits_indices[:3])
+        filled.fill(batch)
+        taken.take(batch)
+        for field in dataclasses.fields(RaggedBatch):
+            found, expected = getattr(taken.batch, field.name), getattr(filled.batch, field.name)
+            assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected, field.name

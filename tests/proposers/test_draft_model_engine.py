@@ -108,7 +108,7 @@ def test_layers_that_are_the_targets_are_kept_once(network: str) -> None:
     same, llm = held_by(network, model=TARGET, draft_layers=5)
     with llm:
         draft: Any = next(p for p in llm._running().core.proposers.proposers if p.name == "draft_model")
-        executor = draft._guesser._network.executor
+        executor = draft._guesser.network.executor
         assert executor.bank is llm._running().model.executor.bank and len(executor.kv_layers) == 5
         assert same == alone
     if network == "native":

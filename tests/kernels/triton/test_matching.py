@@ -26,7 +26,7 @@ from foretoken.engine.verifier import Verifier
 from foretoken.kernels import matching
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.matching import Guesses, emitted
-from foretoken.kernels.started import Fetched, Started
+from foretoken.kernels.started import Started
 from foretoken.kernels.triton.matching import match, warm_up
 from foretoken.proposers.config import SpeculativeConfig
 
@@ -153,8 +153,8 @@ def test_the_widest_draft_and_none() -> None:
 class MatchedThere(Started):
     """A pass whose drafts the kernel walks."""
 
-    def match(self, guesses: Guesses, chosen: Tensor | None) -> Fetched:
-        return Fetched.of(match_there(self.argmax, self.top, chosen, guesses))[0]
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
+        return match_there(self.argmax, self.top, chosen, guesses)
 
 
 class ThereHashModel(StartingHashModel):
