@@ -55,7 +55,7 @@ def start(target: Path, proposers: tuple[Any, ...], executor: str, dtype: str = 
 
 def _kv_of(proposer: LearnedProposer) -> Any:
     guesser: Any = proposer._guesser
-    return guesser._network.kv
+    return guesser.network.kv
 
 
 def caches(engine: Engine) -> list[TorchKV]:
