@@ -19,6 +19,7 @@ from .thinking_budget import ThinkingBudget, ThinkingState
 from .token_bytes import TokenBytes
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
     from .grammar_compiler import GrammarCompiler
@@ -61,6 +62,7 @@ class Intake:
         proposer_names: Sequence[str],
     ) -> None:
         self._tokenizer = tokenizer
+        self._backend = _backend(tokenizer)
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size
         self._max_tokens = min(max_model_len, cache_tokens)
@@ -251,4 +253,24 @@ class Intake:
             raise ContextTooLong(
                 f"{param} has {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}: it cannot fit the context", param
             )
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        tokenizer, backend = self._tokenizer, self._backend
+        # Whoever else uses the tokenizer leaves the backend as his last call wanted it.
+        if (
+            backend is None
+            or backend.truncation is not None
+            or backend.padding is not None
+            or backend.encode_special_tokens != tokenizer.split_special_tokens
+        ):
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
+    """What gives the same ids as the tokenizer's own `encode`, which takes half as long again; None if that does more than to ask it."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    kinds = type(tokenizer).__mro__
+    does_more = any({"encode", "_encode_plus"} & vars(kind).keys() for kind in kinds[: kinds.index(PreTrainedTokenizerFast)])
+    return None if does_more else tokenizer.backend_tokenizer

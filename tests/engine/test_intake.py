@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -122,8 +124,8 @@ def test_unknown_method_lists_the_known(intake: Intake) -> None:
 
 def test_bad_words_of_many_prompts_are_encoded_once(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     intake, texts = make_intake(tokenizer), list[str]()
-    encode = tokenizer.encode
-    monkeypatch.setattr(tokenizer, "encode", lambda text, **settings: (texts.append(text), encode(text, **settings))[1])
+    encode = intake._encode
+    monkeypatch.setattr(intake, "_encode", lambda text, *args, **settings: (texts.append(text), encode(text, *args, **settings))[1])
     params = SamplingParams(bad_words=["fox", "dog"])
     made = [intake.requests(f"r{number}", [1], params, 0.0)[0].bad_word_ids for number in range(3)]
     assert made[0] == made[1] == made[2] and len(texts) == 4
@@ -138,6 +140,30 @@ def test_prediction_text_becomes_plain_tokens(intake: Intake, tokenizer: PreTrai
     request = intake.requests("r", [1], SamplingParams(prediction="return a + b"), 0.0)[0]
     assert tokenizer.decode(list(request.prediction)) == "return a + b"
     assert intake.requests("r", [1], SamplingParams(prediction=[4, 5]), 0.0)[0].prediction == (4, 5)
+
+
+class Upper(PreTrainedTokenizerFast):
+    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().encode(text.upper(), *args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, Upper])
+def test_texts_have_the_tokenizers_own_ids_however_others_use_it(
+    tokenizer: PreTrainedTokenizerFast, kind: type[PreTrainedTokenizerFast]
+) -> None:
+    own = kind(tokenizer_object=tokenizer.backend_tokenizer)
+    intake, backend = make_intake(own), own.backend_tokenizer
+    for text in ("", "fox", " two  foxes\n", "<|user|>\u00fc \U0001f98a<|end|>", "x" * 200):
+        for special in (False, True):
+            expected = own.encode(text, add_special_tokens=special)
+            assert intake.encode(text, special) == expected
+            for leave in (
+                lambda: backend.enable_truncation(1),
+                lambda: backend.enable_padding(length=300),
+                lambda: setattr(backend, "encode_special_tokens", True),
+            ):
+                leave()
+                assert intake.encode(text, special) == expected
 
 
 def test_text_too_long_is_refused_unread(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,14 +198,13 @@ def test_a_text_that_cannot_fit_is_refused_before_tokenizing(client: TestClient,
 
 def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    encode = fake.tokenizer.encode
+    render = fake.tokenizer.apply_chat_template
 
-    def recorded(text: str, **kwargs: Any) -> Any:
-        if "<|user|>" in text:
-            threads.append(threading.current_thread().name)
-        return encode(text, **kwargs)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return render(*args, **kwargs)
 
-    monkeypatch.setattr(fake.tokenizer, "encode", recorded)
+    monkeypatch.setattr(fake.tokenizer, "apply_chat_template", recorded)
     monkeypatch.setattr(chat_format, "OFF_LOOP_CHARS", chat_format.TURN_CHARS + 3)
     prompts = []
     for text in ("fox", "foxy"):
