@@ -57,12 +57,11 @@ async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
         template_kwargs=body.template_kwargs(),
         tools=offer.tools,
     )
-    prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
-    params = replace(
-        params,
-        grammar=formats.grammar(params.grammar, tools, offer, prompt),
-        thinking=formats.thinking(body.thinking_budget, prompt),
-    )
+    if body.truncate_prompt_tokens is not None:
+        prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
+    grammar, thinking = formats.grammar(params.grammar, tools, offer, prompt), formats.thinking(body.thinking_budget, prompt)
+    if grammar is not params.grammar or thinking is not None:  # a copy is checked anew: that takes as long as the first time
+        params = replace(params, grammar=grammar, thinking=thinking)
     return Chat(prompt, params, formats.plain(tools), lambda: formats.reply(tools, offer, prompt, body.includes_reasoning))
 
 

@@ -291,8 +291,10 @@ def settle_extras(body: BaseModel) -> int:
                 raise unsupported(name)
         elif name not in _TOLERATED and name not in FORM_FIELDS:
             unknown += 1
-    for name in type(body).model_fields:
-        value = getattr(body, name)
+    given = body.model_fields_set
+    for name, value in vars(body).items():
+        if name not in given:
+            continue  # a default is no object
         for nested in value if isinstance(value, list) else (value,):
             if isinstance(nested, BaseModel):
                 unknown += settle_extras(nested)
