@@ -132,7 +132,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """The latest snapshot, at most 0.1 s and one step old."""
-        return self._thread.stats
+        return self._thread.stats()
 
     def begin_drain(self) -> None:
         """Refuse new requests from now on; those in flight go on."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretoken.engine")
 
 STATS_INTERVAL_S = 0.1
+YIELD_S = 1e-6
+"""How long the thread sleeps behind a first token: any time will do for the loop to wake up, and then it has the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,10 @@ class EngineThread:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name="foretoken-engine", daemon=True)
-        # Written by the thread; single references, so that reading needs no lock.
-        self.stats = EngineStats()  # at most STATS_INTERVAL_S and one step old
+        self._turn = threading.Lock()  # held by who looks at the core: the thread in its turns, between them a caller for a snapshot
+        self._stats, self._stats_time = EngineStats(), -math.inf
+        self._is_behind = False  # turns have ended since the snapshot
+        # Written by the thread; a single reference, so that reading needs no lock.
         self.turn_started: float | None = None  # of the step in progress or between steps; None = idle
 
     @property
@@ -73,6 +78,16 @@ class EngineThread:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread.start()
+
+    def stats(self) -> EngineStats:
+        """At most STATS_INTERVAL_S and one step old. Between two steps the snapshot is made now: no answer has to wait for it."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._is_behind:
+                    self._stats, self._stats_time, self._is_behind = self._core.stats(), time.monotonic(), False
+            finally:
+                self._turn.release()
+        return self._stats
 
     def put(self, command: Command) -> None:
         self._inbox.put(command)
@@ -93,29 +108,42 @@ class EngineThread:
             self._core.close()
 
     def _run(self) -> None:
-        core, stats_time = self._core, -math.inf
+        core = self._core
+        unheard: set[str] = set()  # requests of which nothing has come yet
         while True:
             deltas: list[TokenDelta] = []
             core.resume()  # before the inbox is emptied: what comes later interrupts again
-            for command in self._commands(wait=not core.has_work):
-                match command:
-                    case Request():
-                        core.add_request(command)
-                    case Abort(request_id):
-                        if (delta := core.abort(request_id)) is not None:
-                            deltas.append(delta)
-                    case Call(work, result):
-                        self._do(work, result)
-                    case Stop():
-                        return
-            self.turn_started = time.monotonic()
-            if core.has_work:
-                deltas.extend(core.step(self.turn_started))
-            now = time.monotonic()
-            if not core.has_work or now - stats_time >= STATS_INTERVAL_S:
-                self.stats, stats_time = core.stats(), now
+            first = () if core.has_work else (self._wait(),)
+            with self._turn:
+                self._is_behind = False
+                for command in chain(first, self._commands()):
+                    match command:
+                        case Request():
+                            core.add_request(command)
+                            unheard.add(command.request_id)
+                        case Abort(request_id):
+                            if (delta := core.abort(request_id)) is not None:
+                                deltas.append(delta)
+                        case Call(work, result):
+                            self._do(work, result)
+                        case Stop():
+                            self._stats = core.stats()
+                            return
+                self.turn_started = time.monotonic()
+                if core.has_work:
+                    deltas.extend(core.step(self.turn_started))
+                now = time.monotonic()
+                self._is_behind = True
             if deltas and not self._tell_loop(self._deliver, deltas, now):
                 return
+            heard = unheard.intersection([delta.request_id for delta in deltas])
+            unheard -= heard
+            if not core.has_work:
+                continue
+            if heard:
+                time.sleep(YIELD_S)  # where the next step takes all cores, the loop would hardly send these before its end
+            if now - self._stats_time >= STATS_INTERVAL_S:
+                self.stats()
 
     def _do(self, work: Callable[[EngineCore], Any], result: asyncio.Future[Any]) -> None:
         try:
@@ -125,18 +153,23 @@ class EngineThread:
         else:
             self._tell_loop(_settle, result, value, None)
 
-    def _commands(self, wait: bool) -> Iterator[Command]:
-        """Everything in the queue; if wait, at least one command."""
-        if wait:
-            self.turn_started = None
-            yield self._inbox.get()
+    def _wait(self) -> Command:
+        self.turn_started = None
+        try:
+            return self._inbox.get(timeout=max(0.0, self._stats_time + STATS_INTERVAL_S - time.monotonic()))
+        except Empty:
+            self._tell_loop(self.stats)  # there, so that whoever asks meanwhile has nothing to wait for
+            return self._inbox.get()
+
+    def _commands(self) -> Iterator[Command]:
+        """Everything in the queue."""
         while True:
             try:
                 yield self._inbox.get_nowait()
             except Empty:
                 return
 
-    def _tell_loop(self, callback: Callable[..., None], *args: object) -> bool:
+    def _tell_loop(self, callback: Callable[..., object], *args: object) -> bool:
         """False if the loop has been closed: then nobody is left to serve."""
         assert self._loop is not None
         try:

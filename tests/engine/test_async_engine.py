@@ -114,6 +114,21 @@ def slowed(engine: Any, seconds: float = 0.01) -> None:
     engine.core.step = slow_step
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.15])
+def test_who_has_an_answer_finds_it_counted(tokenizer: PreTrainedTokenizerFast, pause_s: float) -> None:
+    engine, params = make_engine(tokenizer), SamplingParams(max_tokens=6, ignore_eos=True)
+
+    async def scenario(driver: AsyncEngine) -> None:
+        for number in range(1, 20 if pause_s == 0 else 3):
+            await collect(driver.generate([5, 6, 7], params, request_id=f"r{number}"))
+            now = driver.stats()
+            assert (now.generation_tokens, now.num_running) == (6 * number, 0)
+            await asyncio.sleep(pause_s)
+            assert driver.stats() is now, "a snapshot is good until something happens"
+
+    run(engine, scenario)
+
+
 def test_every_choice_ends_once_with_the_cores_own_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     engine, reference = make_engine(tokenizer), make_engine(tokenizer).core
     params = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
