@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -81,13 +82,21 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, serving: Serving) -> None:
-    @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
         return await create_chat_completion(request, serving)
 
-    @app.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Response:
         return await create_completion(request, serving)
+
+    for path, endpoint in {"/v1/chat/completions": chat_completions, "/v1/completions": completions}.items():
+        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=Direct)
+
+
+class Direct(APIRoute):
+    """Of an endpoint that takes a request and gives a response: FastAPI has nothing to find out for it, nor to make of what it says."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
 
 
 def _add_models(app: FastAPI, serving: Serving) -> None:

@@ -173,7 +173,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if not task.done():  # else nothing holds the answer up: who only listens ends by itself
+            await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
