@@ -198,7 +198,9 @@ class AdaptivePolicy:
             confidence = None if draft.confidence is None else draft.confidence[start:end]
             self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
             chances = self.expectations.chances(request_id, draft, start, end)
-            if chances is None or (probe is not None and probe.request_id == request_id):
+            # What a drafter that nobody knows thinks of its guesses is not yet held against them: how else would it be known?
+            is_unproven = confidence is not None and self.expectations.acceptance[asked.proposer].num_seen < UNPROVEN
+            if chances is None or is_unproven or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]
                 continue
             places.append(i)

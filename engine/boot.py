@@ -121,7 +121,6 @@ def assemble(
     rounds = None if costs is None else _rounds(config, model, runner, proposers, lookups, verifier)
     controller = Controller(speculative, infos, costs)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
-    kv.lookahead = max(runner.lookahead, proposers.num_places_ahead)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -132,6 +131,8 @@ def assemble(
         scratch_slots=proposers.needs.scratch_slots,
         on_preempt=proposers.forget,
         rounds=rounds,
+        lookahead=runner.lookahead,
+        guessing_lookahead=proposers.num_places_ahead if verifier.only_matches else 0,
     )
 
     def open_text(request: Request) -> Detokenizer | None:

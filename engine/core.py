@@ -14,7 +14,7 @@ from .controller import Controller
 from .plan import Grants, RoundsPlan, StepPlan, Verdict
 from .request import Request, TokenDelta
 from .rounds import Rounds
-from .runner import Forward, Runner
+from .runner import Runner
 from .scheduler import Scheduler
 from .speculation_policy import StepTimes
 from .stats import EngineStats
@@ -57,7 +57,6 @@ class EngineCore:
         self._drafting = proposers.draft_seconds  # up to the last observed step
         self._no_drafting = (0.0,) * len(self._drafting)
         self._has_drafted = False  # since then: else nobody's time has changed
-        self._may_begin = proposers.num_places_ahead > 0
 
     @property
     def has_work(self) -> bool:
@@ -158,9 +157,10 @@ class EngineCore:
         try:
             started = self._stopwatch()
             forward = self.runner.start(plan)
-            begun = self._begin(plan, forward)
+            if forward.answer is not None and self.proposers.may_begin:
+                self.proposers.begin(plan.under_way(forward.answer, forward.hidden))
             target = forward.finish()
-            self.target_seconds += self._stopwatch() - started - begun
+            self.target_seconds += self._stopwatch() - started
             verdict = self.verifier.verify(plan, target)
         except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
             if plan.num_tokens > sum(row.num_scheduled for row in plan.rows):
@@ -168,17 +168,6 @@ class EngineCore:
                 return self._run(grants, Draft.empty(len(grants.rows)))
             return self._bisect(grants, error)
         return self._commit(plan, verdict, target)
-
-    def _begin(self, plan: StepPlan, forward: Forward) -> float:
-        """Let proposers begin their next guesses while the target computes, if these can start where it leaves off. Returns seconds."""
-        if forward.answer is None or not self._may_begin:
-            return 0.0
-        before = sum(self.proposers.draft_seconds)
-        self.proposers.begin(plan.under_way(forward.answer, forward.hidden))
-        self._has_drafted = True
-        seconds = sum(self.proposers.draft_seconds) - before
-        self._proposing += seconds
-        return seconds
 
     def _run_rounds(self, grants: Grants, plan: RoundsPlan) -> list[TokenDelta]:
         """The step as several passes in one call. If that raises, it is one pass after all."""

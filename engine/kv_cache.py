@@ -79,6 +79,7 @@ class _Table:
     blocks: array[int] = field(default_factory=lambda: array("i"))
     digests: list[bytes] = field(default_factory=list)  # of the full committed blocks
     num_committed: int = 0
+    lookahead: int = 0  # places behind the committed ones that are kept for the next step
     num_marked: dict[int, int] = field(default_factory=dict)  # drafter -> leading blocks that `mark_filled` has been through
 
 
@@ -90,7 +91,6 @@ class KVCache:
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, _Table] = {}
         self.scratch: set[str] = set()  # tables of no request
-        self.lookahead = 0  # places behind the committed ones that a row keeps for its next step
         self.prefix_caching = prefix_caching
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -178,6 +178,13 @@ class KVCache:
             blocks.append(self.pool.take())
         return min(len(blocks) * self.block_size, num_places)
 
+    def look_ahead(self, request_id: str, num_known: int, num_places: int) -> None:
+        """Reserve so many places behind the known ones, as far as free blocks allow, and keep as many behind the committed ones until
+        this is called again."""
+        self.tables[request_id].lookahead = num_places
+        if num_places:
+            self.reserve_up_to(request_id, num_known + num_places)
+
     def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first num_tokens of the sequence are computed and final; everything behind is rolled back."""
         table = self.tables[request_id]
@@ -194,9 +201,9 @@ class KVCache:
         self.roll_back(request_id)
 
     def roll_back(self, request_id: str, keep: int = 0) -> None:
-        """Give back every block behind the committed places and the lookahead (and behind `keep` places, if that is more)."""
+        """Give back every block behind the committed places and the row's lookahead (and behind `keep` places, if that is more)."""
         table = self.tables[request_id]
-        needed = -(-max(table.num_committed + self.lookahead, keep) // self.block_size)
+        needed = -(-max(table.num_committed + table.lookahead, keep) // self.block_size)
         while len(table.blocks) > needed:
             self.pool.release(table.blocks.pop())
 

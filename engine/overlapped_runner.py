@@ -115,9 +115,12 @@ class OverlappedRunner(Runner):
         if following is None and taken is None and (answer := self._match(plan, started)) is not None:
             self.num_matched += 1
             logits, fetched = started.logits if plan.scored else None, self._starting.fetch(answer)
-            return Forward(
-                lambda: ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get()), answer, started.hidden
-            )
+
+            def matched() -> ForwardOutput:
+                return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
+
+            # Scores of prompts are brought to the host later on: behind what somebody else begins now they would have to wait.
+            return Forward(matched) if plan.scored else Forward(matched, answer, started.hidden)
         # What was begun writes over the scores, and all choices that are made from them are made.
         wait = started.finish if following is None else started.best
         chosen = None if following is None else following.chosen

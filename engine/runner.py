@@ -48,7 +48,7 @@ class Runner:
         return self.start(plan).finish()
 
     def start(self, plan: StepPlan) -> Forward:
-        """Hands the pass over. Nothing else may be started before it is finished."""
+        """Hands the pass over. It is finished before another one starts."""
         output = self.executor.run(self._batch(plan), self.kv, self._hidden)
         return Forward(lambda: output)
 

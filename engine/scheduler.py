@@ -37,7 +37,10 @@ class Scheduler:
         scratch_slots: int = 0,
         on_preempt: Callable[[str], None] = lambda request_id: None,
         rounds: Rounds | None = None,
+        lookahead: int = 0,
+        guessing_lookahead: int = 0,
     ) -> None:
+        """lookahead: places behind its tokens that each row should have; guessing_lookahead: that one should have which may guess."""
         self.config = config
         self.kv = kv
         self.controller = controller
@@ -53,6 +56,7 @@ class Scheduler:
         self._counter = count()
         self._on_preempt = on_preempt
         self._rounds = rounds
+        self.lookahead, self.guessing_lookahead = lookahead, max(lookahead, guessing_lookahead)
         self._num_filled: dict[str, tuple[int, ...]] = {}
         self._scoring: set[str] = set()  # requests that want scores of their prompt
         self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
@@ -275,8 +279,6 @@ class Scheduler:
         for wish, (assigned, ceiling) in zip(wishes, shares, strict=True):
             request = wish.request
             request_id = request.request_id
-            if kv.lookahead:
-                kv.reserve_up_to(request_id, request.num_computed_tokens + wish.num_scheduled + kv.lookahead)
             forced = self._forced(wish, ceiling + unused)
             if len(forced) > ceiling:
                 unused -= len(forced) - ceiling
@@ -285,6 +287,8 @@ class Scheduler:
                 known = len(request.token_ids)
                 places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
                 ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
+            ahead = self.guessing_lookahead if ceiling > 0 else self.lookahead
+            kv.look_ahead(request_id, request.num_computed_tokens + wish.num_scheduled, ahead)
             rows.append(
                 RowGrant(
                     request,

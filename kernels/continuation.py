@@ -26,7 +26,7 @@ class Continuation:
     num_drafted: int  # the draft is a chain of so many
     num_held: int  # entries of so many of these are in place, and good if they are accepted
     node: int  # of the root among all tokens of the step
-    table: Sequence[int]  # blocks of at least length + num_drafted + 1 places
+    table: tuple[int, ...]  # blocks of at least length + num_drafted + 1 places
     first: int  # as in RaggedBatch.first_places
     count: int  # tokens that its chain is to have, at least 1
 
@@ -51,6 +51,7 @@ class Continued:
 
     batch: RaggedBatch  # T tokens, the sum of most_read; scores wanted behind each row
     nodes: Tensor  # [T] int64, the token of the step behind which each entry's own token was chosen
+    said: Tensor  # [R, 1 + depth] how many tokens each row emits, and which
     num_accepted: Tensor  # [R] int64
     counts: Tensor  # [R] int64, `room` of each
 
@@ -68,7 +69,8 @@ def continued(rows: Sequence[Continuation], answer: Tensor, block_size: int, voc
     tables = torch.tensor([[*row.table, *[0] * (width - len(row.table))] for row in rows], dtype=torch.int32)
     values, tables = upload_packed([values, tables], answer.device)
     places, lengths, held, roots, firsts, wanted, num_places = values.unbind(1)
-    said = answer[places].long()
+    depth = answer.shape[1] // 2
+    said = answer[places, : 1 + depth].long()
     accepted = (said[:, 0] - 1).clamp(min=0)
     starts = lengths + torch.minimum(accepted, held)
     stops = lengths + accepted + 1
@@ -81,7 +83,6 @@ def continued(rows: Sequence[Continuation], answer: Tensor, block_size: int, voc
     is_read = flat < ends[-1]
     position = torch.where(is_read, starts[owner] + flat - (ends - stops + starts)[owner], lengths[owner])
     nth = position - lengths[owner]
-    depth = answer.shape[1] // 2
     tokens = said[owner, 1 + nth.clamp(max=depth - 1)].clamp(0, vocab_size - 1)
     slots = tables[owner, position // block_size].long() * block_size + position % block_size
     query_start_loc = torch.cat([ends.new_zeros(1), ends]).int()
@@ -100,4 +101,4 @@ def continued(rows: Sequence[Continuation], answer: Tensor, block_size: int, voc
         first_places=firsts.int() if any(row.first for row in rows) else None,
     )
     counts = torch.minimum(wanted, torch.minimum(num_places - stops + 1, max_model_len - stops))
-    return Continued(batch, roots[owner] + nth, accepted, counts)
+    return Continued(batch, roots[owner] + nth, said, accepted, counts)

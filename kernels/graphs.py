@@ -210,6 +210,10 @@ class GraphExecutor:
                 torch.cuda.current_stream().synchronize()
         return ChainOutput(token_ids, confidence, logits)
 
+    def takes_chains(self, num_tokens: int, num_rows: int) -> bool:
+        """See `ChainStarter.takes_chains`."""
+        return not self.has_graphs or (self.ladder.up(num_tokens) is not None and num_rows <= MOST_CHAIN_ROWS)
+
     def start_chain(
         self,
         batch: RaggedBatch,

@@ -108,6 +108,10 @@ class StartingExecutor(Executor, Protocol):
 class ChainStarter(Executor, Protocol):
     """An executor whose chains need neither be waited for nor known to the host where they begin."""
 
+    def takes_chains(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether chains behind a batch of this size are one piece of work: to hand over many takes longer than not waiting saves."""
+        ...
+
     def start_chain(
         self,
         batch: RaggedBatch,

@@ -32,7 +32,7 @@ class _Begun:
     block_size: int
     tokens: Fetched  # [R, k]
     confidence: Fetched  # [R, k]
-    num_accepted: Fetched  # [R]
+    said: Fetched  # as in Continued
 
 
 class EarlyChains:
@@ -40,7 +40,7 @@ class EarlyChains:
 
     def __init__(self, guesser: ChainGuesser, executor: ChainStarter, cache: OwnCache) -> None:
         """cache: the books, of which only what the drafter can read is looked at."""
-        self.num_places = 2 * cache.max_tokens  # a whole draft is accepted, and the next one guessed behind it
+        self.num_places = 2 * cache.max_tokens + 1  # a whole draft is accepted, and the next one guessed behind its extra token
         self._guesser = guesser
         self._executor = executor
         self._num_readable, self._max_model_len = cache.vocab_size, cache.max_model_len
@@ -60,15 +60,15 @@ class EarlyChains:
     def begin(self, rows: Sequence[tuple[RowUnderWay, Continuation]], step: UnderWay) -> None:
         """rows: those of the step that go on. Waits for nothing."""
         self._begun = None
-        if not rows:
-            return
         ways = [way for _, way in rows]
+        if not rows or not self._executor.takes_chains(sum(way.most_read for way in ways), len(rows)):
+            return
         with torch.inference_mode():
             there = continued(ways, step.answer, step.block_size, self._num_readable, self._max_model_len)
             found = self._start([row for row, _ in rows], ways, there, step)
-            tokens, confidence, accepted = Fetched.of(found.token_ids, found.confidence, there.num_accepted)
+            tokens, confidence, said = Fetched.of(found.token_ids, found.confidence, there.said)
         places = {row.request_id: (place, way) for place, (row, way) in enumerate(rows)}
-        self._begun = _Begun(places, step.block_size, tokens, confidence, accepted)
+        self._begun = _Begun(places, step.block_size, tokens, confidence, said)
         self.num_begun += len(rows)
 
     def take(self, feeds: Sequence[Feed]) -> list[Chain | None]:
@@ -76,14 +76,17 @@ class EarlyChains:
         begun, self._begun = self._begun, None
         if begun is None or not any(feed.row.request_id in begun.rows for feed in feeds):
             return [None] * len(feeds)
-        accepted: list[int] = begun.num_accepted.get().tolist()
+        said: list[list[int]] = begun.said.get().tolist()
         tokens: list[list[int]] = begun.tokens.get().tolist()
         confidence: list[list[float]] = begun.confidence.get().tolist()
         chains: list[Chain | None] = []
         for feed in feeds:
-            place, way = begun.rows.get(feed.row.request_id, (-1, None))
-            count = -1 if way is None else self._usable(feed, way, accepted[place], begun.block_size)
-            chains.append(None if count < 0 else (tokens[place][:count], confidence[place][:count]))
+            chain = None
+            if (known := begun.rows.get(feed.row.request_id)) is not None:
+                place, way = known
+                count = self._usable(feed, way, said[place], begun.block_size)
+                chain = None if count is None else (tokens[place][:count], confidence[place][:count])
+            chains.append(chain)
         self.num_used += sum(chain is not None for chain in chains)
         return chains
 
@@ -124,13 +127,16 @@ class EarlyChains:
             feature_input(guesser.network, states),
         )
 
-    def _usable(self, feed: Feed, way: Continuation, num_accepted: int, block_size: int) -> int:
-        """How many of the begun guesses stand where the feed's would; -1 if it would read something else, or elsewhere."""
-        if (feed.start, feed.stop) != way.read(num_accepted) or feed.first != way.first:
-            return -1
-        count = min(feed.count, way.room(num_accepted, block_size, self._max_model_len))
+    def _usable(self, feed: Feed, way: Continuation, said: list[int], block_size: int) -> int | None:
+        """How many of the begun guesses stand where the feed's would; None if it would read something else, or elsewhere."""
+        num_emitted = said[0]
+        if not num_emitted or (feed.start, feed.stop) != way.read(num_emitted - 1) or feed.first != way.first:
+            return None
+        if list(feed.row.token_ids[way.length : feed.stop]) != said[1 : 1 + num_emitted]:
+            return None  # the step was computed once more, and said something else
+        count = min(feed.count, way.room(num_emitted - 1, block_size, self._max_model_len))
         blocks = -(-(feed.stop + max(count - 1, 0)) // block_size)
-        return count if tuple(feed.row.block_table[:blocks]) == way.table[:blocks] else -1
+        return count if tuple(feed.row.block_table[:blocks]) == way.table[:blocks] else None
 
 
 def _from_here(draws: ChainDraws, num_accepted: Tensor, steps: int) -> ChainDraws:

@@ -6,11 +6,12 @@ Methods differ in the program, in what an entry is made of (`Pairing`) and in ho
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ..kernels.layout import KVLayerSpec
 from .base import Draft, DraftContext, Feedback, Needs, UnderWay
 from .drafting import Feed, OwnCache
-from .early import EarlyChains
+from .early import Chain, EarlyChains
 from .guessing import Guesser, Guesses
 
 
@@ -26,7 +27,7 @@ class LearnedProposer:
         self.early = EarlyChains.of(guesser, cache)
         self._cache = cache
         self._guesser = guesser
-        self._asked: dict[str, int] = {}  # guesses that rows were asked for in the latest step
+        self._asked: dict[str, int] = {}  # guesses that rows were asked for in the latest step, and probably are in the next
 
     @property
     def num_places_ahead(self) -> int:
@@ -34,10 +35,13 @@ class LearnedProposer:
 
     def propose(self, context: DraftContext) -> Draft:
         feeds = self._cache.plan(context)
-        self._asked = {feed.row.request_id: feed.count for feed in feeds if feed.count}
+        chains = [None] * len(feeds) if self.early is None else self.early.take(feeds)
+        # Who has more to read than a step brings has just come, or comes back for one guess: he will hardly be asked again at once.
+        most = self.max_tokens + 1
+        self._asked = {feed.row.request_id: feed.count for feed in feeds if feed.count and feed.stop - feed.start <= most}
         if not feeds:
             return dataclasses.replace(Draft.empty(len(context.rows)), filled=self._cache.filled(context))
-        guesses = self._guesses(feeds, context.block_size)
+        guesses = self._guesses(feeds, chains, context.block_size)
         self._cache.fed(feeds, guesses.in_place or [[] for _ in feeds])
         return guesses.draft(feeds, len(context.rows), self._cache.filled(context))
 
@@ -59,9 +63,8 @@ class LearnedProposer:
     def close(self) -> None:
         """Nothing outlives the process."""
 
-    def _guesses(self, feeds: list[Feed], block_size: int) -> Guesses:
+    def _guesses(self, feeds: list[Feed], chains: Sequence[Chain | None], block_size: int) -> Guesses:
         """What was begun early is taken as it is, the rest is guessed now."""
-        chains = [None] * len(feeds) if self.early is None else self.early.take(feeds)
         late = [feed for feed, chain in zip(feeds, chains, strict=True) if chain is None]
         states = self._cache.states(late) if late and self._cache.features is not None else None
         guesses = self._guesser.guess(late, states, block_size) if late else Guesses.none(0)

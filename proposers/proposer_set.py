@@ -168,16 +168,21 @@ class ProposerSet:
         """Places behind the known tokens of a step that those who begin early want to find; 0 = nobody does."""
         return max((early.num_places_ahead for _, early in self._early), default=0)
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether anybody who was asked in the running step can begin early what he will be asked behind it."""
+        return any([member.was_asked and member.works for member, _ in self._early])
+
     def begin(self, step: UnderWay) -> None:
-        """Let those who were asked in a step begin what they will be asked behind it."""
-        for member, early in self._early:
+        """Let them. The time is nobody's: the target computes meanwhile. Who cannot do it guesses from now on when he is asked."""
+        for member, early in [*self._early]:
             if member.was_asked and member.works:
-                started = self._clock()
                 try:
                     early.begin(step)
                 except Exception as error:  # noqa: BLE001 - as in observe
-                    self._failed(member, _told(error))
-                member.health.draft_seconds += self._clock() - started
+                    member.health.num_failures += 1
+                    self._early.remove((member, early))
+                    _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error))
 
     def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:

@@ -6,6 +6,7 @@ Everything but graphs and kernels is the same code, so outputs must be those of 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from tiny_models import save_llama
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.overlapped_runner import OverlappedRunner
-from foretoken.engine.plan import StepPlan
+from foretoken.engine.plan import StepPlan, Verdict
 from foretoken.engine.runner import Forward
 from foretoken.kernels.graphs import GraphExecutor
+from foretoken.kernels.layout import ForwardOutput
+from foretoken.proposers.drafting import Feed
+from foretoken.proposers.early import Chain
 from foretoken.proposers.learned import LearnedProposer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 20, [7, 8, 7, 8, 7, 8, 7]]
@@ -127,6 +131,48 @@ def test_early_guesses_are_as_good_as_late_ones(
         assert accepted[0] == pytest.approx(accepted[1], abs=0.03) and 0.3 < accepted[0] < 0.98
 
 
+def test_a_step_that_is_computed_once_more_leaves_no_chain_behind(
+    target: Path, alike: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict fails now and then: then nobody guesses in it, and its rows get other tokens than the chains were begun behind."""
+    config: dict[str, Any] = {"method": "draft_model", "model": str(alike), "num_speculative_tokens": 3, "adaptive": False}
+    calls = 0
+    taken: list[tuple[list[int], list[int]]] = []
+    with LLM(target, config, **OPTIONS) as llm:
+        core = llm._running().core
+        (proposer,) = (p for p in core.proposers.proposers if isinstance(p, LearnedProposer))
+        verify, early = core.verifier.verify, proposer.early
+        assert early is not None
+        take = early.take
+
+        def failing(plan: StepPlan, output: ForwardOutput) -> Verdict:
+            nonlocal calls
+            calls += 1
+            if calls % 4 == 0 and any(row.draft_token_ids for row in plan.rows):
+                raise RuntimeError("a fault of the device")
+            return verify(plan, output)
+
+        def noted(feeds: Sequence[Feed]) -> list[Chain | None]:
+            begun = early._begun
+            chains = take(feeds)
+            for feed, chain in zip(feeds, chains, strict=True):
+                if chain is not None and begun is not None:
+                    place, way = begun.rows[feed.row.request_id]
+                    count, *said = begun.said.get()[place].tolist()
+                    taken.append((list(feed.row.token_ids[way.length :]), said[:count]))
+            return chains
+
+        monkeypatch.setattr(core.verifier, "verify", failing)
+        monkeypatch.setattr(early, "take", noted)
+        found = say(llm, "draft_model", temperature=0)
+        mixed = say(llm, "draft_model", temperature=0.8, logprobs=1)  # which the host decides from whole logits
+        llm._running().core.check()
+    assert len(taken) > 5 and all(known == said for known, said in taken)
+    monkeypatch.undo()
+    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+        assert [say(plain, "off", temperature=0), say(plain, "off", temperature=0.8, logprobs=1)] == [found, mixed]
+
+
 def test_a_cache_that_runs_out_changes_nothing(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Places kept for the next step are few, and go when others need them."""
     with LLM(target, {"method": "off"}, **{**OPTIONS, "num_gpu_blocks_override": 7}) as llm:
@@ -147,8 +193,11 @@ def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as
 
     def counted(plan: StepPlan) -> Forward:
         nonlocal together
+        assert isinstance(runner, OverlappedRunner)
+        before = runner.num_matched
         forward = start(plan)
-        together += bool(plan.scored) and forward.answer is not None and any(row.draft_token_ids for row in plan.rows)
+        together += bool(plan.scored) and runner.num_matched > before and any(row.draft_token_ids for row in plan.rows)
+        assert not plan.scored or forward.answer is None, "scores would wait for chains that are begun"
         return forward
 
     def answers(llm: LLM) -> tuple[list[list[int]], list[float]]:

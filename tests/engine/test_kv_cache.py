@@ -120,3 +120,22 @@ def test_a_guess_takes_what_is_free_and_no_more() -> None:
     assert not kv.reserve("a", 13)
     kv.roll_back("a", keep=5)
     assert len(kv.block_table("a")) == 2
+
+
+def test_what_lies_ahead_is_kept_until_a_row_looks_less_far() -> None:
+    kv = KVCache(8, 4)
+    kv.admit("r", [1, 2, 3])
+    kv.reserve("r", 3)
+    kv.look_ahead("r", 3, 7)
+    assert len(kv.block_table("r")) == 3
+    kv.commit("r", [1, 2, 3], 3)
+    assert len(kv.block_table("r")) == 3
+    kv.look_ahead("r", 3, 1)
+    kv.roll_back("r")
+    assert len(kv.block_table("r")) == 1
+    kv.look_ahead("r", 3, 100)  # no more than there is
+    assert len(kv.block_table("r")) == 8
+    kv.look_ahead("r", 3, 0)
+    kv.roll_back("r")
+    assert len(kv.block_table("r")) == 1
+    kv.check()

@@ -18,7 +18,7 @@ def a_row(rng: random.Random, answer: int, first_block: int) -> Continuation:
     num_blocks = -(-(length + num_drafted + 1) // BLOCK_SIZE) + rng.randint(0, 2)
     table = rng.sample(range(first_block, first_block + 12), num_blocks) if num_blocks <= 12 else list(range(num_blocks))
     held = rng.choice([0, max(num_drafted - 1, 0), num_drafted])
-    return Continuation(answer, length, num_drafted, held, rng.randint(0, 9), table, rng.choice([0, 0, 1]), rng.randint(1, 6))
+    return Continuation(answer, length, num_drafted, held, rng.randint(0, 9), tuple(table), rng.choice([0, 0, 1]), rng.randint(1, 6))
 
 
 def what_the_host_would_make(rows: list[Continuation], emitted: list[list[int]]) -> BatchLists:
@@ -68,13 +68,14 @@ def test_it_is_the_batch_of_what_was_said(seed: int) -> None:
     nodes = [row.node + i for row in rows for i in range(*(place - row.length for place in row.read(len(emitted[row.answer]) - 1)))]
     assert found.nodes[:count].tolist() == nodes
     assert found.num_accepted.tolist() == [len(emitted[row.answer]) - 1 for row in rows]
+    assert [said[1 : 1 + said[0]] for said in found.said.tolist()] == [emitted[row.answer] for row in rows]
     rooms = [row.room(len(emitted[row.answer]) - 1, BLOCK_SIZE, MAX_LEN) for row in rows]
     assert found.counts.tolist() == rooms and min(rooms) >= 1
 
 
 def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
     """A row that failed, and a token that the drafter has no embedding for: nobody uses what follows, but nothing breaks either."""
-    rows = [Continuation(0, 5, 2, 1, 0, [1, 2, 3], 0, 3), Continuation(1, 7, 0, 0, 3, [4, 5], 0, 2)]
+    rows = [Continuation(0, 5, 2, 1, 0, (1, 2, 3), 0, 3), Continuation(1, 7, 0, 0, 3, (4, 5), 0, 2)]
     answer = torch.tensor([[0, -1, 0, 0, 0, 0, 0], [1, 60, 0, 0, 0, 0, 0]], dtype=torch.int32)
     found = continued(rows, answer, BLOCK_SIZE, VOCAB, MAX_LEN)
     assert found.batch.token_ids.tolist()[:2] == [0, VOCAB - 1] and found.num_accepted.tolist() == [0, 0]
@@ -82,7 +83,7 @@ def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
 
 
 def test_chains_end_where_places_and_positions_do() -> None:
-    row = Continuation(0, 5, 2, 2, 0, [1, 2, 3], 0, 9)
+    row = Continuation(0, 5, 2, 2, 0, (1, 2, 3), 0, 9)
     answer = torch.tensor([[3, 1, 2, 3, 0, 1, 2]], dtype=torch.int32)
     assert continued([row], answer, BLOCK_SIZE, VOCAB, MAX_LEN).counts.tolist() == [5] == [row.room(2, BLOCK_SIZE, MAX_LEN)]
     assert continued([row], answer, BLOCK_SIZE, VOCAB, 10).counts.tolist() == [2] == [row.room(2, BLOCK_SIZE, 10)]

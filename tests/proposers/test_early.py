@@ -145,7 +145,7 @@ def drafter(llm: LLM) -> LearnedProposer:
 def test_early_guesses_are_those_that_come_late(engines: tuple[LLM, LLM]) -> None:
     """Rows come and go, drafts are cut, ceilings change, blocks are given back, and steps come between."""
     early, late = map(drafter, engines)
-    assert early.early is not None and late.early is not None and early.num_places_ahead == 2 * early.max_tokens
+    assert early.early is not None and late.early is not None and early.num_places_ahead == 2 * early.max_tokens + 1
     late.early = None
     for seed in range(4):
         pair, rng = Pair(early, late, 64, seed), random.Random(seed)
@@ -194,3 +194,7 @@ def test_nobody_begins_where_the_host_has_to_know(target: Path, tmp_path: Path, 
     for settings in (tree, drawn):
         with LLM(target, {**draft, **settings}, **OPTIONS) as llm:
             assert drafter(llm).num_places_ahead == 0
+    with LLM(target, {**draft, "rejection_sample_method": "standard"}, **OPTIONS) as llm:
+        assert drafter(llm).num_places_ahead > 1 == llm._running().core.scheduler.guessing_lookahead, "places are kept for nothing"
+    with LLM(target, draft, **OPTIONS) as llm:
+        assert llm._running().core.scheduler.guessing_lookahead == drafter(llm).num_places_ahead > 1

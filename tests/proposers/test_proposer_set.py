@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.kernels.layout import FINAL, KVLayerSpec
-from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, KnownRow, Needs
+from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, KnownRow, Needs, UnderWay
 from foretoken.proposers.corpus import Corpora
 from foretoken.proposers.corpus_files import CorpusFolder
 from foretoken.proposers.proposer_set import ProposerSet
@@ -77,6 +77,18 @@ class Stumbling(Scripted):
 class Forgetful(Finding):
     def have_guesses(self, rows: Sequence[KnownRow]) -> list[bool]:
         return [True]
+
+
+class Hasty(Scripted):
+    """Wants to begin early, and stumbles the second time."""
+
+    num_places_ahead = 5
+    num_begun = 0
+
+    def begin(self, step: UnderWay) -> None:
+        self.num_begun += 1
+        if self.num_begun == 2:
+            raise RuntimeError("not so fast")
 
 
 class Clock:
@@ -282,6 +294,22 @@ def test_failing_to_listen_counts_like_failing_to_guess() -> None:
         proposers.observe(FEEDBACK)
     assert "ValueError: what?" in off_reasons(proposers)["a"]
     assert ask(proposers, row("r"))[0] == [[]]
+
+
+def test_who_cannot_begin_early_goes_on_guessing_when_he_is_asked() -> None:
+    hasty = Hasty("a", {"r": [1]})
+    proposers = ProposerSet([Scripted("b", {"s": [2]}), hasty])
+    step = UnderWay([], torch.zeros(0, 3), {}, 16)
+    assert proposers.num_places_ahead == 5 and not proposers.may_begin
+    for turn in range(4):
+        assert ask(proposers, row("s"))[0] == [[2]]
+        assert not proposers.may_begin, "nobody asked him"
+        proposers.begin(step)
+        assert ask(proposers, row("r"))[0] == [[1]]
+        assert proposers.may_begin == (turn < 2)
+        proposers.begin(step)
+        proposers.observe(FEEDBACK)
+    assert hasty.num_begun == 2 and proposers.stats()[1].num_failures == 1 and not off_reasons(proposers)
 
 
 def test_a_slow_call_loses_its_guesses_and_time_to_ingest_is_granted() -> None:

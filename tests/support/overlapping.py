@@ -58,5 +58,5 @@ def overlapped_core(*args: Any, model: StartingHashModel | None = None, **settin
     model = model or StartingHashModel(simulation.VOCAB)
     core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
     core.runner.use_verifier(core.verifier)
-    core.scheduler.kv.lookahead = core.runner.lookahead
+    core.scheduler.lookahead = core.runner.lookahead
     return core
