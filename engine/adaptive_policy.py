@@ -199,8 +199,8 @@ class AdaptivePolicy:
             self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
             chances = self.expectations.chances(request_id, draft, start, end)
             # What a drafter that nobody knows thinks of its guesses is not yet held against them: how else would it be known?
-            is_unproven = confidence is not None and self.expectations.acceptance[asked.proposer].num_seen < UNPROVEN
-            if chances is None or is_unproven or (probe is not None and probe.request_id == request_id):
+            doubts_itself = confidence is not None and self._is_unproven(asked.proposer)
+            if chances is None or doubts_itself or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]
                 continue
             places.append(i)
@@ -243,7 +243,7 @@ class AdaptivePolicy:
         if self._asked and self._probing.probe is None:
             if self._has_scouted:
                 self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
-            else:
+            elif not any([self._is_unproven(asked.proposer) for asked in self._asked.values()]):  # of whom that was only hoped
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows, times.step + drafting)
         if self._rounds_rate:
@@ -378,7 +378,7 @@ class AdaptivePolicy:
                 continue
             self._assignment.choose(row, request_id, self._step, load.num_rows, load.context)
             acceptance = acceptances[row.proposer]
-            if acceptance.num_seen < UNPROVEN:
+            if self._is_unproven(row.proposer):
                 trials[row.proposer] += 1
                 if trials[row.proposer] > TRIAL_ROWS:
                     continue
@@ -386,6 +386,10 @@ class AdaptivePolicy:
                 places.append(i)
                 candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
         return answer, places, candidates
+
+    def _is_unproven(self, proposer: int) -> bool:
+        """Whether what is expected of its guesses is hardly more than a first opinion."""
+        return self.expectations.acceptance[proposer].num_seen < UNPROVEN
 
     def _is_known(self, request_id: str) -> bool:
         """Whether anybody but scouts has guessed for that row."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 from rows import a_request
 
 from foretoken.engine.controller import Controller
-from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
-from foretoken.engine.speculation_policy import ProposerInfo
+from foretoken.engine.costs import LADDER, CostFigures, CostTable
+from foretoken.engine.plan import PlanRow, RowGrant, RowVerdict, StepPlan, Verdict
+from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
 from foretoken.engine.stats import EngineStats
+from foretoken.proposers.base import Draft
 from foretoken.proposers.config import SpeculativeConfig
 
 
@@ -59,3 +64,25 @@ def test_a_snapshot_names_the_rule_of_acceptance() -> None:
     ):
         stats = Controller(config, ()).fill(EngineStats(), 0.0)
         assert (stats.acceptance, stats.is_lossy) == named
+
+
+def test_a_drafter_that_is_unsure_of_good_guesses_is_found_out() -> None:
+    """What it thinks of them itself is next to nothing, and two of three are right: until that is known none is left out for it."""
+    figures = CostFigures({tokens: 0.01 + 0.0001 * tokens for tokens in LADDER}, draft={"draft_model": {(1, 1): 0.001, (3, 1): 0.003}})
+    costs = CostTable(figures, ("draft_model",), 64)
+    controller = Controller(SpeculativeConfig(), (ProposerInfo("draft_model", 3),), costs)
+    request = a_request("r", 1)
+    verified: list[int] = []
+    for _ in range(60):
+        controller.look([request])
+        ((assigned, ceiling),) = controller.share([Wish(request, 1, 16)], controller.limits(1), 16)
+        draft = replace(Draft.chains([[5] * ceiling]), confidence=[0.002] * ceiling)
+        grant = RowGrant(request, request.num_computed_tokens, 1, ceiling, assigned, array("i", [0]), (0,))
+        cut = controller.cut([grant], draft) if ceiling else None
+        size = ceiling if cut is None else cut[0]
+        verified.append(size)
+        row = PlanRow(request, request.num_computed_tokens, 1, [5] * size, list(range(-1, size - 1)), [0] * size, [0], samples=True)
+        accepted = list(range(min(2, size)))
+        times = StepTimes(costs.target.seconds(1 + size), (costs.drafts[0].seconds(ceiling, 1),))
+        controller.observe(StepPlan([row], 4), Verdict([RowVerdict(accepted, [5] * len(accepted) + [6])]), 0.0, times)
+    assert verified[0] == 3 and sum(map(bool, verified)) > 50 and sum(verified[-20:]) >= 40
