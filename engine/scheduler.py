@@ -287,8 +287,9 @@ class Scheduler:
                 known = len(request.token_ids)
                 places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
                 ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
-            ahead = self.guessing_lookahead if ceiling > 0 else self.lookahead
-            kv.look_ahead(request_id, request.num_computed_tokens + wish.num_scheduled, ahead)
+            if self.guessing_lookahead:
+                ahead = self.guessing_lookahead if ceiling > 0 else self.lookahead
+                kv.look_ahead(request_id, request.num_computed_tokens + wish.num_scheduled, ahead)
             rows.append(
                 RowGrant(
                     request,
