@@ -56,7 +56,7 @@ class Scheduler:
         self._counter = count()
         self._on_preempt = on_preempt
         self._rounds = rounds
-        self.lookahead, self.guessing_lookahead = lookahead, max(lookahead, guessing_lookahead)
+        self.lookahead, self.guessing_lookahead = lookahead, guessing_lookahead
         self._num_filled: dict[str, tuple[int, ...]] = {}
         self._scoring: set[str] = set()  # requests that want scores of their prompt
         self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
@@ -274,6 +274,7 @@ class Scheduler:
                 reaches_end = request.num_computed_tokens + num_new == len(request.token_ids)
                 wishes.append(Wish(request, num_new, self._room(request, limits.max_tokens) if reaches_end and budget else 0))
         rows: list[RowGrant] = []
+        most_ahead = max(self.lookahead, self.guessing_lookahead)
         shares = self.controller.share(wishes, limits, budget)
         unused = budget - sum(ceiling for _, ceiling in shares)
         for wish, (assigned, ceiling) in zip(wishes, shares, strict=True):
@@ -287,8 +288,8 @@ class Scheduler:
                 known = len(request.token_ids)
                 places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
                 ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
-            if self.guessing_lookahead:
-                ahead = self.guessing_lookahead if ceiling > 0 else self.lookahead
+            if most_ahead:
+                ahead = most_ahead if ceiling > 0 else self.lookahead
                 kv.look_ahead(request_id, request.num_computed_tokens + wish.num_scheduled, ahead)
             rows.append(
                 RowGrant(
