@@ -23,6 +23,7 @@ from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
 from ...proposers.learned import LearnedProposer
 from .gpu_clock import Ceilings, device_seconds, graph_seconds, synchronize, wall_seconds
 from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, kernels_for, loaded, network, write_eagle3
+from .gpu_profile import profiled
 
 BLOCK = 16
 OFF = SpeculativeConfig(off=True)
@@ -261,39 +262,14 @@ def profile(bench: Bench) -> Iterable[Figure]:
 
 def _busy_figures(bench: Bench, engine: MadeEngine, steps: int, group: str, bar: float | None = None) -> Iterator[Figure]:
     """How busy the device is in the engine's next steps."""
-    from torch.profiler import ProfilerActivity
-
-    activities = [ProfilerActivity.CUDA] if bench.device.type == "cuda" else [ProfilerActivity.CPU]
-    synchronize(bench.device)
-    with torch.profiler.profile(activities=activities) as found:
-        for _ in range(steps):
-            engine.step()
-        synchronize(bench.device)
-    spans = _device_spans(found)
-    if spans:
-        busy, whole = _busy(spans)
-        yield Figure(group, "device busy", busy / whole, "", bar, note=f"{len(spans) / steps:.0f} kernels and copies a step")
-        yield Figure(group, "device time of a step", busy / steps / 1e3, "ms")
+    found = profiled(engine.step, steps, bench.device)
+    if found is not None:
+        note = f"{found.num_spans / steps:.0f} kernels and copies a step"
+        yield Figure(group, "device busy", found.busy_us / found.whole_us, "", bar, note=note)
+        yield Figure(group, "device time of a step", found.busy_us / steps / 1e3, "ms")
     elif bench.device.type == "cuda":
         yield Figure(group, "device busy: left out", 0.0, "", note="the profiler saw nothing of the device")
 
-
-def _device_spans(found: torch.profiler.profile) -> list[tuple[float, float]]:
-    """(start, end) in microseconds of everything that ran on the device."""
-    spans: list[tuple[float, float]] = []
-    for event in found.events() or []:
-        if "cuda" in str(getattr(event, "device_type", "")).lower():
-            spans.append((event.time_range.start, event.time_range.end))
-    return sorted(spans)
-
-
-def _busy(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """Time covered by any span, and from the first to the last."""
-    covered, reached = 0.0, spans[0][0]
-    for start, end in spans:
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered, reached - spans[0][0]
 
 
 def synthetic(bench: Bench) -> Iterable[Figure]:
@@ -337,12 +313,12 @@ def eagle(bench: Bench) -> Iterable[Figure]:
         draft, target = sum(core.proposers.draft_seconds) - before[1], core.target_seconds - before[2]
         health = core.proposers.stats()[0]
         early = next(p.early for p in core.proposers.proposers if isinstance(p, LearnedProposer))
-        profiled = 20 if bench.device.type == "cuda" else 2
-        engine.add(effort.context - effort.decoded // 2, profiled + 8)
+        more = 20 if bench.device.type == "cuda" else 2
+        engine.add(effort.context - effort.decoded // 2, more + 8)
         engine.until_decoding()
         for _ in range(3):
             engine.step()
-        yield from _busy_figures(bench, engine, profiled, "eagle")
+        yield from _busy_figures(bench, engine, more, "eagle")
     yield Figure("eagle", "draft time against the target's step", draft / target, "", 0.12, "less", f"{health.num_failures} failures")
     yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")
     whole_ms = whole / max(steps, 1) * 1e3
