@@ -117,7 +117,7 @@ class Grants:
                 assigned=g.assigned,
                 block_table=g.block_table,
                 num_filled=g.num_filled,
-                draw=Draw(float(g.request.params.temperature), g.request.seed, g.request.choice),
+                draw=_draw(g.request),
                 prediction=g.request.prediction,
                 forced=g.forced,
                 corpus_id=g.request.corpus_id,
@@ -178,11 +178,9 @@ class StepPlan:
         for row in self.rows:
             if row.samples:
                 if row.is_chain:
-                    request, node = row.request, first + row.num_scheduled - 1
-                    draw = Draw(float(request.params.temperature), request.seed, request.choice)
-                    rows.append(
-                        RowUnderWay(request.request_id, request.token_ids, row.block_table, draw, row.draft_token_ids, num_answers, node)
-                    )
+                    request, draft, node = row.request, row.draft_token_ids, first + row.num_scheduled - 1
+                    known = request.request_id, request.token_ids, row.block_table, _draw(request)
+                    rows.append(RowUnderWay(*known, draft, num_answers, node))
                 num_answers += 1
             first += row.num_tokens
         return UnderWay(rows, answer, hidden, self.block_size)
@@ -284,6 +282,10 @@ class RoundsVerdict:
             token_ids=[request.token_ids for request in requests],
             ended=_ended(requests),
         )
+
+
+def _draw(request: Request) -> Draw:
+    return Draw(float(request.params.temperature), request.seed, request.choice)
 
 
 def _ended(requests: Sequence[Request]) -> list[Ended]:

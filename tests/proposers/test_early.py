@@ -64,8 +64,8 @@ class Pair:
         self.generator = torch.Generator().manual_seed(seed)
         self.num_compared = 0
 
-    def step(self, texts: list[Text], begins: bool = True) -> None:
-        """Guess, let the target say something, tell."""
+    def step(self, texts: list[Text], begins: bool = True, is_repeated: bool = False) -> None:
+        """Guess, let the target say something, tell. is_repeated: at first it said something else at the end, and its step failed."""
         context = DraftContext([text.row() for text in texts], 1000, SIZE)
         draft, expected = self.early.propose(context), self.late.propose(context)
         assert draft.filled == expected.filled
@@ -81,7 +81,8 @@ class Pair:
         states = torch.randn(starts[-1], self.width, generator=self.generator)
         hidden = {boundary: states + boundary for boundary in self.early.needs.hidden}
         if begins:
-            self.early.begin(self._under_way(texts, drafts, scheduled, starts, emitted, hidden))
+            first = [[*said[:-1], (said[-1] + 1) % 300] for said in emitted] if is_repeated else emitted
+            self.early.begin(self._under_way(texts, drafts, scheduled, starts, first, hidden))
         accepted = [list(range(len(said) - 1)) for said in emitted]
         for text, said in zip(texts, emitted, strict=True):
             text.num_computed = len(text.token_ids) + len(said) - 1
@@ -181,6 +182,22 @@ def test_what_was_begun_elsewhere_is_not_used(engines: tuple[LLM, LLM]) -> None:
         first = 20 if turn % 2 else 40
         text.blocks[kept:] = range(first + kept, first + 12)
     assert 5 < early.early.num_used < early.early.num_begun - 2
+
+
+def test_what_was_begun_behind_other_tokens_is_not_used(engines: tuple[LLM, LLM]) -> None:
+    early, late = map(drafter, engines)
+    assert early.early is not None
+    late.early = None
+    pair = Pair(early, late, 64, seed=3)
+    text = Text("r", random.Random(4), 300, list(range(12)))
+    text.draw = Draw(0.0, 0, 0)
+    for _ in range(4):
+        pair.step([text])
+    for _ in range(6):
+        pair.step([text], is_repeated=True)
+        used = early.early.num_used
+        pair.step([text])
+        assert early.early.num_used == used
 
 
 def test_nobody_begins_where_the_host_has_to_know(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
