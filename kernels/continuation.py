@@ -1,7 +1,8 @@
 """Where chains go on behind a step whose end the host has not seen: the ragged batch that it would make then, made on the device.
 
 A row emits what matching.py's answer says, so how much a drafter has still to read, and where, is known there first. All sizes are
-the largest that there can be; behind what is really read stands padding. Knows no drafter and no request.
+the largest that there can be; behind what is really read stands padding. `laid_out` is the reference of triton/continuation.py, which
+does it in one launch. Knows no drafter and no request.
 """
 
 from __future__ import annotations
@@ -46,45 +47,66 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Ways:
+    """R rows that go on, on the device."""
+
+    values: Tensor  # [R, 7] int32: answer, length, num_held, node, first, count, places of its table
+    tables: Tensor  # [R, B] int32
+    num_tokens: int  # T, the sum of most_read
+    has_firsts: bool
+    block_size: int
+    vocab_size: int  # ids that can be read; others become some that can be, and nobody uses what follows
+    max_model_len: int  # positions there are, more than any row has with its draft
+
+    @classmethod
+    def of(cls, rows: Sequence[Continuation], device: torch.device, block_size: int, vocab_size: int, max_model_len: int) -> Ways:
+        """Under way there: one copy."""
+        width = max(len(row.table) for row in rows)
+        values = [[r.answer, r.length, r.num_held, r.node, r.first, r.count, len(r.table) * block_size] for r in rows]
+        tables = [[*row.table, *[0] * (width - len(row.table))] for row in rows]
+        moved = upload_packed([torch.tensor(part, dtype=torch.int32) for part in (values, tables)], device)
+        num_tokens, has_firsts = sum(row.most_read for row in rows), any(row.first for row in rows)
+        return cls(moved[0], moved[1], num_tokens, has_firsts, block_size, vocab_size, max_model_len)
+
+
+@dataclass(frozen=True)
 class Continued:
     """Of R rows, on the device: one chain each."""
 
-    batch: RaggedBatch  # T tokens, the sum of most_read; scores wanted behind each row
+    batch: RaggedBatch  # T tokens; scores wanted behind each row
     nodes: Tensor  # [T] int64, the token of the step behind which each entry's own token was chosen
-    said: Tensor  # [R, 1 + depth] how many tokens each row emits, and which
+    said: Tensor  # [R, 1 + depth] int32: how many tokens each row emits, and which
     num_accepted: Tensor  # [R] int64
     counts: Tensor  # [R] int64, `room` of each
 
 
-def continued(rows: Sequence[Continuation], answer: Tensor, block_size: int, vocab_size: int, max_model_len: int) -> Continued:
-    """answer: of matching, on its device. A row that emits nothing goes on as if it had emitted its first token: it has failed.
+def continued(ways: Ways, answer: Tensor) -> Continued:
+    """answer: of matching, on its device. A row that emits nothing goes on as if it had emitted its first token: it has failed."""
+    if answer.is_cuda:
+        from .triton import continuation  # Triton is there only where torch is built for GPUs
 
-    vocab_size: ids that can be read; others become some that can be, and nobody uses what follows. max_model_len: positions
-    there are, more than any row has with its draft.
-    """
-    width = max(len(row.table) for row in rows)
-    values = torch.tensor(
-        [[r.answer, r.length, r.num_held, r.node, r.first, r.count, len(r.table) * block_size] for r in rows], dtype=torch.int64
-    )
-    tables = torch.tensor([[*row.table, *[0] * (width - len(row.table))] for row in rows], dtype=torch.int32)
-    values, tables = upload_packed([values, tables], answer.device)
-    places, lengths, held, roots, firsts, wanted, num_places = values.unbind(1)
-    depth = answer.shape[1] // 2
-    said = answer[places, : 1 + depth].long()
-    accepted = (said[:, 0] - 1).clamp(min=0)
+        return continuation.laid_out(ways, answer)
+    return laid_out(ways, answer)
+
+
+def laid_out(ways: Ways, answer: Tensor) -> Continued:
+    """The reference."""
+    places, lengths, held, roots, firsts, wanted, num_places = ways.values.long().unbind(1)
+    depth, block_size = answer.shape[1] // 2, ways.block_size
+    said = answer[places, : 1 + depth]
+    accepted = (said[:, 0].long() - 1).clamp(min=0)
     starts = lengths + torch.minimum(accepted, held)
     stops = lengths + accepted + 1
     ends = (stops - starts).cumsum(0)
 
     # Flat tokens: which row each is of, and which of the emitted ones.
-    num_tokens = sum(row.most_read for row in rows)
-    flat = torch.arange(num_tokens, device=answer.device)
-    owner = torch.searchsorted(ends, flat, right=True).clamp(max=len(rows) - 1)
+    flat = torch.arange(ways.num_tokens, device=answer.device)
+    owner = torch.searchsorted(ends, flat, right=True).clamp(max=len(places) - 1)
     is_read = flat < ends[-1]
     position = torch.where(is_read, starts[owner] + flat - (ends - stops + starts)[owner], lengths[owner])
     nth = position - lengths[owner]
-    tokens = said[owner, 1 + nth.clamp(max=depth - 1)].clamp(0, vocab_size - 1)
-    slots = tables[owner, position // block_size].long() * block_size + position % block_size
+    tokens = said[owner, 1 + nth].long().clamp(0, ways.vocab_size - 1)
+    slots = ways.tables[owner, position // block_size].long() * block_size + position % block_size
     query_start_loc = torch.cat([ends.new_zeros(1), ends]).int()
     batch = RaggedBatch(
         token_ids=tokens,
@@ -92,13 +114,13 @@ def continued(rows: Sequence[Continuation], answer: Tensor, block_size: int, voc
         slot_mapping=torch.where(is_read, slots, -1),
         query_start_loc=query_start_loc,
         seq_lens=stops.int(),
-        block_tables=tables,
+        block_tables=ways.tables,
         num_causal=query_start_loc.diff(),
         tree_mask=torch.zeros_like(flat),
         logits_indices=ends - 1,
         full_logits=flat[:0],
         block_size=block_size,
-        first_places=firsts.int() if any(row.first for row in rows) else None,
+        first_places=firsts.int() if ways.has_firsts else None,
     )
-    counts = torch.minimum(wanted, torch.minimum(num_places - stops + 1, max_model_len - stops))
+    counts = torch.minimum(wanted, torch.minimum(num_places - stops + 1, ways.max_model_len - stops))
     return Continued(batch, roots[owner] + nth, said, accepted, counts)

@@ -256,10 +256,11 @@ class GraphExecutor:
             if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:
                 self._pass(rung, kv, hidden).work.record(self._recorder)
         if self.program.logits and self._on_gpu:
-            from .triton.matching import warm_up
+            from .triton import continuation, matching
 
             with torch.inference_mode():
-                warm_up(self.vocab_size, self.network.dtype, self.device)
+                matching.warm_up(self.vocab_size, self.network.dtype, self.device)
+                continuation.warm_up(self.device)
         progress(self.captured.describe())
 
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:

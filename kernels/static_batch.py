@@ -141,13 +141,13 @@ class StaticBatch:
     def take(self, batch: RaggedBatch) -> None:
         """`fill` with a batch that lies on the device already."""
         assert self.rung.holds(batch), "a batch above its rung"
-        for name, _, _ in self._layout:
-            view, values = getattr(self.batch, name), getattr(batch, name)
-            if name == "query_start_loc":
-                view[: len(values)] = values
-                view[len(values) :] = values[-1]
-            else:
-                put(view, view[:0] if values is None else values, -1 if name == "slot_mapping" else 0)
+        self._packed.zero_()
+        self.batch.slot_mapping.fill_(-1)
+        self.batch.query_start_loc.copy_(batch.query_start_loc[-1:].expand(self.rung.rows + 1))
+        for kind in (torch.int64, torch.int32):  # what has one dtype is copied in one launch
+            pairs = [(getattr(self.batch, name), getattr(batch, name)) for name, _, dtype in self._layout if dtype == kind]
+            pairs = [(view[: len(values)], values) for view, values in pairs if values is not None]
+            torch._foreach_copy_([view for view, _ in pairs], [values for _, values in pairs])
         tables = batch.block_tables[:, : self._tables.shape[1]]
         self._tables[: len(tables), : tables.shape[1]] = tables
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.continuation import Continuation, Continued, continued
+from ..kernels.continuation import Continuation, Continued, Ways, continued
 from ..kernels.device_chain import ChainDraws, ChainTensors
 from ..kernels.started import ChainStarter, Fetched
 from ..kernels.upload import upload
@@ -64,7 +64,8 @@ class EarlyChains:
         if not rows or not self._executor.takes_chains(sum(way.most_read for way in ways), len(rows)):
             return
         with torch.inference_mode():
-            there = continued(ways, step.answer, step.block_size, self._num_readable, self._max_model_len)
+            questions = Ways.of(ways, step.answer.device, step.block_size, self._num_readable, self._max_model_len)
+            there = continued(questions, step.answer)
             found = self._start([row for row, _ in rows], ways, there, step)
             tokens, confidence, said = Fetched.of(found.token_ids, found.confidence, there.said)
         places = {row.request_id: (place, way) for place, (row, way) in enumerate(rows)}

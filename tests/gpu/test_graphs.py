@@ -11,7 +11,7 @@ from small_networks import small_network
 
 from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.continuation import Continuation, continued
+from foretoken.kernels.continuation import Continuation, Ways, continued
 from foretoken.kernels.device_chain import ChainDraws
 from foretoken.kernels.graphs import PATIENCE, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
@@ -109,7 +109,7 @@ def test_chains_go_on_behind_a_step_that_nobody_has_seen_the_end_of(device: str,
         at = executor.device
         drawn = ChainDraws(torch.tensor([0.9, 0.0], device=at), torch.arange(6, device=at).view(2, 3)) if draws else None
         for _ in range(2):  # the second time it is a replay
-            there = continued(ways, answer.to(at), BLOCK_SIZE, 90, 100)
+            there = continued(Ways.of(ways, at, BLOCK_SIZE, 90, 100), answer.to(at))
             chains = executor.start_chain(there.batch, kv, there.counts, 3, drawn, 90 if draws else None)
             tokens = chains.token_ids.tolist()
             found.append([tokens[0][:3], tokens[1][:2]])

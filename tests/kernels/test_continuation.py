@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
+from continuing import BLOCK_SIZE, MAX_LEN, VOCAB, Step, ways
 
 from foretoken.kernels.batch_lists import BatchLists
 from foretoken.kernels.continuation import Continuation, continued
-
-BLOCK_SIZE, VOCAB, MAX_LEN = 4, 50, 100
-
-
-def a_row(rng: random.Random, answer: int, first_block: int) -> Continuation:
-    length, num_drafted = rng.randint(1, 30), rng.randint(0, 5)
-    num_blocks = -(-(length + num_drafted + 1) // BLOCK_SIZE) + rng.randint(0, 2)
-    table = rng.sample(range(first_block, first_block + 12), num_blocks) if num_blocks <= 12 else list(range(num_blocks))
-    held = rng.choice([0, max(num_drafted - 1, 0), num_drafted])
-    return Continuation(answer, length, num_drafted, held, rng.randint(0, 9), tuple(table), rng.choice([0, 0, 1]), rng.randint(1, 6))
 
 
 def what_the_host_would_make(rows: list[Continuation], emitted: list[list[int]]) -> BatchLists:
@@ -42,16 +31,9 @@ def what_the_host_would_make(rows: list[Continuation], emitted: list[list[int]])
 
 @pytest.mark.parametrize("seed", range(60))
 def test_it_is_the_batch_of_what_was_said(seed: int) -> None:
-    rng = random.Random(seed)
-    num_answers = rng.randint(1, 6)
-    asked = rng.sample(range(num_answers), rng.randint(1, num_answers))  # some go on, in any order
-    rows = [a_row(rng, answer, 12 * i) for i, answer in enumerate(asked)]
-    drafted = {row.answer: row.num_drafted for row in rows}
-    emitted = [[rng.randrange(VOCAB) for _ in range(1 + rng.randint(0, drafted.get(i, 3)))] for i in range(num_answers)]
-    depth = max(map(len, emitted)) + rng.randint(0, 2)
-    answer = torch.tensor([[len(said), *said, *[77] * (2 * depth - len(said))] for said in emitted], dtype=torch.int32)
-
-    found = continued(rows, answer, BLOCK_SIZE, VOCAB, MAX_LEN)
+    step = Step.random(seed)
+    rows, emitted = step.rows, step.emitted
+    found = continued(ways(rows), step.answer)
     expected = what_the_host_would_make(rows, emitted).batch()
     batch, count = found.batch, len(expected.token_ids)
     assert len(batch.token_ids) == sum(row.most_read for row in rows) >= count
@@ -77,7 +59,7 @@ def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
     """A row that failed, and a token that the drafter has no embedding for: nobody uses what follows, but nothing breaks either."""
     rows = [Continuation(0, 5, 2, 1, 0, (1, 2, 3), 0, 3), Continuation(1, 7, 0, 0, 3, (4, 5), 0, 2)]
     answer = torch.tensor([[0, -1, 0, 0, 0, 0, 0], [1, 60, 0, 0, 0, 0, 0]], dtype=torch.int32)
-    found = continued(rows, answer, BLOCK_SIZE, VOCAB, MAX_LEN)
+    found = continued(ways(rows), answer)
     assert found.batch.token_ids.tolist()[:2] == [0, VOCAB - 1] and found.num_accepted.tolist() == [0, 0]
     assert found.batch.seq_lens.tolist() == [6, 8] and found.batch.slot_mapping.tolist() == [2 * 4 + 1, 5 * 4 + 3, -1]
 
@@ -85,5 +67,5 @@ def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
 def test_chains_end_where_places_and_positions_do() -> None:
     row = Continuation(0, 5, 2, 2, 0, (1, 2, 3), 0, 9)
     answer = torch.tensor([[3, 1, 2, 3, 0, 1, 2]], dtype=torch.int32)
-    assert continued([row], answer, BLOCK_SIZE, VOCAB, MAX_LEN).counts.tolist() == [5] == [row.room(2, BLOCK_SIZE, MAX_LEN)]
-    assert continued([row], answer, BLOCK_SIZE, VOCAB, 10).counts.tolist() == [2] == [row.room(2, BLOCK_SIZE, 10)]
+    assert continued(ways([row]), answer).counts.tolist() == [5] == [row.room(2, BLOCK_SIZE, MAX_LEN)]
+    assert continued(ways([row], max_model_len=10), answer).counts.tolist() == [2] == [row.room(2, BLOCK_SIZE, 10)]

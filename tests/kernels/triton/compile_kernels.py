@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from triton_compilation import builds
 
+from foretoken.kernels.continuation import Continuation, Ways
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.matching import Guesses
@@ -24,6 +25,7 @@ from foretoken.kernels.triton import (
     argmax,
     attention,
     cache_write,
+    continuation,
     edits,
     linear,
     linear_int4,
@@ -156,6 +158,7 @@ def behind_a_pass() -> None:
     vocab_size = 128256  # an odd number of blocks times 2 is no multiple of 16 bytes
     host = torch.device("cpu")
     matching.warm_up(vocab_size, HALF, host)
+    continuation.warm_up(host)
     known = num_builds()
     ids = np.zeros(64, np.int32)
     for dtype in (HALF, WIDE):
@@ -171,12 +174,14 @@ def behind_a_pass() -> None:
             for depth in (1, 2, 15, 16):
                 guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
                 for choices in (chosen, None):
-                    matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
+                    answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
+                rows = [Continuation(row, 100, depth, depth - 1, 0, tuple(range(99)), row % 2, depth) for row in range(places)]
+                continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
     assert num_builds() == known, "something is built while a request waits"
 
 
 def num_builds() -> int:
-    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, matching._match)
+    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, matching._match, continuation._lay_out)
     return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
 
 
