@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from as_on_a_gpu import bind_as_on_a_gpu
+from as_on_a_gpu import bind_as_on_a_gpu, engines_elsewhere
 from random_drafters import write
 from safetensors.torch import load_file, save_file
 from tiny_models import save_llama
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.overlapped_runner import OverlappedRunner
@@ -89,6 +90,29 @@ def test_outputs_are_those_of_the_plain_executor(
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
     assert found["off"] == found[method] == expected
     assert drawn == expected_drawn
+
+
+@pytest.mark.parametrize("method", slow_but(["eagle3"], list(METHODS)))
+def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
+    method: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it would, the step fails, and with it the request or the drafter."""
+    config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
+    if method != "ngram":
+        config["model"] = str(write(method, target, tmp_path / method))
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.9, "logprobs": 2, "repetition_penalty": 1.2},
+    ]  # fmt: skip
+    with engines_elsewhere(monkeypatch) as device:
+        llm = LLM(target, config, **OPTIONS)
+    with llm:
+        found = [say(llm, method, **params) for params in settings]
+        assert llm.stats().num_draft_tokens > 0 and len(device.calls) > 10_000
+        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+        llm._running().core.check()
+    monkeypatch.undo()
+    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+        assert found == [say(plain, "off", **params) for params in settings]
 
 
 @pytest.fixture(scope="module")

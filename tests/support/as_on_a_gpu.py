@@ -1,13 +1,20 @@
-"""Engines on a CPU that take the whole path of a GPU but for its graphs and kernels."""
+"""Engines on a CPU that take the whole path of a GPU but for its graphs and kernels, with networks here or on a device of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
+from elsewhere import THERE, Elsewhere, Remote, here, there
 from torch import Tensor
 
 from foretoken.engine import drafters
+from foretoken.engine.core import EngineCore
+from foretoken.engine.request import TokenDelta
+from foretoken.kernels import started
 from foretoken.kernels import weights as weights_module
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.graphs import GraphExecutor, Recorder
@@ -24,3 +31,37 @@ def bind_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None 
 
     monkeypatch.setattr(weights_module, "bind_program", bind)
     monkeypatch.setattr(drafters, "bind_program", bind)
+
+
+@contextmanager
+def engines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
+    """The same with networks that are not where the host is: what would mix devices fails the step that it is in. Engines are made
+    within; they step on threads of their own."""
+    device = Elsewhere()
+    make, match, step = torch.tensor, started.match, EngineCore.step
+
+    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
+        moved = {name: weight if isinstance(weight, Remote) else there(weight) for name, weight in weights.items()}
+        return GraphExecutor(TorchExecutor(program, moved, execution.dtype, bank))
+
+    def tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        """The one way to make a tensor that no mode is asked about."""
+        made = make(*args, **kwargs)
+        return there(made) if device is not None and torch.device(device) == THERE else made
+
+    def match_there(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: started.Guesses) -> Tensor:
+        """What a kernel does; its reference needs numbers."""
+        return there(match(here(argmax), here(top), None if chosen is None else here(chosen), guesses))
+
+    def step_within(core: EngineCore, now: float) -> list[TokenDelta]:
+        with device:
+            return step(core, now)
+
+    for module in (weights_module, drafters):
+        monkeypatch.setattr(module, "bind_program", bind)
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())  # which a tensor of another class cannot be made in
+    monkeypatch.setattr(started, "match", match_there)
+    monkeypatch.setattr(EngineCore, "step", step_within)
+    with device:
+        yield device

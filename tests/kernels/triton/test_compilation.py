@@ -28,7 +28,7 @@ def build(group: str, cache: Path) -> list[dict[str, Any]]:
     found = json.loads(run.stdout)
     for one in found:
         print(*(f"{name}={value}" for name, value in one.items() if name != "code"))
-        assert one["spilled_bytes"] <= 16, "registers are kept in memory"
+        assert one["spilled_bytes"] <= 32, "registers are kept in memory"
         assert one["shared_bytes"] <= SHARED_BYTES
         assert one["registers"] * 32 * one["warps"] <= REGISTERS
     return found
