@@ -12,6 +12,7 @@ drafter may go on from there by itself.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
@@ -46,7 +47,7 @@ class _Expected:
     request: Request
     index: int  # of the plan's row that it comes from
     place: int
-    block_table: tuple[int, ...]
+    block_table: array[int]
     draws: bool  # whether its choice is made from whole logits
 
     def is_in(self, row: PlanRow, token: int, block_size: int) -> bool:
@@ -57,7 +58,7 @@ class _Expected:
             and row.samples
             and not row.draft_token_ids
             and row.request.token_ids[self.place] == token
-            and tuple(row.block_table[: self.place // block_size + 1]) == self.block_table
+            and array("i", row.block_table[: self.place // block_size + 1]) == self.block_table
         )
 
 
@@ -226,7 +227,7 @@ class OverlappedRunner(Runner):
             blocks = place // plan.block_size + 1
             if blocks > len(row.block_table):
                 return []
-            table = tuple(row.block_table[:blocks])
+            table = array("i", row.block_table[:blocks])
             rows.append(_Expected(request, index, place, table, self._wants_full_logits(request)))
         return rows
 

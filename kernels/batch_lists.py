@@ -7,6 +7,7 @@ that memory stay as well.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -86,8 +87,8 @@ class _Arrays:
         wide_sizes = [num_tokens] * 4 + [num_logits, num_full]
         narrow_sizes = [num_rows + 1, num_rows, num_rows, num_rows * has_firsts, num_rows * self._width]
         self._has_firsts = has_firsts
-        self._wide, self._narrow = Struct(f"={sum(wide_sizes)}q"), Struct(f"={sum(narrow_sizes)}i")
-        self._wide_memory, self._narrow_memory = bytearray(max(8, self._wide.size)), bytearray(self._narrow.size)
+        self._wide, self._narrow = Struct(f"={sum(wide_sizes)}q"), Struct(f"={sum(narrow_sizes[:-1])}i")
+        self._wide_memory, self._narrow_memory = bytearray(max(8, self._wide.size)), bytearray(4 * sum(narrow_sizes))
         wide = torch.frombuffer(self._wide_memory, dtype=torch.int64)[: sum(wide_sizes)].split_with_sizes(wide_sizes)
         narrow = torch.frombuffer(self._narrow_memory, dtype=torch.int32).split_with_sizes(narrow_sizes)
         self._batch = RaggedBatch(
@@ -112,8 +113,12 @@ class _Arrays:
         numbers = [*lists.query_start_loc, *lists.seq_lens, *lists.num_causal]
         if self._has_firsts:
             numbers += lists.first_places
-        for table in lists.tables:
-            numbers += table
-            numbers += [0] * (self._width - len(table))
         self._narrow.pack_into(self._narrow_memory, 0, *numbers)
+        self._narrow_memory[self._narrow.size :] = packed_tables(lists.tables, self._width)
         return self._batch
+
+
+def packed_tables(tables: Sequence[Sequence[int]], width: int) -> bytes:
+    """[R, width] int32, zeros behind each. They are long; those that are arrays have the form already."""
+    parts = [(table if type(table) is array else array("i", table)).tobytes() for table in tables]
+    return b"".join([part.ljust(4 * width, b"\0") for part in parts])

@@ -7,12 +7,15 @@ does it in one launch. Knows no drafter and no request.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .batch_lists import packed_tables
 from .layout import RaggedBatch
 from .record import record
 from .upload import upload_packed
@@ -27,7 +30,7 @@ class Continuation:
     num_drafted: int  # the draft is a chain of so many
     num_held: int  # entries of so many of these are in place, and good if they are accepted
     node: int  # of the root among all tokens of the step
-    table: tuple[int, ...]  # blocks of at least length + num_drafted + 1 places
+    table: array[int]  # blocks of at least length + num_drafted + 1 places
     first: int  # as in RaggedBatch.first_places
     count: int  # tokens that its chain is to have, at least 1
 
@@ -63,8 +66,8 @@ class Ways:
         """Under way there: one copy."""
         width = max(len(row.table) for row in rows)
         values = [[r.answer, r.length, r.num_held, r.node, r.first, r.count, len(r.table) * block_size] for r in rows]
-        tables = [[*row.table, *[0] * (width - len(row.table))] for row in rows]
-        moved = upload_packed([torch.tensor(part, dtype=torch.int32) for part in (values, tables)], device)
+        tables = np.frombuffer(packed_tables([row.table for row in rows], width), np.int32).reshape(-1, width)
+        moved = upload_packed([np.array(values, np.int32), tables.copy()], device)
         num_tokens, has_firsts = sum(row.most_read for row in rows), any(row.first for row in rows)
         return cls(moved[0], moved[1], num_tokens, has_firsts, block_size, vocab_size, max_model_len)
 

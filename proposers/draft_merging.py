@@ -36,9 +36,10 @@ def fault_of(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
     if len(draft.parents) != total or len(draft.source) != total:
         return "parents or source have another length than token_ids"
     limit = math.inf if vocab_size is None else vocab_size
-    for token in draft.token_ids:
-        if type(token) is not int or not 0 <= token < limit:
-            return f"{token!r} is no token id"
+    ids = draft.token_ids
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= limit):
+        wrong = next(token for token in ids if type(token) is not int or not 0 <= token < limit)
+        return f"{wrong!r} is no token id"
     for start, end in zip(starts, starts[1:], strict=False):
         for node, parent in enumerate(draft.parents[start:end]):
             if not -1 <= parent < node:

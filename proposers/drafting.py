@@ -5,9 +5,11 @@ Owns the bookkeeping of a drafter's cache places. Knows no network and chooses n
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -84,20 +86,22 @@ class OwnCache:
         feeds: list[Feed] = []
         budget = context.max_ingest_tokens
         holdings = [self._holding(row) for row in context.rows]
-        for index in sorted(range(len(holdings)), key=lambda i: holdings[i].age):
+        features, shift = self.features, self.pairing.shift
+        for _, index in sorted([(holding.age, index) for index, holding in enumerate(holdings)]):
             row, holding = context.rows[index], holdings[index]
             holding.guessed = []
             length = len(row.token_ids)
-            readable = row.computed_after if self.features is None else self._follow(row, holding, self.features)
+            readable = row.computed_after if features is None else self._follow(row, holding, features)
             start, stop = holding.num_known, min(readable, holding.num_known + budget)
-            if length >= self.max_model_len or stop < start or max(row.token_ids[start:stop], default=0) >= self.vocab_size:
+            if length >= self.max_model_len or stop < start or (start < stop and max(row.token_ids[start:stop]) >= self.vocab_size):
                 continue
-            is_ready = stop == length - 1 + self.pairing.shift
+            is_ready = stop == length - 1 + shift
             count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if is_ready else 0
             if stop > start or count:
                 feeds.append(Feed(index, row, start, stop, count, holding.first))
                 budget -= stop - start
-        return sorted(feeds, key=lambda feed: feed.index)
+        feeds.sort(key=_place)
+        return feeds
 
     def continuations(self, step: UnderWay, counts: Mapping[str, int]) -> list[tuple[RowUnderWay, Continuation]]:
         """Where the rows that want counts[request_id] guesses go on behind the step. Changes nothing.
@@ -111,7 +115,7 @@ class OwnCache:
             if holding is None or not count or holding.num_known != length:
                 continue
             num_drafted = len(row.draft_token_ids)
-            end, table = length + num_drafted + 1, tuple(row.block_table)
+            end, table = length + num_drafted + 1, array("i", row.block_table)
             if end >= self.max_model_len or end > len(table) * step.block_size:
                 continue
             pairs = zip(row.draft_token_ids, holding.guessed, strict=False)
@@ -128,12 +132,14 @@ class OwnCache:
 
     def fed(self, feeds: Sequence[Feed], in_place: Sequence[Sequence[int]]) -> None:
         """The pass is done. in_place[i]: leading guesses behind feeds[i] whose entries hold if they are accepted."""
+        features, shift = self.features, self.pairing.shift
         for feed, guessed in zip(feeds, in_place, strict=True):
-            holding = self._holdings[feed.row.request_id]
+            request_id = feed.row.request_id
+            holding = self._holdings[request_id]
             holding.num_known = feed.stop
             holding.guessed = list(guessed)
-            if self.features is not None:
-                self.features.drop_before(feed.row.request_id, feed.stop - self.pairing.shift)
+            if features is not None:
+                features.drop_before(request_id, feed.stop - shift)
 
     def filled(self, context: DraftContext) -> dict[tuple[int, str], int]:
         """`Draft.filled` of these rows."""
@@ -198,6 +204,9 @@ class OwnCache:
             holding = self._holdings[row.request_id] = _Holding(self._num_seen, num_known, self.pairing.first, [])
             self._num_seen += 1
         return holding
+
+
+_place = attrgetter("index")
 
 
 def batch_lists(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> BatchLists:

@@ -6,6 +6,7 @@ for: who is asked for something else guesses anew. Owns what was begun. Keeps no
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,14 +131,14 @@ class EarlyChains:
 
     def _usable(self, feed: Feed, way: Continuation, said: list[int], block_size: int) -> int | None:
         """How many of the begun guesses stand where the feed's would; None if it would read something else, or elsewhere."""
-        num_emitted = said[0]
+        num_emitted, row = said[0], feed.row
         if not num_emitted or (feed.start, feed.stop) != way.read(num_emitted - 1) or feed.first != way.first:
             return None
-        if list(feed.row.token_ids[way.length : feed.stop]) != said[1 : 1 + num_emitted]:
+        if row.token_ids[way.length : feed.stop] != said[1 : 1 + num_emitted]:
             return None  # the step was computed once more, and said something else
         count = min(feed.count, way.room(num_emitted - 1, block_size, self._max_model_len))
         blocks = -(-(feed.stop + max(count - 1, 0)) // block_size)
-        return count if tuple(feed.row.block_table[:blocks]) == way.table[:blocks] else None
+        return count if array("i", row.block_table[:blocks]) == way.table[:blocks] else None
 
 
 def _from_here(draws: ChainDraws, num_accepted: Tensor, steps: int) -> ChainDraws:

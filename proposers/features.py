@@ -144,9 +144,10 @@ class Features:
         held, size = self._held.get(request_id), self.block_size
         if held is None:
             return
-        positions = range(held.start + -(held.start + 1) % size, held.stop, size)
-        if not positions:
+        first = held.start + -(held.start + 1) % size
+        if first >= held.stop:
             return
+        positions = range(first, held.stop, size)
         states = held.rows(positions[0], held.stop, size)
         blocks = [block_table[position // size] for position in positions]
         if states.device.type == "cpu":

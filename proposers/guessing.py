@@ -216,12 +216,13 @@ class ChainGuesser:
     def take(self, guesses: Guesses, i: int, tokens: list[int], likely: list[float]) -> int:
         """Let a chain be the guesses of the feed i, as far as the drafter is sure; how many that are."""
         assert guesses.confidence is not None
-        count = length_of_chain(likely, self._threshold)
-        guesses.token_ids[i] = tokens[:count]
-        guesses.confidence[i] = [min(p, 1.0) for p in likely[:count]]
         if self.network.encode is None:  # an entry made of a guessed state does not hold
-            guesses.in_place[i] = tokens[:-1][:count]
-        return count
+            guesses.in_place[i] = tokens[:-1]
+        if self._threshold:
+            count = length_of_chain(likely, self._threshold)
+            tokens, likely, guesses.in_place[i] = tokens[:count], likely[:count], guesses.in_place[i][:count]
+        guesses.token_ids[i], guesses.confidence[i] = tokens, [min(p, 1.0) for p in likely]
+        return len(tokens)
 
 
 @lru_cache(256)

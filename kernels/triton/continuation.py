@@ -8,6 +8,8 @@ adds up for itself: they are few.
 # pyright: reportCallIssue=false
 from __future__ import annotations
 
+from array import array
+
 import torch
 import triton
 import triton.language as tl
@@ -55,7 +57,7 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
 
 def warm_up(device: torch.device) -> None:
     """Have it compiled now, so that no request waits for it."""
-    ways = Ways.of([Continuation(0, 1, 1, 0, 0, (0,), 0, 1)], device, 16, 2, 8)
+    ways = Ways.of([Continuation(0, 1, 1, 0, 0, array("i", (0,)), 0, 1)], device, 16, 2, 8)
     laid_out(ways, torch.ones(1, 5, dtype=torch.int32, device=device))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ def test_chains_go_on_behind_a_step_that_nobody_has_seen_the_end_of(device: str,
     """Of what is read, and where from, the host knows nothing; behind it stands padding, for nothing was accepted of the second draft."""
     reference = GraphExecutor(small_network())
     network = GraphExecutor(small_network(device=device, kernels=TritonKernels()))
-    ways = [Continuation(0, 5, 3, 2, 0, (1, 2, 3, 4), 0, 3), Continuation(1, 9, 3, 0, 3, (5, 6, 7, 8), 0, 2)]
+    ways = [Continuation(0, 5, 3, 2, 0, array("i", (1, 2, 3, 4)), 0, 3), Continuation(1, 9, 3, 0, 3, array("i", (5, 6, 7, 8)), 0, 2)]
     answer = torch.tensor([[4, 1, 2, 3, 4, 0, 1, 2, 3], [1, 6, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
     prompts = ragged([(list(range(8)), 0, [1, 2, 3, 4]), (list(range(20, 29)), 0, [5, 6, 7, 8])], all_logits=False)
     prompts = dataclasses.replace(prompts, full_logits=torch.zeros(0, dtype=torch.int64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 from continuing import BLOCK_SIZE, MAX_LEN, VOCAB, Step, ways
@@ -57,7 +59,7 @@ def test_it_is_the_batch_of_what_was_said(seed: int) -> None:
 
 def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
     """A row that failed, and a token that the drafter has no embedding for: nobody uses what follows, but nothing breaks either."""
-    rows = [Continuation(0, 5, 2, 1, 0, (1, 2, 3), 0, 3), Continuation(1, 7, 0, 0, 3, (4, 5), 0, 2)]
+    rows = [Continuation(0, 5, 2, 1, 0, array("i", (1, 2, 3)), 0, 3), Continuation(1, 7, 0, 0, 3, array("i", (4, 5)), 0, 2)]
     answer = torch.tensor([[0, -1, 0, 0, 0, 0, 0], [1, 60, 0, 0, 0, 0, 0]], dtype=torch.int32)
     found = continued(ways(rows), answer)
     assert found.batch.token_ids.tolist()[:2] == [0, VOCAB - 1] and found.num_accepted.tolist() == [0, 0]
@@ -65,7 +67,7 @@ def test_what_cannot_be_read_is_read_as_something_that_can() -> None:
 
 
 def test_chains_end_where_places_and_positions_do() -> None:
-    row = Continuation(0, 5, 2, 2, 0, (1, 2, 3), 0, 9)
+    row = Continuation(0, 5, 2, 2, 0, array("i", (1, 2, 3)), 0, 9)
     answer = torch.tensor([[3, 1, 2, 3, 0, 1, 2]], dtype=torch.int32)
     assert continued(ways([row]), answer).counts.tolist() == [5] == [row.room(2, BLOCK_SIZE, MAX_LEN)]
     assert continued(ways([row], max_model_len=10), answer).counts.tolist() == [2] == [row.room(2, BLOCK_SIZE, 10)]

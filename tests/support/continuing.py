@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -44,4 +45,4 @@ def _row(rng: random.Random, answer: int, first_block: int) -> Continuation:
     num_blocks = -(-(length + num_drafted + 1) // BLOCK_SIZE) + rng.randint(0, 2)
     table = rng.sample(range(first_block, first_block + 12), num_blocks) if num_blocks <= 12 else list(range(num_blocks))
     held = rng.choice([0, max(num_drafted - 1, 0), num_drafted])
-    return Continuation(answer, length, num_drafted, held, rng.randint(0, 9), tuple(table), rng.choice([0, 0, 1]), rng.randint(1, 6))
+    return Continuation(answer, length, num_drafted, held, rng.randint(0, 9), array("i", table), rng.choice([0, 0, 1]), rng.randint(1, 6))

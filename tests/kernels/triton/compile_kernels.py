@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -175,7 +176,7 @@ def behind_a_pass() -> None:
                 guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
                 for choices in (chosen, None):
                     answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
-                rows = [Continuation(row, 100, depth, depth - 1, 0, tuple(range(99)), row % 2, depth) for row in range(places)]
+                rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
                 continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
     assert num_builds() == known, "something is built while a request waits"
 

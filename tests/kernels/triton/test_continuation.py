@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import fields
 
 import pytest
@@ -33,9 +34,9 @@ def test_it_is_what_the_reference_lays_out(seed: int) -> None:
 
 def test_rows_that_failed_strange_tokens_and_long_drafts() -> None:
     rows = [
-        Continuation(1, 5, 2, 1, 0, (1, 2, 3), 0, 3),
-        Continuation(0, 3, 200, 2, 7, tuple(range(60)), 1, 900),
-        Continuation(2, 7, 0, 0, 3, (4, 5), 0, 2),
+        Continuation(1, 5, 2, 1, 0, array("i", (1, 2, 3)), 0, 3),
+        Continuation(0, 3, 200, 2, 7, array("i", range(60)), 1, 900),
+        Continuation(2, 7, 0, 0, 3, array("i", (4, 5)), 0, 2),
     ]
     answer = torch.zeros(3, 403, dtype=torch.int32)
     answer[0, :202] = torch.arange(202)
