@@ -25,11 +25,13 @@ STALLED_S = 30.0
 class ChunkedConnection(h11.Connection):
     """h11's state machine, which a piece of a chunked body need not go through: it changes no state."""
 
+    transport: asyncio.Transport
     _chunked = False  # whether the body of the answer that has begun is
 
     def send(self, event: h11.Event) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self._chunked and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+            # The app learns of a broken connection a turn of the loop later; of each piece that it sends until then asyncio would warn.
+            return b"" if self.transport.is_closing() else b"%x\r\n%b\r\n" % (len(event.data), event.data)
         sent = super().send(event)
         if type(event) is h11.Response:
             self._chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
@@ -45,6 +47,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         limit = self.config.h11_max_incomplete_event_size
         self.conn = ChunkedConnection(h11.SERVER) if limit is None else ChunkedConnection(h11.SERVER, limit)
+        self.conn.transport = transport
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_DEADLINE_S, transport.close)
 

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import h11
@@ -30,7 +30,7 @@ class App:
 
     def __init__(self) -> None:
         self.size = 3
-        self.pieces: list[bytes] = []
+        self.pieces: Iterable[bytes] = []
         self.left = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -128,6 +128,25 @@ def test_a_client_that_stops_reading_is_cut_off_and_the_app_told(app: App, port:
         assert len(read(client)) < app.size
 
 
+def test_pieces_for_a_client_that_has_just_left_are_dropped_without_a_word(app: App, port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """As the chunks of many choices are: all of one step are sent before the loop sees that the first could not be."""
+    with connect(port) as client:
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(50):
+                yield b"x"
+                client.close()
+                time.sleep(0.002)
+
+        app.pieces = pieces()
+        client.sendall(GET)
+        for _ in range(100):
+            if not app.pieces:
+                break
+            time.sleep(0.02)
+    assert not app.pieces and not caplog.records
+
+
 def test_a_client_that_reads_slowly_gets_everything(app: App, port: int) -> None:
     app.size, got = 2 * MIB, 0
     started = time.monotonic()
@@ -176,8 +195,8 @@ def test_a_wish_to_upgrade_is_ignored(port: int, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 def test_pieces_of_an_answer_without_a_length_arrive_as_they_were(app: App, port: int, version: bytes) -> None:
-    app.pieces = [b"one", b"", b"0\r\n\r\n", b"x" * 70_000]
-    text = b"".join(app.pieces)
+    app.pieces = pieces = [b"one", b"", b"0\r\n\r\n", b"x" * 70_000]
+    text = b"".join(pieces)
     with connect(port) as client:
         client.sendall(b"GET / HTTP/%b\r\nHost: x\r\n\r\n" % version)
         if version == b"1.1":
