@@ -156,5 +156,5 @@ class Gate:
         return bounded_receive
 
     def _too_large(self) -> ApiError:
-        message = f"the request body is larger than {self._max_body_bytes:,} bytes"
-        return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+        # The connection stays: closed on a client that still sends, it would take the answer with it. The rest is read, and dropped.
+        return ApiError(413, f"the request body is larger than {self._max_body_bytes:,} bytes", code="request_too_large")

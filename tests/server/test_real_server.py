@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,11 @@ def test_raw_requests_never_break_it(server: RunningServer) -> None:
     chunks = iter([b'{"prompt":"', *[b"a" * 2**20] * 5])
     answer = httpx.post(server.url + "/v1/completions", content=chunks, headers=headers)
     assert answer.status_code == 413
+    with closing(HTTPConnection(server.url.removeprefix("http://"))) as patient:  # sends all before it reads, as many clients do
+        for size, status in ((20 * 2**20, 413), (5, 400)):
+            patient.request("POST", "/v1/completions", body=b" " * size, headers=headers)
+            answered = patient.getresponse()
+            assert answered.status == status and json.loads(answered.read())["error"]
 
 
 @pytest.mark.slow  # the fourth part of test_cli.py's life of a server is the same, but for the headers of the refusal
