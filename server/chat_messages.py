@@ -71,6 +71,8 @@ class Message(OpenAIObject):
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Message:
+        if self.content is None and self.role != "assistant":  # which may have thought, called or refused only
+            raise PydanticCustomError("content", "a message of the role '{role}' needs content", {"role": self.role})
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("role", "only a message of the assistant has tool_calls")
         if (self.tool_call_id is None) == (self.role == "tool"):

@@ -192,7 +192,7 @@ def test_the_lengths_are_the_engines() -> None:
     "path, body",
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stop": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}], "stop": ["a"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": None}], "stop": ["a"]}),
         ("/v1/chat/completions", CHAT | {"response_format": {"type": "text"}, "structured_outputs": {"regex": False}}),
         ("/v1/completions", {"prompt": [1, 2], "stop": None}),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}),
