@@ -58,9 +58,12 @@ class Writer:
     def finish(self, generation: Generation) -> list[Event]:
         """The end, however it was reached: a generation that was closed before its end was cancelled. `last` comes behind it."""
         self.response["status"] = status = _FINISHED.get(self._finish_reason, "cancelled")
-        events = self._close("completed" if status == "completed" else "incomplete")
-        if not self.response["output"] and status != "cancelled":  # an answer without a word is one all the same
-            events += [*self._open(OpenItem("message")), *self._close("completed" if status == "completed" else "incomplete")]
+        events: list[Event] = []
+        if self._item is None and not self.response["output"] and status != "cancelled":  # an answer without a word is one all the same
+            events += self._open(OpenItem("message"))
+        if self._item is not None and (self._sources or (self._logprobs and self._item.kind == "message")):
+            events.append(self._delta(""))  # tokens without a text, as the end's is, whether a step brought them alone or behind others
+        events += self._close("completed" if status == "completed" else "incomplete")
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         self._total(generation)

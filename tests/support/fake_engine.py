@@ -114,7 +114,7 @@ class FakeEngine:
                         request_id,
                         choice,
                         step,
-                        str(self.tokenizer.decode(step)),
+                        str(self.tokenizer.decode(step, skip_special_tokens=params.skip_special_tokens)),
                         [-1, 0][: len(step)],
                         logprobs=[TokenLogprobs(-0.5, 1, top)] * len(step) if params.logprobs is not None else None,
                         finish_reason="stop" if last else None,

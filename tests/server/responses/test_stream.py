@@ -11,6 +11,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_api import Event, create, function, stream
 from starlette.testclient import TestClient
+from tiny_models import END
 
 TOOLS = [function("weather"), function("time")]
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -94,6 +95,19 @@ def test_logprobs_and_who_guessed_come_with_the_text(api: TestClient, fake: Fake
     assert done["logprobs"] == [entry for event in deltas for entry in event["logprobs"]]
     told = [entry["proposer"] for event in deltas for entry in event["speculation"]]
     assert told == [None if at % 2 == 0 else "ngram" for at in range(len(fake.tokenizer.encode(fake.reply)))]
+
+
+@pytest.mark.parametrize("reply", ["The quick ", "The quick", "T", ""])
+def test_the_end_token_counts_among_the_logprobs_in_whatever_step_it_comes(api: TestClient, fake: FakeEngine, reply: str) -> None:
+    """Two tokens are a step: here the last one is the end token alone, there it comes behind a text."""
+    fake.reply = reply + END
+    num_tokens = len(fake.tokenizer.encode(fake.reply, add_special_tokens=False))
+    events = stream(api, top_logprobs=1, stream_options={"include_speculation": True})
+    check(events)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert sum(len(event["logprobs"]) for event in deltas) == sum(len(event["speculation"]) for event in deltas) == num_tokens
+    (item,) = create(api, top_logprobs=1)["output"]
+    assert len(item["content"][0]["logprobs"]) == num_tokens and item["content"][0]["text"] == reply
 
 
 def test_a_failure_is_told_and_kept(api: TestClient, fake: FakeEngine) -> None:
