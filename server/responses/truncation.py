@@ -14,7 +14,7 @@ async def read_within_context(asked: ChatRequest, serving: Serving) -> Chat:
     System messages at the start stay, and what follows them begins with a message of the user. The last turn stays even if it
     does not fit: that is told by the engine. Raises ApiError, InvalidRequest.
     """
-    messages, room = asked.messages, serving.max_model_len - max(asked.max_completion_tokens or 1, 1)
+    messages, room = asked.messages, serving.max_tokens - max(asked.max_completion_tokens or 1, 1)
     num_system = next((at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages))
     starts = [num_system, *(at for at in range(num_system + 1, len(messages)) if messages[at].role == "user")]
     low, high = 0, len(starts) - 1  # the right one is among these

@@ -59,6 +59,7 @@ class FakeEngine:
     num_open: int = 0
     num_guests: int = 0
     typical: Typical | None = None  # a lossy rule, if it is to be on
+    cache_tokens: int = 512
 
     @property
     def engine(self) -> SimpleNamespace:
@@ -71,7 +72,7 @@ class FakeEngine:
     @property
     def intake(self) -> Intake:
         """The real one: what a request must be is the engine's to say."""
-        return Intake(self.tokenizer, 300, 300, 512, 512, [0], ("ngram",))
+        return Intake(self.tokenizer, 300, 300, 512, self.cache_tokens, [0], ("ngram",))
 
     @property
     def num_in_flight(self) -> int:
