@@ -25,7 +25,8 @@ logger = logging.getLogger("foretoken.server")
 
 PING_S = 15
 _MARK = "\0"  # stands where a chunk's text comes
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one for every call
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one for every call
+_LINE_ENDS = [(end, f"\\u{ord(end):04x}") for end in "\x85\u2028\u2029"]
 
 T = TypeVar("T")
 
@@ -157,6 +158,15 @@ class Chunks:
 
 def event(payload: dict[str, Any]) -> bytes:
     return b"data: " + _json(payload).encode() + b"\n\n"
+
+
+def _json(value: object) -> str:
+    """On one line for those too who, as httpx's iter_lines, end lines at characters where server-sent events do not."""
+    text = _encode(value)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS:
+            text = text.replace(end, escaped)
+    return text
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

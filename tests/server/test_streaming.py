@@ -119,10 +119,10 @@ class Shape:
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_whatever_the_text_a_chunk_is_one_event_that_holds_it(include_usage: bool) -> None:
     chunks = Chunks(cast(Generation, SimpleNamespace(finished=False)), Shape(), StreamOptions(include_usage=include_usage))
-    for text in ["word", "", "\0", '"', "a\\", "\n\ndata: [DONE]\n\n", "\r", "\u2028", "\x85", "é世🦊", '"}]}']:
+    for text in ["word", "", "\0", '"', "a\\", "\n\ndata: [DONE]\n\n", "\r", "\u2028", "\u2029é", "\x85", "é世🦊", '"}]}']:
         for index in (0, 1):
             spelled = chunks(index, TokenDelta("r", index, [1], text, [-1]))
-            assert spelled.startswith(b"data: ") and spelled.endswith(b"\n\n") and len(spelled.splitlines()) == 2, spelled
+            assert spelled.startswith(b"data: ") and spelled.endswith(b"\n\n") and len(spelled.decode().splitlines()) == 2, spelled
             usage = {"usage": None} if include_usage else {}
             choices = [{"index": index, "text": text, "finish_reason": None}]
             assert json.loads(spelled[6:]) == {"id": "x", "model": Shape.name, **usage, "choices": choices}
