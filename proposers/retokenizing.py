@@ -189,7 +189,8 @@ class _Tokens:
         return self._tokenizer.encode(text, add_special_tokens=False) if text else []
 
     def begins_word(self, token_id: int) -> bool:
-        return bool(self._marker) and self._tokenizer.convert_ids_to_tokens(token_id).startswith(self._marker)
+        # A padded vocabulary has ids that the tokenizer has no name for.
+        return bool(self._marker) and (self._tokenizer.convert_ids_to_tokens(token_id) or "").startswith(self._marker)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         kept = [i for i in token_ids if i not in self.foreign]

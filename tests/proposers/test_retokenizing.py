@@ -171,6 +171,16 @@ def test_an_end_that_both_know_is_guessed() -> None:
     assert target.decode(guesses) == " brown<|end|>"
 
 
+def test_ids_of_a_padded_vocabulary_are_not_text() -> None:
+    """Prompts given as ids may have some that the target's tokenizer has no name for."""
+    target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>")
+    text = target.encode(TEXT)[:90]
+    model = Reciting(draft, TEXT)
+    proposer = RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, 6, 4000)
+    (guesses,) = ask(proposer, row("r", [*text, *[len(target) + 3] * 24]))
+    assert target.decode([*text, *guesses]) == TEXT[: len(target.decode([*text, *guesses]))] and guesses
+
+
 def test_a_small_budget_reads_a_long_text_in_several_steps() -> None:
     target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>")
     text = target.encode(TEXT)[:60]
