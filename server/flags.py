@@ -48,12 +48,13 @@ TAKING_A_VALUE = frozenset(
     --load-format --log-config-file --logits-processor-pattern --logprobs-mode --long-lora-scaling-factors
     --long-prefill-token-threshold --lora-dtype --lora-extra-vocab-size --mamba-block-size --mamba-cache-dtype
     --mamba-ssm-cache-dtype --max-context-len-to-capture --max-cpu-loras --max-cudagraph-capture-size --max-log-len
-    --max-logprobs --max-long-partial-prefills --max-lora-rank --max-loras --max-num-partial-prefills
+    --max-logprobs --max-long-partial-prefills --max-lora-rank --max-loras --max-num-partial-prefills --max-num-queued-tokens
     --max-parallel-loading-workers --max-prompt-adapter-token --max-prompt-adapters --max-seq-len-to-capture --media-io-kwargs
     --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode --mm-processor-cache-gb --mm-processor-cache-type
     --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl --model-loader-extra-config --num-lookahead-slots
     --num-redundant-experts --num-scheduler-steps --otlp-traces-endpoint --override-attention-dtype
-    --override-generation-config --override-neuron-config --override-pooler-config --performance-mode --pooler-config
+    --override-generation-config --override-neuron-config --override-pooler-config --per-request-spec-decode-metrics --performance-mode
+    --pooler-config
     --preemption-mode --prefix-caching-hash-algo --pt-load-map-location --qlora-adapter-name-or-path
     --renderer-num-workers --response-role --root-path --rope-scaling --rope-theta --runner --safetensors-load-strategy
     --scheduler-cls --scheduler-delay-factor --scheduling-policy --show-hidden-metrics-for-version --ssl-ca-certs
@@ -86,6 +87,25 @@ NOTES = {
 REFUSED = {
     "--ssl-certfile": "TLS is not served: put a proxy that ends TLS in front",
     "--ssl-keyfile": "TLS is not served: put a proxy that ends TLS in front",
+}
+# What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags of speculation.
+ELSEWHERE = {
+    **dict.fromkeys(["--speculative-algorithm", "--spec-type"], "--spec-method"),
+    **dict.fromkeys(
+        ["--draft-model", "--model-draft", "-md", "--spec-draft-model", "--speculative-draft-model", "--speculative-draft-model-path"],
+        "--speculative-model",
+    ),
+    **dict.fromkeys(
+        ["--draft", "--draft-n", "--draft-max", "--spec-draft-n-max", "--num-draft-tokens", "--speculate"],
+        "--num-speculative-tokens",
+    ),
+    "--speculative-num-draft-tokens": '--num-speculative-tokens, or for a tree "num_draft_tokens" in --speculative-config',
+    "--speculative-num-steps": '--num-speculative-tokens, or for a tree "num_steps" in --speculative-config',
+    "--speculative-eagle-topk": '"eagle_topk" in --speculative-config',
+    **dict.fromkeys(["--draft-p-min", "--spec-draft-p-min"], '"confidence_threshold" in --speculative-config'),
+    "--model-path": "--model",
+    "--speculative-draft-model-quantization": "--speculative-model-quantization",
+    "--speculative-draft-model-revision": '"revision" in --speculative-config',
 }
 _JSON_FLAGS = {"--speculative-config": "--speculative-config", "-sc": "--speculative-config"}
 _BOOLEANS = {"true", "false"}
@@ -177,6 +197,8 @@ def _assign(target: dict[str, object], key: str, text: str) -> None:
 
 
 def _unknown(word: str, name: str, own_flags: Collection[str]) -> str:
+    if name in ELSEWHERE:
+        return f"unknown flag {name}: here it is {ELSEWHERE[name]}"
     known = [flag for flag in (*own_flags, *SWITCHES, *TAKING_A_VALUE, *TAKING_VALUES) if flag.startswith("--")]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f": did you mean {near[0]}?" if near else "; `foretoken serve --help` lists the flags"

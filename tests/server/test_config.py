@@ -10,7 +10,7 @@ from foretoken.engine.config import DEMO_MODEL, EngineConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
 from foretoken.server.config import ServerConfig
-from foretoken.server.flags import REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
+from foretoken.server.flags import ELSEWHERE, REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
 from foretoken.server.run_batch_options import BatchParser
 from foretoken.server.serve_parser import ServeParser
 
@@ -157,6 +157,8 @@ def test_flags_of_other_commands_are_no_variables() -> None:
     [
         (("--num-speculative-token", "5"), "unknown flag --num-speculative-token: did you mean --num-speculative-tokens?"),
         (("--enforce-eagr",), "did you mean --enforce-eager?"),
+        (("--draft-model", "D"), "unknown flag --draft-model: here it is --speculative-model"),
+        (("--speculative-eagle-topk=4",), 'unknown flag --speculative-eagle-topk: here it is "eagle_topk" in --speculative-config'),
         (("--zzzz",), "`foretoken serve --help` lists the flags"),
         (("--port", "70000"), "not a port"),
         (("--max-num-seqs", "0"), "not a positive integer"),
@@ -184,7 +186,7 @@ def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.Captur
     config = read(
         *("--trust_remote_code", "T", "--swap-space", "-1", "--enable-chunked-prefill", "False", "--no-enable-log-requests"),
         *("--lora-modules", "a=b", "c=d", "--compilation-config.level", "3", "-O3", "--enforce-eager", "--enforce-eager=True"),
-        *("--dtype", "half", "-q", "None", "--port", "7"),
+        *("--dtype", "half", "-q", "None", "--max-num-queued-tokens", "9", "--port", "7"),
     )
     assert config.engine.model.model == "T" and config.port == 7 and config.engine.model.dtype == "auto"
     lines = capsys.readouterr().err.splitlines()
@@ -192,14 +194,14 @@ def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.Captur
     assert "foretoken: warning: --trust-remote-code has no effect: code from a model folder is never run" in lines
     (plain,) = [line for line in lines if "no meaning here" in line]
     assert plain.count("--enforce-eager") == 1
-    for name in ("--swap-space", "--enable-chunked-prefill", "--no-enable-log-requests", "--compilation-config", "-O3"):
+    for name in "--swap-space --max-num-queued-tokens --enable-chunked-prefill --no-enable-log-requests --compilation-config -O3".split():
         assert name in plain
     assert config.engine.model.quantization == "none"
     assert any("--dtype half is not served" in line for line in lines)
 
 
 def test_no_flag_is_in_two_tables() -> None:
-    tables = [SWITCHES, TAKING_A_VALUE, TAKING_VALUES, frozenset(REFUSED), frozenset(ServeParser().flags)]
+    tables = [SWITCHES, TAKING_A_VALUE, TAKING_VALUES, frozenset(REFUSED), frozenset(ELSEWHERE), frozenset(ServeParser().flags)]
     assert sum(map(len, tables)) == len(frozenset().union(*tables))
 
 
