@@ -205,7 +205,7 @@ class ChatRequest(GenerationRequest):
         return self.include_reasoning is not False and not (self.reasoning is not None and self.reasoning.exclude)
 
     def to_sampling_params(self) -> SamplingParams:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:  # clients that write out every default send 0
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {self.top_logprobs}", param="top_logprobs")

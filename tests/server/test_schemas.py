@@ -132,6 +132,11 @@ def test_a_message_names_the_field_once(client: TestClient, name: str, value: An
     assert refusal(client, "/v1/completions", {"prompt": "a"} | {name: value})["message"].startswith(f"{name}: m")
 
 
+def test_no_top_logprobs_need_no_logprobs(client: TestClient) -> None:
+    """Clients that write out every default send both."""
+    assert client.post("/v1/chat/completions", json=CHAT | {"logprobs": False, "top_logprobs": 0}).status_code == 200
+
+
 @pytest.mark.parametrize("value", [-1, 21])
 def test_top_logprobs_out_of_range_are_told_under_their_own_name(client: TestClient, value: int) -> None:
     error = refusal(client, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": value})
