@@ -24,6 +24,8 @@ MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
+_NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
+"""What None means for fields of SamplingParams that vLLM's scripts may give as None, which is the default there."""
 _CORPUS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -98,6 +100,9 @@ class SamplingParams:
     thinking: ThinkingBudget | None = None  # how long it may reason
 
     def __post_init__(self) -> None:
+        for name, nothing in _NOTHING.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, nothing)
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         object.__setattr__(self, "stop", tuple(stops))
         if isinstance(self.bad_words, str):

@@ -56,3 +56,8 @@ def test_min_tokens_stay_below_max_tokens() -> None:
 def test_parameters_survive_replace() -> None:
     params = SamplingParams(stop=["a"], speculation={"method": "off", "num_speculative_tokens": 3, "corpus_id": "mine"})
     assert dataclasses.replace(params, temperature=0.5).speculation_settings == Speculation("off", 3, "mine")
+
+
+def test_none_is_nothing_as_in_scripts_for_vllm() -> None:
+    settings: Any = {"stop": None, "stop_token_ids": None, "bad_words": None, "logit_bias": None}
+    assert SamplingParams(**settings) == SamplingParams()
