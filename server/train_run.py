@@ -41,7 +41,7 @@ class WorkFolder:
         record = sources.work / "settings.json"
         data = sorted(str(path.resolve()) for path in sources.data)
         given = json.loads(json.dumps({"data": data, "seed": sources.seed, **settings}))
-        if record.exists():
+        if record.exists() and any(path != record for path in sources.work.iterdir()):  # else a mistake ended it before anything was made
             begun = json.loads(record.read_text(encoding="utf-8"))
             if changed := [name for name in {**begun, **given} if begun.get(name) != given.get(name)]:
                 was = ", ".join(f"{name} {begun.get(name)}" for name in changed)

@@ -12,7 +12,7 @@ from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
 from foretoken.server import generating
-from foretoken.server.cli import DATA, USAGE
+from foretoken.server.cli import CONFIG, DATA, USAGE
 from foretoken.server.train_command import main
 
 
@@ -23,6 +23,17 @@ def chats(tmp_path: Path) -> Path:
     lines = [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": "[]"}]} for one in asked]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def test_a_mistake_that_ended_the_command_before_its_work_is_not_held_against_the_next(
+    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cache"
+    assert main([*command(chats, out)[:2], str(tmp_path / "modle"), *command(chats, out)[3:]]) == CONFIG
+    assert "modle" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(command(tmp_path / "chast.jsonl", out)) == DATA
+        assert "there is no such file or folder" in capsys.readouterr().err
 
 
 def command(chats: Path, out: Path, *flags: str) -> list[str]:
