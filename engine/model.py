@@ -26,6 +26,9 @@ from .errors import ConfigError, ModelLoadError
 from .model_folder import Progress, config_json, find_folder, one_line, read_json, weight_files
 from .network_plan import NetworkPlan, plan_network
 
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
+"""Files that a tokenizer is read from, by what transformers has to say of them."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -210,6 +213,8 @@ def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
+        if not any(any(folder.glob(name)) for name in TOKENIZERS):  # transformers asks for packages instead
+            raise ModelLoadError(f"{folder} has no tokenizer: put the tokenizer.json there that belongs to the weights") from error
         raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
 

@@ -212,6 +212,9 @@ def test_damaged_or_missing_tokenizer(folder: Path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="the tokenizer in .* cannot be loaded"):
         load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelLoadError, match="has no tokenizer: put the tokenizer.json there"):
+        load(folder)
 
 
 def test_draft_models_need_no_tokenizer(folder: Path):
