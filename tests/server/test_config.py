@@ -73,6 +73,9 @@ def test_cache_sizes_in_the_words_of_vllm() -> None:
 
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(read("--api-key", "secret"))
+    with pytest.raises(ConfigError, match="needs a whole number as N") as caught:  # else that ending would be a part of the key
+        read("--api-key", "secret:priority=high")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
