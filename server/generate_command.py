@@ -87,6 +87,8 @@ def _token_ids(engine: Engine, prompt: str, values: dict[str, Any]) -> list[int]
 
     has_template = bool(template_text(engine.tokenizer))
     if not values.get("chat", has_template):
+        if "system" in values:
+            raise InvalidRequest("--system is for chats, and this prompt is continued as it is: leave --system away, or ask with --chat")
         return engine.intake.encode(prompt)
     messages = [Message(role="system", content=values["system"])] if values.get("system") else []
     try:

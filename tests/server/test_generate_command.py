@@ -80,3 +80,5 @@ def test_mistakes(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert capsys.readouterr().err.startswith(f"foretoken: error: {words}")
     assert generate([QUESTION, str(tiny_target), "--speculation", "eagle9", *FLAGS]) == 2
     assert "this server has 'auto', 'off'" in capsys.readouterr().err
+    assert generate([QUESTION, str(tiny_target), "--raw", "--system", "Be brief.", *FLAGS]) == 2
+    assert "leave --system away" in capsys.readouterr().err
