@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from .config import variable
 from .contestants import PATHS, Asking, Contestant, Server, Transformers, Turn
+from .help_format import CommandParser
 from .load_client import ServerFailed
 from .option_forms import count, key, new_file
 
@@ -170,7 +171,7 @@ def _compare(args: argparse.Namespace, groups: Sequence[Sequence[str]]) -> dict[
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench compare",
         description="Send the same requests to several OpenAI-compatible servers in turn, and compare their speed pair by pair.",
         epilog=EXAMPLES,

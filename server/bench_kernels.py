@@ -25,6 +25,7 @@ from ..kernels import native_library
 from ..kernels.config_limits import max_positions
 from ..kernels.rope import UnsupportedModel
 from .bench_http import measure_server
+from .help_format import CommandParser
 from .load_client import ServerFailed
 from .option_forms import count, some_of
 
@@ -140,7 +141,7 @@ class Run:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench kernels",
         description="Measure this machine's limits, and how near the network, LLM.generate and the server come to them.",
         epilog=EXAMPLES,

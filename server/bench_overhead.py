@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from ..engine.bench.overhead import ADAPTIVE_ROWS, CASES, Overhead, measure, weighed
 from ..engine.request import SamplingParams
-from .option_forms import count
+from .help_format import CommandParser
+from .option_forms import count, new_file
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench overhead",
         description="Measure what the engine costs around the forward pass, with a network that answers at once.",
         epilog="example: foretoken bench overhead --steps 500 --json overhead.json",
     )
     parser.add_argument("--steps", type=count, default=300, help="steps to time in each case (default 300)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     results: list[Overhead] = []

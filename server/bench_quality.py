@@ -17,7 +17,8 @@ from ..engine.bench.report import Table
 from ..engine.config import DEMO_MODEL
 from ..engine.default_speculation import DEMO_DRAFT
 from ..engine.errors import ForetokenError
-from .option_forms import count, some_of
+from .help_format import CommandParser
+from .option_forms import count, new_file, some_of
 
 EXAMPLES = """\
 examples:
@@ -29,7 +30,7 @@ The text: documents separated by lines of ---. One that begins with "user: " is 
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench quality",
         description="Measure what number formats cost: perplexity, agreement with bfloat16, accepted length of a draft model.",
         epilog=EXAMPLES,
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--context", type=count, default=1024, help="tokens read in one context (default 1024)")
     parser.add_argument("--prompts", type=count, default=48, help="about so many answers for the accepted length (default 48)")
     parser.add_argument("--answer-tokens", type=count, default=64, help="most tokens of an answer (default 64)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
     started = time.monotonic()
 

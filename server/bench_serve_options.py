@@ -13,6 +13,7 @@ from typing import Any
 from .bench_serve_load import Load
 from .bench_serve_results import GOALS, METRICS, Report
 from .contestants import PATHS
+from .help_format import CommandParser
 from .option_forms import count, key, new_file, new_picture, port, temperature
 from .prompt_sets import OWN, PUBLISHED
 
@@ -65,7 +66,7 @@ def read(argv: Sequence[str]) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench serve",
         description="Load any OpenAI-compatible server with prompts, and measure latency, throughput and accepted drafts.",
         epilog=EXAMPLES,

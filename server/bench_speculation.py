@@ -25,6 +25,7 @@ from ..engine.bench.speculation_plot import plot
 from ..engine.bench.speculation_report import closing, paste, tables
 from ..engine.bench.speculation_turn import Step
 from ..engine.errors import ForetokenError
+from .help_format import CommandParser
 from .option_forms import new_file, new_picture
 from .speculation_flags import add_flags, conversations_of, engine_options, methods_of
 
@@ -139,7 +140,7 @@ def _text(bench: Bench, token_ids: list[int]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench speculation",
         description="Measure every method and draft length against no speculation on this machine: speed, acceptance, where the gain goes.",
         epilog=EXAMPLES,

@@ -23,6 +23,7 @@ from ..engine.bench.machine import this_machine
 from ..proposers.training.loop import Plan, Run
 from ..proposers.training.packing import Document, PackedStream, write
 from ..proposers.training.target import Shape, TargetTrainee
+from .help_format import CommandParser
 from .option_forms import count
 from .train_run import Machine
 
@@ -43,7 +44,7 @@ Let the machine do nothing else meanwhile.
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "foretoken bench training", description="How fast a target learns, and how fast with transformers' own model, loss and AdamW.",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=count, default=320, metavar="N", help="width of the model, a multiple of 64 (default 320)")

@@ -24,6 +24,7 @@ from ..engine.bench.workloads import ADAPTIVE, OFF, Comparison, Workload, compar
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError, ForetokenError
 from ..engine.llm import LLM
+from .help_format import CommandParser
 from .option_forms import count, new_file, new_picture
 from .prompt_sets import OWN, RANDOM, Prompt, PromptSetError, load, read
 from .speculation_flags import conversation, numbers
@@ -190,7 +191,7 @@ def _measure(args: argparse.Namespace) -> list[Comparison]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken bench workloads",
         description="Compare adaptive speculation with none, in interleaved pairs, over kinds of work and numbers of requests at once.",
         epilog=EXAMPLES,

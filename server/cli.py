@@ -150,9 +150,13 @@ def run(words: list[str]) -> int:
             from .bench_compare import main as compare_servers
 
             return compare_servers(flags)
+        case ["bench", name, *_] if not name.startswith("-"):
+            near = difflib.get_close_matches(name, BENCHES, n=1)
+            return _fail(f"unknown benchmark {name!r}{f': did you mean {near[0]}?' if near else '; see foretoken bench --help'}", USAGE)
         case ["bench", *rest]:
-            print(BENCH_HELP, end="")
-            return 0 if rest in (["-h"], ["--help"]) else USAGE
+            asked = rest in (["-h"], ["--help"])
+            print(BENCH_HELP, end="", file=sys.stdout if asked else sys.stderr)
+            return 0 if asked else USAGE
         case ["tune", *flags]:
             from .tune import main as tune
 
@@ -165,10 +169,10 @@ def run(words: list[str]) -> int:
             from .completion import main as completion
 
             return completion(flags)
-        case ["version" | "--version" | "-V"]:
+        case ["version" | "--version" | "-V", *_]:
             print(f"foretoken {__version__}")
             return 0
-        case [] | ["help" | "-h" | "--help"]:
+        case [] | ["help" | "-h" | "--help", *_]:
             print(HELP, end="")
             return 0
         case _:

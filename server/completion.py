@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from .completion_scripts import SCRIPTS
-from .help_format import HelpFormatter
+from .help_format import CommandParser, HelpFormatter
 
 EXAMPLES = """\
 The script is made from the commands as they are installed, which takes some
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken completion", description="Print a completion script for a shell.", epilog=EXAMPLES,
         formatter_class=HelpFormatter, allow_abbrev=False,
     )  # fmt: skip

@@ -177,7 +177,7 @@ def _translate(values: dict[str, Any]) -> None:
         values["served_model_name"] = names[0]
     if keys := values.pop("api_keys", None):
         split = [_KEY_PRIORITY.fullmatch(key) for key in keys]
-        if any(":priority=" in key and not found for key, found in zip(keys, split, strict=True)):  # else it would be a key with that ending
+        if any(":priority=" in key and not found for key, found in zip(keys, split, strict=True)):  # else a key with that ending
             raise ConfigError("--api-key KEY:priority=N needs a whole number as N, such as -5")
         values["api_keys"] = tuple(found[1] if found else key for key, found in zip(keys, split, strict=True))
         if any(split):

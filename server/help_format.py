@@ -1,10 +1,11 @@
-"""How `--help` of a command looks: flags and their meaning in two columns that fit the terminal."""
+"""How a command speaks of its flags: `--help` in two columns that fit the terminal, and mistakes in one line."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import textwrap
+from typing import NoReturn
 
 MAX_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal."""
@@ -28,3 +29,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # a flag's name is one word
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A mistake is told in one line, without the list of all flags above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"foretoken: error: {message}; see {self.prog} --help\n")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from .config import variable
-from .help_format import HelpFormatter
+from .help_format import CommandParser, HelpFormatter
 from .option_forms import count, key, temperature
 from .terminal_client import ChatClient, ChatError, NoServer
 from .terminal_colors import WHEN, Painter
@@ -144,7 +144,7 @@ class Chat:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken chat", usage="foretoken chat [flags]", description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=HelpFormatter, allow_abbrev=False,
     )  # fmt: skip

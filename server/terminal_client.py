@@ -86,7 +86,9 @@ class ChatClient:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> ChatError:
-        if isinstance(error, (httpx.ConnectError, httpx.UnsupportedProtocol)):
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return NoServer(f"{self.url!r} is no address of a server: write it as http://HOST:PORT")
+        if isinstance(error, httpx.ConnectError):
             return NoServer(f"no server at {self.url}: start one with `foretoken serve`, or name another with --url")
         if isinstance(error, httpx.TimeoutException):
             return ChatError(f"{self.url} did not answer in time")

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..engine.bench.machine import this_machine
 from ..engine.errors import ForetokenError
+from .help_format import CommandParser
 from .load_client import ServerFailed
 from .option_forms import count
 from .train_acceptance import acceptance_of
@@ -109,7 +110,7 @@ def _summary(report: Mapping[str, Any], most: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken train evaluate",
         description="Measure a family on held-out prompts: form of the answers, accepted lengths, and with --speed the server's speed.",
         epilog=EXAMPLES,

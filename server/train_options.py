@@ -10,7 +10,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from .help_format import CommandParser
 
 METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash")
 MOST_N = 8                           # of kernels/ngram_table.py, which imports heavy things
@@ -171,8 +173,8 @@ def ngram_cache_options(argv: Sequence[str]) -> NgramCacheOptions:
     return NgramCacheOptions(parser.sources(args), args.model, prompting(args), args.max_n, args.min_count, args.max_runs)
 
 
-class Parser(argparse.ArgumentParser):
-    """Flags that several of the commands share; errors are one line."""
+class Parser(CommandParser):
+    """Flags that several of the commands share."""
 
     def __init__(self, command: str, description: str, examples: str) -> None:
         super().__init__(
@@ -182,9 +184,6 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"foretoken: error: {message}; see {self.prog} --help\n")
 
     def add_model(self) -> None:
         self.add_argument("--model", required=True, metavar="TARGET", help="folder or hub id of the target")

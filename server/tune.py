@@ -27,6 +27,7 @@ from ..engine.bench.speculation import Bench, Conversation, Effort, Method
 from ..engine.bench.speculation_figures import OFF, Figures, Setting
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError, ForetokenError
+from .help_format import CommandParser
 from .speculation_flags import add_flags, conversations_of, engine_options, evenly, methods_of
 
 EXAMPLES = """\
@@ -194,7 +195,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="foretoken tune",
         description="Find the speculation that is fastest for your own prompts on this machine, and write the settings for serve --config.",
         epilog=EXAMPLES,

@@ -60,6 +60,21 @@ def test_mistakes_in_the_command_line() -> None:
     assert ended.returncode == USAGE and "did you mean serve?" in one_line_error(ended)
     ended = foretoken("serve", "--modle", "T")
     assert ended.returncode == USAGE and "did you mean --model?" in one_line_error(ended)
+    ended = foretoken("bench", "kernals")
+    assert ended.returncode == USAGE and "did you mean kernels?" in one_line_error(ended)
+    assert foretoken("version", "--help").stdout == foretoken("version").stdout
+
+
+@pytest.mark.parametrize("words", ["bench serve", "bench compare", "bench workloads", "tune", "train evaluate", "chat", "completion"])
+def test_a_wrong_flag_is_one_line_without_all_others(words: str) -> None:
+    ended = foretoken(*words.split(), "--nonsense")
+    assert ended.returncode == USAGE and f"see foretoken {words} --help" in one_line_error(ended)
+
+
+@pytest.mark.parametrize("words", ["bench overhead", "bench quality"])
+def test_results_that_could_not_be_written_are_not_measured(words: str, tmp_path: Path) -> None:
+    ended = foretoken(*words.split(), "--json", tmp_path / "nowhere" / "result.json")
+    assert ended.returncode == USAGE and "there is no folder" in one_line_error(ended)
 
 
 def test_an_address_that_cannot_be_had_is_known_at_once() -> None:
@@ -140,6 +155,8 @@ def test_chat_without_a_server() -> None:
         port = unused.getsockname()[1]
     ended = foretoken("chat", "--url", f"http://127.0.0.1:{port}")
     assert ended.returncode == UNAVAILABLE and "start one with `foretoken serve`" in one_line_error(ended)
+    ended = foretoken("chat", "--url", f"127.0.0.1:{port}")  # there may well be one: the address is what is wrong
+    assert ended.returncode == UNAVAILABLE and "write it as http://HOST:PORT" in one_line_error(ended)
 
 
 def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
