@@ -1,6 +1,7 @@
 """What drafters learn from: prompts out of anybody's text, the target's answers to them, packed. Knows no drafter.
 
-Chats are prompts at each turn of the assistant; of plain text each piece's beginning is one, which the target continues.
+Chats are prompts at each turn of the assistant, and at their end if it has yet to answer; of plain text each piece's beginning is one,
+which the target continues.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..engine.model_folder import find_folder
 from ..proposers.training.corpus import Record, pieces
-from ..proposers.training.encoding import AnyDocument, encode_prompt, prompts, render
+from ..proposers.training.encoding import AnyDocument, Prompt, encode_prompt, prompts, render
 from ..proposers.training.packing import Document, PackedFile
 from ..proposers.training.reading import DataError
 from .generating import Generation, documents, generate
@@ -77,6 +78,8 @@ def choose_prompts(
             found.extend((piece, None) for piece in pieces(text))
         else:
             found.extend((text, prompt) for prompt in prompts(text))
+            if text.messages[-1]["role"] not in ("assistant", "system", "developer"):  # a question without an answer: the target has one
+                found.append((text, Prompt(text.messages, text.tools, {"role": "assistant", "content": ""})))
     random.Random(seed).shuffle(found)
     del found[prompting.prompts:]
     if tokenizer.chat_template is None and any(prompt is not None for _, prompt in found):

@@ -36,6 +36,13 @@ def test_a_mistake_that_ended_the_command_before_its_work_is_not_held_against_th
         assert "there is no such file or folder" in capsys.readouterr().err
 
 
+def test_prompts_without_answers_will_do(chats: Path, tmp_path: Path) -> None:
+    asked = [{"messages": json.loads(line)["messages"][:1]} for line in chats.read_text().splitlines()]
+    chats.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    assert main(command(chats, tmp_path / "cache")) == 0
+    assert (tmp_path / "cache.work" / "answers.jsonl").read_bytes().count(b"\n") == len(asked)
+
+
 def command(chats: Path, out: Path, *flags: str) -> list[str]:
     return ["ngram-cache", "--model", DEMO_MODEL, "--data", str(chats), "--out", str(out), "--answer-tokens", "24", *flags]
 
