@@ -83,7 +83,7 @@ class Run:
         work.mkdir(parents=True, exist_ok=True)
         if self.saved.exists():
             self.load(checkpoint.load(self.saved))
-            log.info("resumed at step %s of %s", f"{self.progress.step:,}", f"{plan.steps:,}")
+            log.info("resumed at step %s, %.0f%% done", f"{self.progress.step:,}", 100 * self.done)
 
     @property
     def done(self) -> float:

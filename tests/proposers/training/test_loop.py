@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +91,13 @@ def test_the_parts_of_a_step_add_up(stream: PackedStream, tmp_path: Path) -> Non
     assert metrics["loss"][1] == pytest.approx(weight)
 
 
-def test_minutes_end_a_run_before_its_steps(stream: PackedStream, tmp_path: Path) -> None:
+def test_minutes_end_a_run_before_its_steps(stream: PackedStream, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(trainee(), stream, replace(PLAN, steps=10_000, minutes=1 / 60), tmp_path)
     assert run.train(lambda line: None)
     assert 1 <= run.progress.step < 10_000 and run.progress.seconds < 5
+    with caplog.at_level("INFO", "foretoken.train"):
+        Run(trainee(), stream, run.plan, tmp_path)
+    assert re.search(r"resumed at step \d+, 100% done", caplog.text)  # of steps that only the minutes limit there is no number to tell
 
 
 def test_a_loss_that_is_not_finite_is_an_error(stream: PackedStream, tmp_path: Path) -> None:
