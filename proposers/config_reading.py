@@ -59,7 +59,8 @@ def parse_speculative_config(
     """
     mappings = [value] if isinstance(value, Mapping) else value
     if isinstance(mappings, str) or not isinstance(mappings, Sequence) or not all(isinstance(m, Mapping) for m in mappings):
-        raise SpeculativeConfigError(f"the speculative config must be an object or a list of objects, not {value!r}")
+        meant = f': write {{"method": "{value}"}}' if isinstance(value, str) and value in METHODS else ""
+        raise SpeculativeConfigError(f"the speculative config must be an object or a list of objects, not {value!r}{meant}")
     if not mappings:
         raise SpeculativeConfigError("the speculative config is an empty list; to switch speculation off say {'method': 'off'}")
     proposers: list[ProposerConfig] = []

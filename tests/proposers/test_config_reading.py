@@ -112,5 +112,7 @@ def test_reading_text_and_files(tmp_path: Path) -> None:
     for name in ("missing.yaml", "binary", "null\0byte"):
         with pytest.raises(SpeculativeConfigError, match="cannot read"):
             read_speculative_config(f"@{tmp_path}/{name}")
+    with pytest.raises(SpeculativeConfigError, match='not \'ngram\': write {"method": "ngram"}'):
+        read_speculative_config("ngram", "target")
     with pytest.raises(SpeculativeConfigError, match="neither JSON nor YAML"):
         read_speculative_config("{method: [")
