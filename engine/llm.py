@@ -7,7 +7,7 @@ import operator
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`."""
         engine = self._running()
+        if isinstance(messages, str):
+            raise TypeError('a conversation is a list of messages, such as [{"role": "user", "content": "..."}]; generate() takes texts')
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = []
         for conversation in conversations:
@@ -228,6 +230,8 @@ def _parsed(prompt: Prompt) -> tuple[str | None, list[int] | None, str]:
 
 def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
     """One value for all prompts, or a list with one for each."""
+    if isinstance(value, Mapping) or not isinstance(value, (kind, Iterable)):
+        raise TypeError(f"{name} is {kind.__name__}, one for all prompts or one for each, not {value!r}")
     values = [value] * count if isinstance(value, kind) else list(value)
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} prompts")

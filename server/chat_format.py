@@ -7,16 +7,19 @@ override an argument of the rendering.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from .chat_messages import Message
 from .errors import ApiError
 from .tools.parser import Tool
+
+logger = logging.getLogger("foretoken.server")
 
 TEMPLATE_KWARGS = frozenset(
     "add_vision_id clear_thinking date_string enable_thinking preserve_thinking reasoning_effort thinking thinking_budget "
@@ -103,6 +106,8 @@ class ChatFormat:
         except TemplateError as error:
             # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
             reason = str(error) if type(error) is TemplateError else "it cannot render them"
+            if isinstance(error, TemplateSyntaxError):
+                logger.error("the chat template is broken at its line %d: %s", error.lineno, error.message)
             raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from error
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error

@@ -199,9 +199,9 @@ def _assign(target: dict[str, object], key: str, text: str) -> None:
 def _unknown(word: str, name: str, own_flags: Collection[str]) -> str:
     if name in ELSEWHERE:
         return f"unknown flag {name}: here it is {ELSEWHERE[name]}"
-    known = [flag for flag in (*own_flags, *SWITCHES, *TAKING_A_VALUE, *TAKING_VALUES) if flag.startswith("--")]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f": did you mean {near[0]}?" if near else "; `foretoken serve --help` lists the flags"
+    known = [flag[2:] for flag in (*own_flags, *SWITCHES, *TAKING_A_VALUE, *TAKING_VALUES) if flag.startswith("--")]
+    near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
+    hint = f": did you mean --{near[0]}?" if near else "; `foretoken serve --help` lists the flags"
     return f"unknown flag {word.partition('=')[0]}{hint}"
 
 

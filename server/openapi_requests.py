@@ -50,7 +50,8 @@ _FORM: dict[str, Schema] = {
     "response_format": {
         "description": "What form the answer must have.",
         "anyOf": [
-            record(type=one_of("text", "json_object")),
+            record(type=one_of("text")),
+            record({"schema": maybe(ANY_OBJECT)}, type=one_of("json_object")),
             record(type=one_of("json_schema"), json_schema=_NAMED_SCHEMA),
             {"type": "null"},
         ],

@@ -54,8 +54,10 @@ def _response_format(value: Any) -> GrammarSpec | None:
     match value["type"]:
         case "text":
             return None
-        case "json_object":
+        case "json_object" if value.get("schema") is None:
             return GrammarSpec.json_object(param)
+        case "json_object":  # as llama.cpp and others take one
+            return _schema(value["schema"], f"{param}.schema", strict=False)
         case "json_schema":
             described = value.get("json_schema")
             if not isinstance(described, Mapping):

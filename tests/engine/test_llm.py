@@ -120,6 +120,10 @@ def test_parameters_one_or_one_each(plain: LLM) -> None:
         plain.generate(["x"], each, use_tqdm=False)
     with pytest.raises(TypeError, match="a prompt is"):
         plain.generate([{"text": "x"}], use_tqdm=False)
+    with pytest.raises(TypeError, match="sampling_params is SamplingParams"):
+        plain.generate("x", {"max_tokens": 5}, use_tqdm=False)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="list of messages"):
+        plain.chat("hi", use_tqdm=False)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_bad_prompt_refuses_the_call_before_it_runs(plain: LLM) -> None:

@@ -161,7 +161,9 @@ def test_developer_is_the_system_and_text_parts_are_lines(client: TestClient, fa
     assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|system|>Be brief<|end|><|user|>a\nb<|end|><|assistant|>"
 
 
-def test_a_template_may_refuse_but_never_break(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_may_refuse_but_never_break(
+    client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for template, said in (
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[7].content.upper() }}", "cannot render"),
@@ -172,6 +174,10 @@ def test_a_template_may_refuse_but_never_break(client: TestClient, fake: FakeEng
         monkeypatch.setattr(fake.tokenizer, "chat_template", template)
         response = client.post(ROUTE, json=CHAT)
         assert response.status_code == 400 and said in response.json()["error"]["message"], response.text
+    monkeypatch.setattr(fake.tokenizer, "chat_template", "fine\n{% if x }")
+    with caplog.at_level("ERROR", "foretoken.server"):
+        client.post(ROUTE, json=CHAT)
+    assert "broken at its line 2" in caplog.text, "whoever runs the server learns where"
     monkeypatch.setattr(fake.tokenizer, "chat_template", None)
     assert client.post(ROUTE, json=CHAT).json()["error"]["code"] == "no_chat_template"
 

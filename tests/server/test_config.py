@@ -160,6 +160,7 @@ def test_flags_of_other_commands_are_no_variables() -> None:
     [
         (("--num-speculative-token", "5"), "unknown flag --num-speculative-token: did you mean --num-speculative-tokens?"),
         (("--enforce-eagr",), "did you mean --enforce-eager?"),
+        (("--nonsense",), "unknown flag --nonsense; `foretoken serve --help`"),
         (("--draft-model", "D"), "unknown flag --draft-model: here it is --speculative-model"),
         (("--speculative-eagle-topk=4",), 'unknown flag --speculative-eagle-topk: here it is "eagle_topk" in --speculative-config'),
         (("--zzzz",), "`foretoken serve --help` lists the flags"),

@@ -20,6 +20,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"response_format": None, "guided_json": None, "structured_outputs": {}}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, GrammarSpec.json_object()),
+        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, GrammarSpec.json_schema({"type": "null"}, strict=False)),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, GrammarSpec.json_object()),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
