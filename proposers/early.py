@@ -65,8 +65,8 @@ class EarlyChains:
         if not rows or not self._executor.takes_chains(sum(way.most_read for way in ways), len(rows)):
             return
         with torch.inference_mode():
-            questions = Ways.of(ways, step.answer.device, step.block_size, self._num_readable, self._max_model_len)
-            there = continued(questions, step.answer)
+            moved = Ways.of(ways, step.answer.device, step.block_size, self._num_readable, self._max_model_len)
+            there = continued(moved, step.answer)
             found = self._start([row for row, _ in rows], ways, there, step)
             tokens, confidence, said = Fetched.of(found.token_ids, found.confidence, there.said)
         places = {row.request_id: (place, way) for place, (row, way) in enumerate(rows)}

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..continuation import Continuation, Continued, Ways
 from ..layout import RaggedBatch
 
-_VALUES = tl.constexpr(7)  # of each row
+_VALUES = tl.constexpr(7)  # of each row: answer, length, num_held, node, first, count, places of its table
 _LANES = 128
 _EVEN = 16  # numbers: what lies behind so many is aligned as Triton likes it
 
