@@ -100,7 +100,7 @@ class OwnCache:
             if stop > start or count:
                 feeds.append(Feed(index, row, start, stop, count, holding.first))
                 budget -= stop - start
-        feeds.sort(key=_place)
+        feeds.sort(key=attrgetter("index"))
         return feeds
 
     def continuations(self, step: UnderWay, counts: Mapping[str, int]) -> list[tuple[RowUnderWay, Continuation]]:
@@ -204,9 +204,6 @@ class OwnCache:
             holding = self._holdings[row.request_id] = _Holding(self._num_seen, num_known, self.pairing.first, [])
             self._num_seen += 1
         return holding
-
-
-_place = attrgetter("index")
 
 
 def batch_lists(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> BatchLists:

@@ -134,7 +134,7 @@ class EarlyChains:
         num_emitted, row = said[0], feed.row
         if not num_emitted or (feed.start, feed.stop) != way.read(num_emitted - 1) or feed.first != way.first:
             return None
-        if row.token_ids[way.length : feed.stop] != said[1 : 1 + num_emitted]:
+        if list(row.token_ids[way.length : feed.stop]) != said[1 : 1 + num_emitted]:
             return None  # the step was computed once more, and said something else
         count = min(feed.count, way.room(num_emitted - 1, block_size, self._max_model_len))
         blocks = -(-(feed.stop + max(count - 1, 0)) // block_size)

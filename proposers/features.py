@@ -147,9 +147,8 @@ class Features:
         first = held.start + -(held.start + 1) % size
         if first >= held.stop:
             return
-        positions = range(first, held.stop, size)
-        states = held.rows(positions[0], held.stop, size)
-        blocks = [block_table[position // size] for position in positions]
+        states = held.rows(first, held.stop, size)
+        blocks = [block_table[position // size] for position in range(first, held.stop, size)]
         if states.device.type == "cpu":
             self._edges.index_copy_(0, torch.tensor(blocks), states)
             return

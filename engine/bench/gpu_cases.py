@@ -271,7 +271,6 @@ def _busy_figures(bench: Bench, engine: MadeEngine, steps: int, group: str, bar:
         yield Figure(group, "device busy: left out", 0.0, "", note="the profiler saw nothing of the device")
 
 
-
 def synthetic(bench: Bench) -> Iterable[Figure]:
     """Plain decoding against guesses of which 80 % pass, k = 4, one stream."""
     effort = bench.effort

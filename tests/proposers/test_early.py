@@ -58,8 +58,12 @@ def guesses(draft: Draft, row: int) -> tuple[list[int], list[float]]:
 class Pair:
     """A drafter that begins early beside one that does not, in the same steps."""
 
-    def __init__(self, early: LearnedProposer, late: LearnedProposer, width: int, seed: int) -> None:
-        self.early, self.late, self.width = early, late, width
+    def __init__(self, engines: tuple[LLM, LLM], seed: int, width: int = 64) -> None:
+        self.early, self.late = map(drafter, engines)
+        self.width = width
+        self.late.early = None
+        assert self.early.early is not None
+        self.chains = self.early.early
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.num_compared = 0
@@ -145,13 +149,12 @@ def drafter(llm: LLM) -> LearnedProposer:
 
 def test_early_guesses_are_those_that_come_late(engines: tuple[LLM, LLM]) -> None:
     """Rows come and go, drafts are cut, ceilings change, blocks are given back, and steps come between."""
-    early, late = map(drafter, engines)
-    assert early.early is not None and late.early is not None and early.num_places_ahead == 2 * early.max_tokens + 1
-    late.early = None
     for seed in range(4):
-        pair, rng = Pair(early, late, 64, seed), random.Random(seed)
+        pair, rng = Pair(engines, seed), random.Random(seed)
+        early, late, chains = pair.early, pair.late, pair.chains
+        assert early.num_places_ahead == 2 * early.max_tokens + 1
         texts = [Text(f"{seed}-{i}", rng, 300, list(range(16 * i, 16 * i + 12))) for i in range(5)]
-        before = early.early.num_begun, early.early.num_used
+        before = chains.num_begun, chains.num_used
         for turn in range(14):
             running = texts[: 3 + (turn > 4)] if turn < 9 else texts[1:]
             for text in running:
@@ -162,7 +165,7 @@ def test_early_guesses_are_those_that_come_late(engines: tuple[LLM, LLM]) -> Non
                 early.forget(running[1].name)
                 late.forget(running[1].name)
             pair.step(running, begins=turn % 5 != 3)
-        begun, used = early.early.num_begun - before[0], early.early.num_used - before[1]
+        begun, used = chains.num_begun - before[0], chains.num_used - before[1]
         assert pair.num_compared > 40 and begun >= used > 15
         for text in texts:
             early.forget(text.name)
@@ -171,33 +174,27 @@ def test_early_guesses_are_those_that_come_late(engines: tuple[LLM, LLM]) -> Non
 
 def test_what_was_begun_elsewhere_is_not_used(engines: tuple[LLM, LLM]) -> None:
     """The row gave back the blocks behind its tokens, to which a part of some chains was written, and got others."""
-    early, late = map(drafter, engines)
-    assert early.early is not None
-    late.early = None
-    pair = Pair(early, late, 64, seed=1)
+    pair = Pair(engines, seed=1)
     text = Text("r", random.Random(2), 300, list(range(12)))
     for turn in range(24):
         pair.step([text])
         kept = (len(text.token_ids) - 1) // SIZE + 1
         first = 20 if turn % 2 else 40
         text.blocks[kept:] = range(first + kept, first + 12)
-    assert 5 < early.early.num_used < early.early.num_begun - 2
+    assert 5 < pair.chains.num_used < pair.chains.num_begun - 2
 
 
 def test_what_was_begun_behind_other_tokens_is_not_used(engines: tuple[LLM, LLM]) -> None:
-    early, late = map(drafter, engines)
-    assert early.early is not None
-    late.early = None
-    pair = Pair(early, late, 64, seed=3)
+    pair = Pair(engines, seed=3)
     text = Text("r", random.Random(4), 300, list(range(12)))
     text.draw = Draw(0.0, 0, 0)
     for _ in range(4):
         pair.step([text])
     for _ in range(6):
         pair.step([text], is_repeated=True)
-        used = early.early.num_used
+        used = pair.chains.num_used
         pair.step([text])
-        assert early.early.num_used == used
+        assert pair.chains.num_used == used
 
 
 def test_nobody_begins_where_the_host_has_to_know(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
