@@ -77,7 +77,7 @@ def _packed_bytes(outputs: int, inputs: int, execution: Execution) -> int:
     outputs = -(-outputs // PANEL) * PANEL
     match execution.quantization:
         case "int8":
-            return outputs * (-(-inputs // 64) * 64 + 8)  # with a scale and a sum for each output
+            return outputs * (-(-inputs // 64) * 64 + 4)  # with a scale for each output
         case "int4":
             tile_inputs, tile_bytes = INT4_TILE
             return outputs // PANEL * -(-inputs // tile_inputs) * tile_bytes + outputs * 4

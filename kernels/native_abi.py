@@ -49,7 +49,6 @@ class PackedLinear(ctypes.Structure):
         ("outputs", c_int32),
         ("weights", c_void_p),
         ("scales", c_void_p),
-        ("column_sums", c_void_p),
         ("bias", c_void_p),
     ]
 

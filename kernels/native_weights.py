@@ -88,8 +88,7 @@ def pack(
     num_bytes = library.ft_packed_bytes(precision, inputs, outputs)
     memory = memory_of.take(num_bytes)
     scales = torch.zeros(outputs) if precision in (Precision.INT8, Precision.INT4) else None
-    column_sums = torch.zeros(outputs, dtype=torch.int32) if precision == Precision.INT8 else None
-    struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), _address(column_sums), None)
+    struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), None)
 
     def pack_range(part: _Range) -> None:
         source = part.source if part.source.dtype in (torch.float32, torch.bfloat16) else part.source.float()
@@ -111,7 +110,7 @@ def pack(
         for first, rows in _outputs(total, gated):
             packed_bias[rows] = bias[first : first + (rows.stop - rows.start)].float()
         struct.bias = _address(packed_bias)
-    tensors = tuple(tensor for tensor in (memory, scales, column_sums, packed_bias) if tensor is not None)
+    tensors = tuple(tensor for tensor in (memory, scales, packed_bias) if tensor is not None)
     return PackedWeight(struct, tensors, sum(tensor.nbytes for tensor in tensors))
 
 
@@ -121,7 +120,7 @@ def shortened(library: ctypes.CDLL, isa: int, memory_of: WeightMemory, weight: P
     inputs = -(-of.inputs // INT4_TILE[0]) * INT4_TILE[0]
     memory = memory_of.take(library.ft_packed_bytes(Precision.INT4, inputs, of.outputs))
     scales = torch.zeros(of.outputs)
-    struct = PackedLinear(Precision.INT4, inputs, of.outputs, _address(memory), _address(scales), None, of.bias)
+    struct = PackedLinear(Precision.INT4, inputs, of.outputs, _address(memory), _address(scales), of.bias)
 
     def pack_rows(first: int) -> None:
         ids = torch.arange(first, min(first + _OUTPUTS_PER_TASK, of.outputs))

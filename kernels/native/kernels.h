@@ -42,7 +42,6 @@ struct PackedLinear {
   int32_t outputs;              // N, padded
   const void* weights;          // 64-byte aligned
   const float* scales;          // [N], int8 and int4
-  const int32_t* column_sums;   // [N] sum over K of q, int8 only (activations are stored as unsigned for VPDPBUSD: q_x + 128)
   const float* bias;            // [N] or null
 };
 
@@ -53,7 +52,7 @@ struct PreparedRows {
   const void* data;
   int64_t stride;               // bytes, a multiple of 64 but for float32
   const float* scales;          // [rows], int8 and int4
-  const int32_t* group_sums;    // [rows, K / 32] sums of the int8 values of a group, int4 only
+  const int32_t* input_sums;    // of the int8 values: int8 weights [rows], int4 weights [rows, K / 32]
   int32_t rows;
 };
 
@@ -71,7 +70,7 @@ struct Prepare {
   void* data;                   // as in PreparedRows
   int64_t stride;
   float* scales;
-  int32_t* group_sums;
+  int32_t* input_sums;
 };
 
 struct Best {

@@ -137,13 +137,13 @@ void Network::start(const RunRequest& request, bool chooses) {
   // 2. memory that all threads share, made before any of them starts
   prepared_.get<char>(rows * most_.prepared);
   scales_.get<float>(rows);
-  group_sums_.get<int32_t>(rows * most_.groups + 1);
+  input_sums_.get<int32_t>(rows * most_.groups + 1);
   queries_.get<char>(rows * most_.queries + 1);
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
     worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);
-    worker.group_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
+    worker.input_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
     worker.linear.get<char>(kLinearScratch);
     worker.attention.get<char>(kAttentionScratch);
     worker.ranking.get<int>(most_.ranked);
@@ -302,7 +302,7 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
   if (phase.prepares) {
     const Op& linear = ops_[size_t(phase.end_op)];
     const PackedLinear& weights = weights_of(linear);
-    PreparedRows rows = prepared_memory(weights, rows_of(linear), prepared_, scales_, group_sums_);
+    PreparedRows rows = prepared_memory(weights, rows_of(linear), prepared_, scales_, input_sums_);
     prepare_rows(linear, weights, buffer(linear.inputs[0]), first, end, rows);
   }
 }
@@ -318,9 +318,9 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
   } else if (const Place input = place_of(op.inputs[0]); input.narrow) {
     x = {input.narrow, input.stride * 2, nullptr, nullptr, rows};
   } else if (prepares_together(op)) {
-    x = prepared_memory(weights, rows, prepared_, scales_, group_sums_);
+    x = prepared_memory(weights, rows, prepared_, scales_, input_sums_);
   } else {
-    x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.group_sums);
+    x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.input_sums);
     if (worker.prepared_op != phase.first_op) {
       prepare_rows(op, weights, buffer(op.inputs[0]), 0, rows, x);
       worker.prepared_op = phase.first_op;
@@ -436,15 +436,15 @@ void Network::prepare_rows(const Op& op, const PackedLinear& weights, const floa
   prepare.data = const_cast<void*>(rows.data);
   prepare.stride = rows.stride;
   prepare.scales = const_cast<float*>(rows.scales);
-  prepare.group_sums = const_cast<int32_t*>(rows.group_sums);
+  prepare.input_sums = const_cast<int32_t*>(rows.input_sums);
   kernels_.prepare(prepare, first, end - first);
 }
 
-PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& group_sums) {
+PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums) {
   const int64_t element = weights.precision == Precision::kFloat32 ? 4 : weights.precision == Precision::kBFloat16 ? 2 : 1;
   int64_t stride = int64_t(round_up(size_t(weights.inputs * element), 64));
   if (stride % 4096 == 0) stride += 64;  // else a column of rows would fall into one set of the cache
-  return {data.get<char>(0), stride, scales.get<float>(0), group_sums.get<int32_t>(0), rows};
+  return {data.get<char>(0), stride, scales.get<float>(0), input_sums.get<int32_t>(0), rows};
 }
 
 AttentionOp Network::attention_of(const Op& op) const {

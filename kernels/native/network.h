@@ -198,7 +198,7 @@ class Network : private Job {
     int rows_per_unit;
   };
   struct Worker {
-    Scratch prepared, scales, group_sums, linear, attention, sampling, ranking, by_token, panels;
+    Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels;
     int prepared_op = -1;
     std::vector<Best> best;
   };
@@ -235,7 +235,7 @@ class Network : private Job {
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows);
-  PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& group_sums);
+  PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
   Epilogue epilogue_of(const Op& op) const;
   AttentionOp attention_of(const Op& op) const;
   void attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker);
@@ -278,7 +278,7 @@ class Network : private Job {
     size_t groups = 0, ranked = 0;      // numbers
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
-  Scratch prepared_, scales_, group_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
+  Scratch prepared_, scales_, input_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
       rounds_sampling_;
 };
 

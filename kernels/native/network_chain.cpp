@@ -124,7 +124,7 @@ void Network::refine(int row, int columns, Worker& worker) {
   const float* input = buffer(op.inputs[0]) + int64_t(row) * width(op.inputs[0]);
   PreparedRows x{input, 0, nullptr, nullptr, 1};
   if (weights.precision != Precision::kFloat32 || op.normalise) {
-    x = prepared_memory(weights, 1, worker.prepared, worker.scales, worker.group_sums);
+    x = prepared_memory(weights, 1, worker.prepared, worker.scales, worker.input_sums);
     prepare_rows(op, weights, input, 0, 1, x);
     worker.prepared_op = -1;
   }

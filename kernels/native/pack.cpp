@@ -67,7 +67,6 @@ class PanelPacker {
   uint32_t* row_of(int lane) { return rows_.data() + size_t(lane) * row_words_; }
   uint8_t* group_scales_of(int lane) { return group_scales_.data() + size_t(lane) * (w_.inputs / kGroup); }
   float* scale_of(int64_t output) { return const_cast<float*>(w_.scales) + output; }
-  int32_t* column_sum_of(int64_t output) { return const_cast<int32_t*>(w_.column_sums) + output; }
 
   void encode(int32_t row, int lane, int64_t output) {
     uint32_t* words = row_of(lane);
@@ -86,7 +85,7 @@ class PanelPacker {
         for (int i = 0; i < words_; ++i) words[i] = to_bfloat16(floats_[2 * i]) | uint32_t(to_bfloat16(floats_[2 * i + 1])) << 16;
         break;
       case Precision::kInt8:
-        *scale_of(output) = quantise_int8(floats_.data(), w_.inputs, reinterpret_cast<int8_t*>(words), column_sum_of(output));
+        *scale_of(output) = quantise_int8(floats_.data(), w_.inputs, reinterpret_cast<int8_t*>(words));
         break;
       case Precision::kInt4:
         *scale_of(output) = quantise_int4(floats_.data(), w_.inputs, reinterpret_cast<uint8_t*>(words), group_scales_of(lane));
@@ -98,7 +97,6 @@ class PanelPacker {
   void clear(int lane, int64_t output) {
     std::memset(row_of(lane), 0, size_t(words_) * 4);
     if (w_.scales) *scale_of(output) = 0.0f;
-    if (w_.column_sums) *column_sum_of(output) = 0;
     if (w_.precision == Precision::kInt4) std::memset(group_scales_of(lane), 0, size_t(w_.inputs / kGroup));
   }
 

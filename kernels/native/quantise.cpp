@@ -85,20 +85,14 @@ uint8_t choose_group_scale(const float* group, float widest, float scale) {
 
 }  // namespace
 
-float quantise_int8(const float* values, int32_t count, int8_t* out, int32_t* sum) {
+float quantise_int8(const float* values, int32_t count, int8_t* out) {
   const float bound = bound_of(values, count);
   const float inverse = bound > kSmallest ? 127.0f / bound : 0.0f;
-  int32_t total = 0;
   if (inverse == 0.0f) {
     std::memset(out, 0, size_t(count));
   } else {
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t q = to_integer(values[i] * inverse);
-      out[i] = int8_t(q);
-      total += q;
-    }
+    for (int32_t i = 0; i < count; ++i) out[i] = int8_t(to_integer(values[i] * inverse));
   }
-  *sum = total;
   return inverse == 0.0f && bound == bound ? 0.0f : bound / 127.0f;
 }
 

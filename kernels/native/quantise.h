@@ -5,8 +5,8 @@
 
 namespace foretoken {
 
-// values [count] -> out, within -127..127; *sum is theirs. Returns the scale: values[i] is about scale * out[i].
-float quantise_int8(const float* values, int32_t count, int8_t* out, int32_t* sum);
+// values [count] -> out, within -127..127. Returns the scale: values[i] is about scale * out[i].
+float quantise_int8(const float* values, int32_t count, int8_t* out);
 
 // values [count, a multiple of 64] -> for every 64 of them 32 bytes in out (low nibbles the first 32, high nibbles the second) and
 // 2 group scales of 1..16. Returns the scale: values[i] is about scale * group_scales[i / 32] * (nibble - 8).

@@ -68,10 +68,12 @@ inline Vec dot_bf16(Vec sum, Int a, Int b) {
 #endif
 }
 
-// sum + the four products of unsigned bytes of u with signed bytes of s in lane i, exact
+// sum + the four products of unsigned bytes of u with signed bytes of s in lane i, exact. (asm: gcc 12 takes its own function's vectors
+// for ones of another type, and copies each sum before and after.)
 inline Int dot_u8s8(Int sum, Int u, Int s) {
 #if FT_VNNI
-  return _mm512_dpbusd_epi32(sum, u, s);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "vm"(s));
+  return sum;
 #else
   // even and odd bytes as int16; VPMADDUBSW would saturate
   Int even = _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(0xff)), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
@@ -80,14 +82,18 @@ inline Int dot_u8s8(Int sum, Int u, Int s) {
 #endif
 }
 
-// sum + s(a) * b in lane i, exact, for a in int16's range and 0 <= b < 2^15
-inline Int multiply_add_s16(Int sum, Int a, Int b) {
+// sum + the two products of int16 of a and b in lane i, exact
+inline Int dot_s16(Int sum, Int a, Int b) {
 #if FT_VNNI
-  return _mm512_dpwssd_epi32(sum, a, b);  // the upper halves of b are 0
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
+  return sum;
 #else
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 #endif
 }
+
+// sum + s(a) * b in lane i, exact, for a in int16's range and 0 <= b < 2^15
+inline Int multiply_add_s16(Int sum, Int a, Int b) { return dot_s16(sum, a, b); }  // the upper halves of b are 0
 
 inline Int splat_bits(const void* p) {  // 4 bytes in every lane
   int32_t bits;

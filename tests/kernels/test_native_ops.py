@@ -117,8 +117,8 @@ def test_prepare(isa: int, precision: Precision, width: int) -> None:
         assert ((rows.values[:, :width] - expected).abs() <= allowed + 1e-30).all()
         if precision in INTEGERS:
             assert rows.data.abs().max() == 127 and rows.data.min() >= -127
-        if precision == Precision.INT4:
-            assert torch.equal(rows.group_sums, rows.data.view(5, -1, 32).sum(2, dtype=torch.int32))
+            of = 32 if precision == Precision.INT4 else inputs
+            assert torch.equal(rows.input_sums, rows.data.view(5, -1, of).sum(2, dtype=torch.int32))
 
 
 @each_isa
@@ -137,4 +137,4 @@ def test_a_row_that_is_not_finite_poisons_its_results_only(isa: int, precision: 
 
 
 def test_the_structs_are_laid_out_as_the_library_expects() -> None:
-    assert (ctypes.sizeof(PackedLinear), ctypes.sizeof(PreparedRows), ctypes.sizeof(Best)) == (48, 40, 16)
+    assert (ctypes.sizeof(PackedLinear), ctypes.sizeof(PreparedRows), ctypes.sizeof(Best)) == (40, 40, 16)

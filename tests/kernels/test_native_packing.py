@@ -28,9 +28,7 @@ def test_int8_weights_are_within_half_a_step(isa: int, dtype: torch.dtype) -> No
     w = packed([matrix], Precision.INT8)
     steps = matrix.float().abs().amax(1, keepdim=True) / 127
     assert ((unpacked(isa, w, torch.arange(50), 200) - matrix.float()).abs() <= steps * 0.50001).all()
-    integers = (unpacked(isa, w, torch.arange(50), 200) / w.scales[:50, None].clamp(min=1e-30)).round()
-    assert torch.equal(w.column_sums[:50], integers.sum(1).int())
-    assert (w.column_sums[50:] == 0).all() and (w.scales[50:] == 0).all()
+    assert (w.scales[50:] == 0).all()
 
 
 @each_isa

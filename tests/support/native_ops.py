@@ -48,12 +48,12 @@ class Prepare(ctypes.Structure):
         ("data", c_void_p),
         ("stride", c_int64),
         ("scales", c_void_p),
-        ("group_sums", c_void_p),
+        ("input_sums", c_void_p),
     ]
 
 
 class PreparedRows(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("stride", c_int64), ("scales", c_void_p), ("group_sums", c_void_p), ("rows", c_int32)]
+    _fields_ = [("data", c_void_p), ("stride", c_int64), ("scales", c_void_p), ("input_sums", c_void_p), ("rows", c_int32)]
 
 
 class Epilogue(ctypes.Structure):
@@ -93,7 +93,7 @@ class Rows:
     struct: PreparedRows
     data: Tensor
     scales: Tensor
-    group_sums: Tensor
+    input_sums: Tensor
 
     @property
     def values(self) -> Tensor:
@@ -116,16 +116,16 @@ def prepare(
     """eps given: an RMSNorm comes first."""
     rows, padded = len(x), -(-len(x) // 16) * 16
     data = torch.full((padded, inputs), 55, dtype=DTYPES[precision])
-    scales, group_sums = torch.full((rows,), 55.0), torch.full((rows, inputs // 32), 55, dtype=torch.int32)
+    scales, sums = torch.full((rows,), 55.0), torch.full((rows, inputs // 32 if precision == Precision.INT4 else 1), 55, dtype=torch.int32)
     stride = data.stride(0) * data.element_size()
     args = Prepare(
         address(x), x.stride(0), x.shape[1], eps is not None, address(weight), address(bias), eps or 0.0, precision, inputs,
-        address(data), stride, address(scales), address(group_sums),
+        address(data), stride, address(scales), address(sums),
     )  # fmt: skip
     first = rows // 2  # in two pieces, as threads would
     call("ft_op_prepare", isa, ctypes.byref(args), 0, first)
     call("ft_op_prepare", isa, ctypes.byref(args), first, rows - first)
-    return Rows(PreparedRows(address(data), stride, address(scales), address(group_sums), rows), data[:rows], scales, group_sums)
+    return Rows(PreparedRows(address(data), stride, address(scales), address(sums), rows), data[:rows], scales, sums)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,6 @@ class Packed:
     struct: PackedLinear
     memory: Tensor
     scales: Tensor
-    column_sums: Tensor
     bias: Tensor
 
 
@@ -146,8 +145,8 @@ def packed(matrices: list[Tensor], precision: Precision, bias: Tensor | None = N
     num_bytes = LIBRARY.ft_packed_bytes(precision, inputs, outputs)
     memory = torch.full((num_bytes + 128,), 55, dtype=torch.uint8)
     start = -memory.data_ptr() % 64
-    scales, column_sums, biases = torch.full((outputs,), 55.0), torch.full((outputs,), 55, dtype=torch.int32), torch.zeros(outputs)
-    struct = PackedLinear(precision, inputs, outputs, memory.data_ptr() + start, address(scales), address(column_sums))
+    scales, biases = torch.full((outputs,), 55.0), torch.zeros(outputs)
+    struct = PackedLinear(precision, inputs, outputs, memory.data_ptr() + start, address(scales))
     struct.bias = None if bias is None else address(biases)
     step = len(matrices) if gated else 1
     for index, matrix in enumerate(matrices):
@@ -159,7 +158,7 @@ def packed(matrices: list[Tensor], precision: Precision, bias: Tensor | None = N
             order = torch.arange(len(matrix))
             biases[(first + order // 16 * step) * 16 + order % 16] = bias[sum(map(len, matrices[:index])) :][: len(matrix)]
     assert (memory[:start] == 55).all() and (memory[start + num_bytes :] == 55).all()
-    return Packed(struct, memory, scales, column_sums, biases)
+    return Packed(struct, memory, scales, biases)
 
 
 def unpacked(isa: int, w: Packed, ids: Tensor, width: int, scale: float = 1.0) -> Tensor:

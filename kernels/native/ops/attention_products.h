@@ -24,13 +24,7 @@ struct ByteLane {
   static constexpr int kPlaces = 2;
   static constexpr int kBytes = 2;
   static Int load(const char* p) { return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))); }
-  static Sum multiply_add(Sum sum, Int a, Int b) {
-#if FT_VNNI
-    return _mm512_dpwssd_epi32(sum, a, b);
-#else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-#endif
-  }
+  static Sum multiply_add(Sum sum, Int a, Int b) { return dot_s16(sum, a, b); }
   static Vec value(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 };
 

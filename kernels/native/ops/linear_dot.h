@@ -19,7 +19,7 @@ inline void prefetch_stream(const char* weights, int64_t first, int64_t second) 
 // Every output has two accumulators, for its even and its odd steps, each in ascending order; their sum is the result, whatever the
 // number of rows. (A single chain of additions, each waiting for the last, would read weights at half the speed of the cache.)
 //
-// Dot: start(column sums) of the even sums; operand(bytes of a row) in every lane; add(sums, operand, weights); join(even, odd).
+// Dot: start(pass, row) of the even sums; enter(weights) as they are multiplied; add(sums, weights, bytes of a row); join(even, odd).
 template <typename Dot, int kRows>
 inline void multiply_panel(const Pass& pass) {
   const char* weights = pass.weights;
@@ -29,18 +29,18 @@ inline void multiply_panel(const Pass& pass) {
   const char* fifths[kFifths];
   for (int i = 0; i < kFifths; ++i) fifths[i] = pass.rows + (5 * i + 2) * row_stride;
   const auto row = [&](int r) { return fifths[r / 5] + (r % 5 - 2) * row_stride; };
-  Vec even[kRows], odd[kRows];
+  typename Dot::Sum even[kRows], odd[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) even[r] = Dot::start(pass.column_sums), odd[r] = zero();
+  for (int r = 0; r < kRows; ++r) even[r] = Dot::start(pass, r), odd[r] = typename Dot::Sum{};
   const char* const end = weights + int64_t(pass.steps) * 64;
   for (; end - weights > 64; weights += 128) {
     prefetch_stream<kRows>(weights, first_ahead, second_ahead);
-    Int first = _mm512_load_si512(weights), second = _mm512_load_si512(weights + 64);
+    Int first = Dot::enter(_mm512_load_si512(weights)), second = Dot::enter(_mm512_load_si512(weights + 64));
     asm("" : "+v"(first), "+v"(second));  // stay in registers: gcc 12 would load them anew for every row
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      even[r] = Dot::add(even[r], Dot::operand(row(r)), first);
-      odd[r] = Dot::add(odd[r], Dot::operand(row(r) + 4), second);
+      even[r] = Dot::add(even[r], first, splat_bits(row(r)));
+      odd[r] = Dot::add(odd[r], second, splat_bits(row(r) + 4));
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kFifths; ++i) {
@@ -49,9 +49,9 @@ inline void multiply_panel(const Pass& pass) {
     }
   }
   if (weights < end) {
-    const Int last = _mm512_load_si512(weights);
+    const Int last = Dot::enter(_mm512_load_si512(weights));
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) even[r] = Dot::add(even[r], Dot::operand(row(r)), last);
+    for (int r = 0; r < kRows; ++r) even[r] = Dot::add(even[r], last, splat_bits(row(r)));
   }
   float* const sums = pass.sums;
   const int sum_stride = pass.sum_stride;
@@ -72,37 +72,34 @@ struct DotFormat : DotPasses<Dot, std::make_integer_sequence<int, Dot::kPassRows
 };
 
 // kPassRows: so many that there are registers for two sums each and two vectors of weights. A weight is then read once for up to 14
-// tokens, which counts where it comes from memory. (int8 operands take registers of their own: 12 rows ran a quarter slower.)
+// tokens, which counts where it comes from memory.
 struct Float32Dot {
+  using Sum = Vec;
   static constexpr int kInputs = 1, kPassRows = 14;
-  static Vec start(const int32_t*) { return zero(); }
-  static Int operand(const char* row) { return splat_bits(row); }
-  static Vec add(Vec sums, Int operand, Int weights) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(operand), _mm512_castsi512_ps(weights), sums);
+  static Vec start(const Pass&, int) { return zero(); }
+  static Int enter(Int weights) { return weights; }
+  static Vec add(Vec sums, Int weights, Int inputs) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(inputs), _mm512_castsi512_ps(weights), sums);
   }
   static Vec join(Vec even, Vec odd) { return _mm512_add_ps(even, odd); }
 };
 
 struct BFloat16Dot {
+  using Sum = Vec;
   static constexpr int kInputs = 2, kPassRows = 14;
-  static Vec start(const int32_t*) { return zero(); }
-  static Int operand(const char* row) { return splat_bits(row); }
-  static Vec add(Vec sums, Int operand, Int weights) { return dot_bf16(sums, operand, weights); }
+  static Vec start(const Pass&, int) { return zero(); }
+  static Int enter(Int weights) { return weights; }
+  static Vec add(Vec sums, Int weights, Int inputs) { return dot_bf16(sums, inputs, weights); }
   static Vec join(Vec even, Vec odd) { return _mm512_add_ps(even, odd); }
 };
 
-// VPDPBUSD takes unsigned times signed: rows enter as x + 128, and the sums start at -128 * (the sum of the output's weights).
+// VPDPBUSD takes unsigned times signed: weights enter as w + 128, and the sums start at -128 * (the sum of the row's inputs). (With unsigned
+// inputs every product would need an instruction more, for each row.)
 struct Int8Dot {
-  static constexpr int kInputs = 4, kPassRows = 10;
-  static Vec start(const int32_t* column_sums) {
-    const Int sums = _mm512_slli_epi32(_mm512_loadu_si512(column_sums), 7);
-    return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_setzero_si512(), sums));
-  }
-  static Int operand(const char* row) { return _mm512_xor_si512(splat_bits(row), _mm512_set1_epi8(int8_t(0x80))); }
-  static Vec add(Vec sums, Int operand, Int weights) {
-    return _mm512_castsi512_ps(dot_u8s8(_mm512_castps_si512(sums), operand, weights));
-  }
-  static Vec join(Vec even, Vec odd) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd)));
-  }
+  using Sum = Int;
+  static constexpr int kInputs = 4, kPassRows = 14;
+  static Int start(const Pass& pass, int r) { return _mm512_set1_epi32(-128 * pass.input_sums[r * pass.sums_stride]); }
+  static Int enter(Int weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(int8_t(0x80))); }
+  static Int add(Int sums, Int weights, Int inputs) { return dot_u8s8(sums, weights, inputs); }
+  static Vec join(Int even, Int odd) { return _mm512_castsi512_ps(_mm512_add_epi32(even, odd)); }
 };

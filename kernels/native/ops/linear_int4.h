@@ -5,15 +5,15 @@
 
 template <int kRows>
 inline void multiply_int4_panel(const Pass& pass) {
-  const int64_t row_stride = pass.row_stride, group_stride = pass.group_stride;
+  const int64_t row_stride = pass.row_stride, sums_stride = pass.sums_stride;
   const char* weights = pass.weights;
   const char* rows = pass.rows;
-  const int32_t* group_sums = pass.group_sums;
+  const int32_t* input_sums = pass.input_sums;
   const Int low_nibble = _mm512_set1_epi8(0x0f), high_nibble = _mm512_set1_epi8(int8_t(0xf0));
   Int sums[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
-  for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, rows += 64, group_sums += 2) {
+  for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, rows += 64, input_sums += 2) {
     if (kRows > 1) {  // more than one row is slower than memory: see prefetch_stream
 #pragma GCC unroll 9
       for (int line = 0; line < kInt4Tile; line += 64) prefetch_line(weights + kFarAhead + line);
@@ -21,7 +21,7 @@ inline void multiply_int4_panel(const Pass& pass) {
     Int low[kRows], high[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const int32_t* sum = group_sums + r * group_stride;
+      const int32_t* sum = input_sums + r * sums_stride;
       low[r] = _mm512_set1_epi32(-8 * sum[0]);
       high[r] = _mm512_set1_epi32(-128 * sum[1]);  // a high nibble is left where it is, and counts 16 times
     }

@@ -19,9 +19,8 @@ struct Pass {
   const char* rows;
   int64_t row_stride;           // bytes
   int64_t ahead[2];             // the lines prefetched with every two that are read: so many bytes behind the first of these
-  const int32_t* column_sums;   // int8: of the panel's outputs
-  const int32_t* group_sums;    // int4: of the first row
-  int64_t group_stride;
+  const int32_t* input_sums;    // int8 and int4: of the first row
+  int64_t sums_stride;          // from row to row
   float* sums;                  // result, [rows][sum_stride] of float32 or int32
   int sum_stride;
 };
@@ -34,7 +33,7 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
   pass.row_stride = x.stride;
-  pass.group_stride = w.inputs / kGroup;
+  pass.sums_stride = w.precision == Precision::kInt4 ? w.inputs / kGroup : 1;
   pass.ahead[0] = kFarAhead, pass.ahead[1] = kFarAhead + 64;
   const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
@@ -49,13 +48,12 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
       pass.sum_stride = panels * kPanel;
       for (int p = 0; p < panels; ++p) {
         pass.weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
-        if (w.column_sums) pass.column_sums = w.column_sums + (group + p) * kPanel;
         for (int i = 0; i < passes; ++i) {  // of about equally many rows
           const int begin = rows * i / passes, end = rows * (i + 1) / passes;
           pass.rows = static_cast<const char*>(x.data) + (first_row + begin) * x.stride;
           // The first two fetch the next panel, half each: memory is busy during both.
           if (passes > 1) pass.ahead[0] = pass.ahead[1] = i == 0 ? panel_bytes : i == 1 ? panel_bytes + 64 : 0;
-          if (x.group_sums) pass.group_sums = x.group_sums + (first_row + begin) * pass.group_stride;
+          if (x.input_sums) pass.input_sums = x.input_sums + (first_row + begin) * pass.sums_stride;
           pass.sums = tile + begin * pass.sum_stride + p * kPanel;
           Format::multiply[end - begin - 1](pass);
         }

@@ -36,10 +36,17 @@ inline void quantise_row(const RowReader& row, int inputs, float inverse, int8_t
   }
 }
 
+inline Int sums_of_quads(const int8_t* row) { return dot_u8s8(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(row)); }
+
+inline int32_t sum_row(const int8_t* row, int inputs) {
+  Int quads = _mm512_setzero_si512();
+  for (int i = 0; i < inputs; i += 64) quads = _mm512_add_epi32(quads, sums_of_quads(row + i));
+  return _mm512_reduce_add_epi32(quads);
+}
+
 inline void sum_groups(const int8_t* row, int inputs, int32_t* sums) {
-  const Int ones = _mm512_set1_epi8(1);
   for (int i = 0; i < inputs; i += 64) {
-    const Int quads = dot_u8s8(_mm512_setzero_si512(), ones, _mm512_loadu_si512(row + i));
+    const Int quads = sums_of_quads(row + i);
     sums[i / kGroup] = _mm512_mask_reduce_add_epi32(0x00ff, quads);
     sums[i / kGroup + 1] = _mm512_mask_reduce_add_epi32(0xff00, quads);
   }
@@ -64,7 +71,9 @@ inline void prepare(const Prepare& p, int first, int count) {
         p.scales[r] = scale_of(row, &to_integers);
         quantise_row(row, p.inputs, to_integers, reinterpret_cast<int8_t*>(out));
         if (p.precision == Precision::kInt4) {
-          sum_groups(reinterpret_cast<int8_t*>(out), p.inputs, p.group_sums + int64_t(r) * (p.inputs / kGroup));
+          sum_groups(reinterpret_cast<int8_t*>(out), p.inputs, p.input_sums + int64_t(r) * (p.inputs / kGroup));
+        } else {
+          p.input_sums[r] = sum_row(reinterpret_cast<int8_t*>(out), p.inputs);
         }
         break;
       }

@@ -69,11 +69,12 @@ struct Case {
   Memory weights, data;
   int64_t stride;
   std::vector<float> scales, row_scales, bias;
-  std::vector<int32_t> column_sums, group_sums;
+  std::vector<int32_t> input_sums;  // as PreparedRows has them
 
   int outputs() const { return panels * kPanel; }
   bool bfloat16() const { return precision == Precision::kBFloat16; }
-  PackedLinear packed() const { return {precision, inputs, outputs(), weights.get(), scales.data(), column_sums.data(), bias.data()}; }
+  int sums_a_row() const { return precision == Precision::kInt4 ? inputs / kGroup : 1; }
+  PackedLinear packed() const { return {precision, inputs, outputs(), weights.get(), scales.data(), bias.data()}; }
 
   const void* input(int row, int k) const { return data.get() + row * stride + k * (bfloat16() ? 2 : 1); }
   uint16_t weight16(int n, int k) const {
@@ -95,7 +96,7 @@ Case random_case(Precision precision, int rows, int tiles, int panels) {
   const int multiple = input_multiple(precision), tile_bytes = precision == Precision::kInt4 ? kInt4Tile : 1024;
   const int64_t stride = (tiles + random_int(0, 1)) * 64;
   Case c = {precision, rows, tiles * multiple, panels, aligned(size_t(panels) * tiles * tile_bytes), nullptr, stride,
-            {}, {}, {}, {}, {}};
+            {}, {}, {}, {}};
   const size_t values = size_t(panels) * tiles * tile_bytes / (c.bfloat16() ? 2 : 1);
   for (size_t i = 0; i < values; i++) {
     if (c.bfloat16()) reinterpret_cast<uint16_t*>(c.weights.get())[i] = random_bfloat16(tiny);
@@ -116,15 +117,12 @@ Case random_case(Precision precision, int rows, int tiles, int panels) {
   for (int n = 0; n < c.outputs(); n++) {
     c.scales.push_back(random_float());
     c.bias.push_back(tiny ? 0.0f : random_float());
-    int sum = 0;
-    for (int k = 0; k < c.inputs && precision == Precision::kInt8; k++) sum += c.weight8(n, k);
-    c.column_sums.push_back(sum);
   }
   for (int r = 0; r < rows; r++) {
     c.row_scales.push_back(random_float());
-    for (int k = 0; k < c.inputs && precision == Precision::kInt4; k++) {
-      if (k % kGroup == 0) c.group_sums.push_back(0);
-      c.group_sums.back() += *static_cast<const int8_t*>(c.input(r, k));
+    for (int k = 0; k < c.inputs && !c.bfloat16(); k++) {
+      if (k % (c.inputs / c.sums_a_row()) == 0) c.input_sums.push_back(0);
+      c.input_sums.back() += *static_cast<const int8_t*>(c.input(r, k));
     }
   }
   return c;
@@ -156,9 +154,9 @@ std::vector<float> run(const Case& c, int first_row, int rows, int first_panel, 
   const Memory scratch = aligned(kLinearScratch), data = aligned(size_t(rows + 15) / 16 * 16 * c.stride);
   std::memset(data.get(), 0xff, size_t(rows + 15) / 16 * 16 * c.stride);  // NaN, or -1, behind the last row
   std::memcpy(data.get(), c.data.get() + first_row * c.stride, size_t(rows) * c.stride);
-  const int32_t* group_sums = c.group_sums.empty() ? nullptr : c.group_sums.data() + int64_t(first_row) * (c.inputs / kGroup);
+  const int32_t* input_sums = c.bfloat16() ? nullptr : c.input_sums.data() + int64_t(first_row) * c.sums_a_row();
   const PackedLinear w = c.packed();
-  const PreparedRows x = {data.get(), c.stride, c.row_scales.data() + first_row, group_sums, rows};
+  const PreparedRows x = {data.get(), c.stride, c.row_scales.data() + first_row, input_sums, rows};
   Epilogue epilogue = {};
   epilogue.scale = 1;
   epilogue.outputs = epilogue.out_stride = c.outputs();
