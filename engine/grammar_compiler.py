@@ -15,10 +15,11 @@ from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from .errors import InvalidGrammar
+from .gbnf import is_gbnf, lark_of
 from .grammar import CompiledGrammar, Sayable
 from .grammar_spec import GrammarSpec
 from .json_formats import with_exact_formats
@@ -164,7 +165,7 @@ def _grammar_text(spec: GrammarSpec) -> str:
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(json.loads(spec.text)))
             return LLMatcher.grammar_from_lark(f"start: {choices}")
         case "grammar":
-            return grammar_from("grammar", spec.text)
+            return LLMatcher.grammar_from_lark(lark_of(spec.text) if is_gbnf(spec.text) else spec.text)
 
 
 _NAMES = {

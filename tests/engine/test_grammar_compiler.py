@@ -8,24 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from grammars import compiled, compiler, encode, end_id, fresh_mask, opened, tokenizer, vocab_size
+from grammars import accepts, compiled, compiler, encode, end_id, fresh_mask, opened, tokenizer, vocab_size
 
 from foretoken.engine.errors import InvalidGrammar
 from foretoken.engine.grammar_compiler import BYTES_EACH, GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
-
-
-def accepts(spec: GrammarSpec, text: str) -> bool:
-    """Whether the output may be this text, as the tokenizer spells it or otherwise."""
-    state, tokens = opened(spec)
-    for token in encode(text):
-        mask = state.mask(())
-        if mask is None or not mask.allows(token):
-            return False
-        tokens.append(token)
-    mask = state.mask(())
-    return mask is not None and mask.allows(end_id())
-
 
 PROPERTIES = {"name": {"type": "string"}, "é": {"type": "integer"}}
 PERSON = GrammarSpec.json_schema({"type": "object", "properties": PROPERTIES, "required": ["é"]})

@@ -60,3 +60,15 @@ def opened(spec: GrammarSpec, prompt: Sequence[int] = (5, 6)) -> tuple[GrammarSt
     """A state, and the live token list that it follows."""
     tokens = list(prompt)
     return compiled(spec).open(tokens), tokens
+
+
+def accepts(spec: GrammarSpec, text: str) -> bool:
+    """Whether the output may be this text, as the tokenizer spells it or otherwise."""
+    state, tokens = opened(spec)
+    for token in encode(text):
+        mask = state.mask(())
+        if mask is None or not mask.allows(token):
+            return False
+        tokens.append(token)
+    mask = state.mask(())
+    return mask is not None and mask.allows(end_id())
