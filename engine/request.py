@@ -88,7 +88,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
-    seed: int | None = None
+    seed: int | None = None  # None or -1 = any
     logprobs: int | None = None  # None = none, 0 = the chosen token's only, k = and the k best
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     logprob_token_ids: Sequence[int] | None = None  # with logprobs: these in place of the best
@@ -128,6 +128,8 @@ class SamplingParams:
                 _integer(name, num_best, 0, MAX_LOGPROBS)
         if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
             raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
+        if self.seed == -1:  # any, as at vLLM and llama.cpp, whose clients write their default out
+            object.__setattr__(self, "seed", None)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
         if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in stops):

@@ -41,9 +41,10 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
-def unsupported(param: str, what: str | None = None) -> ApiError:
-    """A parameter we know, cannot serve and will not silently ignore."""
-    return ApiError(400, f"{what or param} is not supported by this server; leave it out", param=param, code="unsupported_parameter")
+def unsupported(param: str, what: str | None = None, instead: str | None = None) -> ApiError:
+    """A parameter we know, cannot serve and will not silently ignore. instead: what to send for it."""
+    advice = "leave it out" if instead is None else f"send {instead}"
+    return ApiError(400, f"{what or param} is not supported by this server; {advice}", param=param, code="unsupported_parameter")
 
 
 def internal_error(request_id: str | None = None) -> ApiError:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class OpenAIObject(BaseModel):
-    """Keys nobody declared are kept in model_extra, for `settle_extras` to judge."""
+    """Keys nobody declared are kept in model_extra, for extras.py to judge."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 

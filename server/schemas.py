@@ -1,7 +1,7 @@
 """What requests may look like: strict types of the bodies, and how they become SamplingParams.
 
 Types and shapes are checked here, numeric ranges where they are owned (SamplingParams), vocabulary and context by the engine.
-OpenAI's objects ignore keys nobody knows (clients send new ones) and count them; our own objects refuse them.
+What other fields a body has is judged by extras.py; our own objects refuse them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from ..engine.request import MAX_LOGPROBS, SamplingParams
 from .chat_messages import Messages, TextContent
 from .errors import ApiError, unsupported
+from .extras import any_name
 from .request_base import OpenAIObject, OurObject
-from .structured import FIELDS as FORM_FIELDS
 from .structured import grammar_of
 from .tools.request import Choice, Offer, Tools, offer
 
@@ -78,6 +78,8 @@ class Prediction(OpenAIObject):
 
 class GenerationRequest(OpenAIObject):
     """What both generating routes share. A field that is null or missing has SamplingParams' default."""
+
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=any_name))
 
     model: str | None = None
     n: int | None = None
@@ -255,47 +257,3 @@ class TokenizeRequest(OpenAIObject):
 class DetokenizeRequest(OpenAIObject):
     model: str | None = None
     tokens: list[int]
-
-
-# Known and not served. The values listed mean "without it" and pass.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),  # of completions; chat declares it
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "suffix": (None, ""),
-    "modalities": (None, [], ["text"]),
-    "audio": (None,),
-    "web_search_options": (None,),
-    "prompt_embeds": (None,),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1.0),
-    "documents": (None, []),
-    "chat_template": (None,),
-    "thinking_token_budget": (None,),
-    "echo": (None, False),  # of chat; completions declare it
-}
-# Known, and nothing to do for a text server that stores nothing.
-_TOLERATED = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
-    "verbosity moderation include_obfuscation spaces_between_special_tokens request_id refusal annotations".split()
-)
-
-
-def settle_extras(body: BaseModel) -> int:
-    """Refuse what is known but not served; return how many keys nobody knows, nested objects included."""
-    unknown = 0
-    for name, value in (body.model_extra or {}).items():
-        if name in _UNSUPPORTED:
-            if value not in _UNSUPPORTED[name]:
-                raise unsupported(name)
-        elif name not in _TOLERATED and name not in FORM_FIELDS:
-            unknown += 1
-    given = body.model_fields_set
-    for name, value in vars(body).items():
-        if name not in given:
-            continue  # a default is no object
-        for nested in value if isinstance(value, list) else (value,):
-            if isinstance(nested, BaseModel):
-                unknown += settle_extras(nested)
-    return unknown

@@ -20,12 +20,13 @@ from ..engine.request import SamplingParams
 from .chat_format import ChatFormat
 from .config import ServerConfig
 from .errors import ApiError
+from .extras import settle_extras
 from .generation import Generation
 from .logprobs import TokenText
 from .logs import is_quiet, request_line
 from .metrics import Metrics
 from .replies import ReplyFormats
-from .schemas import GenerationRequest, StreamOptions, settle_extras
+from .schemas import GenerationRequest, StreamOptions
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine

@@ -13,6 +13,7 @@ from ...engine.request import MAX_STOP_CHARS, MAX_STOPS
 from ..errors import ApiError, from_engine, unsupported
 from ..schemas import ChatRequest, SpeculationField
 from ..serving import invalid_body
+from ..structured import FIELDS as FORM_FIELDS
 from ..tools.request import MAX_TOOLS, NAME, Parameters
 from .conversation import AnthropicObject, TextBlocks, Turns, chat_messages, goes_on
 
@@ -159,8 +160,9 @@ class MessagesRequest(CountTokensRequest):
             raise ApiError(400, "thinking.budget_tokens: it is needed where thinking is enabled", param="thinking")
         if thinking is not None and (thinking.budget_tokens or 0) >= self.max_tokens:
             raise ApiError(400, "thinking.budget_tokens must be below max_tokens, which counts thinking too", param="thinking")
+        forms = {name: value for name, value in (self.model_extra or {}).items() if name in FORM_FIELDS}  # other servers' ways to ask
         same = ("max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "speculation", "priority", "cache_salt")
-        return super()._told() | {"stop": self.stop_sequences} | {name: getattr(self, name) for name in same}
+        return forms | super()._told() | {"stop": self.stop_sequences} | {name: getattr(self, name) for name in same}
 
 
 _NAMES = (

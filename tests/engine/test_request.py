@@ -42,6 +42,10 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
         assert (caught.value.param or "").startswith(field), value
 
 
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams() and SamplingParams(seed=-2).seed == -2
+
+
 def test_one_string_is_a_list_of_one() -> None:
     params = SamplingParams(stop="END", bad_words="never")
     assert (params.stop, params.bad_words) == (("END",), ("never",))

@@ -7,7 +7,8 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
-from foretoken.server.schemas import ChatRequest, CompletionRequest, settle_extras
+from foretoken.server.extras import settle_extras
+from foretoken.server.schemas import ChatRequest, CompletionRequest
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 JSON = {"Content-Type": "application/json"}

@@ -10,6 +10,7 @@ from foretoken.engine.grammar_spec import GrammarSpec
 from foretoken.server.errors import ApiError
 from foretoken.server.structured import grammar_of
 
+EBNF = 'root ::= "a" | "b"'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
@@ -41,6 +42,30 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"guided_regex": "a+"}, GrammarSpec.regex("a+")),
         ({"guided_choice": ["a", "b"]}, GrammarSpec.choice(["a", "b"])),
         ({"guided_grammar": 'start: "a"'}, GrammarSpec.grammar('start: "a"')),
+        # SGLang
+        ({"regex": "a+"}, GrammarSpec.regex("a+")),
+        ({"ebnf": EBNF}, GrammarSpec.grammar(EBNF)),
+        ({"json_schema": '{"type": "null"}'}, GrammarSpec.json_schema('{"type": "null"}')),
+        # llama.cpp
+        ({"json_schema": SCHEMA}, GrammarSpec.json_schema(SCHEMA)),
+        ({"grammar": EBNF}, GrammarSpec.grammar(EBNF)),
+        ({"grammar": "", "json_schema": {}}, GrammarSpec.json_schema({})),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        # TGI
+        ({"grammar": {"type": "json", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        ({"grammar": {"type": "regex", "value": "a+"}}, GrammarSpec.regex("a+")),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        ({"grammar": {"type": "json_schema", "value": {"schema": SCHEMA}}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        ({"grammar": {"type": "json_schema", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        # TensorRT-LLM, LMDeploy, OpenAI's grammars
+        ({"response_format": {"type": "regex", "regex": "a+"}}, GrammarSpec.regex("a+")),
+        ({"response_format": {"type": "ebnf", "ebnf": EBNF}}, GrammarSpec.grammar(EBNF)),
+        ({"response_format": {"type": "regex_schema", "regex_schema": "a+"}}, GrammarSpec.regex("a+")),
+        ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, GrammarSpec.grammar('start: "a"')),
+        # Ollama
+        ({"format": "json"}, GrammarSpec.json_object()),
+        ({"format": SCHEMA}, GrammarSpec.json_schema(SCHEMA)),
+        ({"format": ""}, None),
     ],
 )
 def test_spellings(body: dict[str, Any], expected: GrammarSpec | None) -> None:
@@ -75,6 +100,14 @@ def test_spellings(body: dict[str, Any], expected: GrammarSpec | None) -> None:
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
         ({"guided_regex": "a" * 5000}, "guided_regex", "limit is 4,096"),
         ({"guided_regex": "a", "guided_json": SCHEMA}, "guided_regex", "give one of them"),
+        ({"grammar": EBNF, "json_schema": SCHEMA}, "grammar", "give one of them"),
+        ({"ebnf": 'start: "a"'}, "ebnf", "send Lark as structured_outputs"),
+        ({"grammar": 'start: "a"'}, "grammar", "send Lark as structured_outputs"),
+        ({"grammar": 1}, "grammar", "must be a string"),
+        ({"grammar": {"type": "regex"}}, "grammar.value", "needs a value"),
+        ({"grammar": {"type": "yaml", "value": "a"}}, "grammar.type", "'yaml'"),
+        ({"regex": ["a"]}, "regex", "must be a string"),
+        ({"format": "yaml"}, "format", "'json' or a JSON schema"),
     ],
 )
 def test_mistakes_name_their_field(body: dict[str, Any], param: str, says: str) -> None:
