@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from .. import __version__
 from ..engine.errors import ForetokenError
@@ -66,6 +67,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     add_page(app)
     add_openapi(app, serving)
     _add_errors(app)
+
+    def on_response(scope: Scope, status: int) -> None:
+        if "route" not in scope and (route := _route(app, scope)) is not None:  # what the door refuses never came to one
+            scope["route"] = route
+        serving.on_response(scope, status)
+
     # The last one added is the outermost: preflights carry no key, and refusals must be readable by a page's script.
     app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes, priorities=config.key_priorities)
     app.add_middleware(
@@ -76,7 +83,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    app.add_middleware(Labelled, on_response=serving.on_response)
+    app.add_middleware(Labelled, on_response=on_response)
     app.add_middleware(AnthropicErrors)
     return app
 
@@ -200,6 +207,15 @@ def _add_errors(app: FastAPI) -> None:
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
     """Those that the request's path takes."""
-    routes = [route for route in app.routes if isinstance(route, Route)]
-    found = next(route.path for route in routes if route.matches(request.scope)[0] is not Match.NONE)
-    return {method for route in routes if route.path == found for method in route.methods or ()}
+    found = _route(app, request.scope)
+    assert found is not None
+    return {method for route in _routes(app) if route.path == found.path for method in route.methods or ()}
+
+
+def _route(app: FastAPI, scope: Scope) -> Route | None:
+    """The first that has the request's path, whatever its method; None if there is none."""
+    return next((route for route in _routes(app) if route.matches(scope)[0] is not Match.NONE), None)
+
+
+def _routes(app: FastAPI) -> list[Route]:
+    return [route for route in app.routes if isinstance(route, Route)]

@@ -76,6 +76,23 @@ def test_what_was_refused_has_a_line_without_tokens(client: TestClient, caplog: 
     assert (unknown["route"], unknown["status"]) == ("other", "404")
 
 
+def test_what_the_door_refuses_is_told_under_its_route(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",), max_body_bytes=100)))
+    client.post("/v1/chat/completions", json=CHAT)
+    client.get("/v1/models/a/secret-name", headers={"Authorization": "Bearer wrong"})
+    client.post("/v1/completions", json={"prompt": "a" * 200}, headers={"Authorization": "Bearer k"})
+    client.get("/nowhere")
+    told = [(line["route"], line.get("method"), line["status"]) for line in lines(caplog)]
+    assert told == [
+        ("/v1/chat/completions", "POST", "401"),
+        ("/v1/models/{name:path}", "GET", "401"),
+        ("/v1/completions", "POST", "413"),
+        ("other", None, "401"),
+    ]
+    counted = client.get("/metrics").text
+    assert 'foretoken:http_requests_total{route="/v1/chat/completions",status="401"} 1.0' in counted
+
+
 def test_nothing_that_a_client_wrote_is_logged(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     secret = "Sesame7"
     fields = {"user": secret, "metadata": {"k": secret}, "stop": [secret], "cache_salt": secret, secret: 1, "prompt_cache_key": secret}
