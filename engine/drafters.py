@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +25,12 @@ from ..proposers.config import DraftModelConfig, PardConfig, SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
 from ..proposers.loading import LoadedDraft, LoadedProposer, Resources
+from ..proposers.misnamed import misnamed
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
 from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
 from .config import CacheConfig, EngineConfig, ModelConfig
-from .errors import ConfigError
+from .errors import ConfigError, ModelLoadError
 from .model import LoadedModel, load_model
 from .model_folder import Progress, find_folder
 from .network_plan import multiplies_fp8
@@ -57,7 +59,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     loading = _Loading(config, target, progress)
     resources = Resources(
         target=target_view(target),
-        find_folder=lambda name, revision: find_folder(name, revision, progress),
+        find_folder=loading.find_folder,
         bind=loading.bind,
         load_draft=loading.load_draft,
         progress=progress,
@@ -66,8 +68,11 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     try:
         corpora = open_corpora(speculative.proposers, config.speculation_corpus_dir, target.tokenizer, target.vocab_size)
         loaded = load(speculative, replace(resources, corpora=corpora))
-    except (SpeculativeConfigError, UnsupportedModel, UnsupportedExecution, WeightError, NotLowered) as error:
-        raise ConfigError(f"speculative config: {error}") from error
+    except (SpeculativeConfigError, UnsupportedModel, UnsupportedExecution, WeightError, NotLowered, ModelLoadError) as error:
+        mistake = loading.mistake(speculative)
+        if mistake is None and isinstance(error, ModelLoadError):
+            raise
+        raise ConfigError(f"speculative config: {mistake or error}") from error
 
     cache, size = config.cache, config.cache.block_size
     executors = (target.executor, *(executor for part in loaded for executor in part.executors))
@@ -117,8 +122,20 @@ class _Loading:
         self._config = config
         self._target = target
         self._progress = progress
+        self._last_found: tuple[str, Path] | None = None  # a name and its folder
         self.found: list[str] = []
         self.networks: list[GraphExecutor] = []
+
+    def find_folder(self, name: str, revision: str | None) -> Path:
+        folder = find_folder(name, revision, self._progress)
+        self._last_found = name, folder
+        return folder
+
+    def mistake(self, speculative: SpeculativeConfig) -> str | None:
+        """After a failure: whether what was loaded last is another method's, in a sentence."""
+        if self._last_found is None or self._last_found[1].samefile(self._target.path):
+            return None
+        return misnamed(speculative.proposers, *self._last_found)
 
     def bind(self, program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
         plan = self._target.plan
@@ -139,7 +156,7 @@ class _Loading:
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target
-        folder = find_folder(draft.model, draft.revision, self._progress)
+        folder = self.find_folder(draft.model, draft.revision)
         num_layers = draft.draft_layers if isinstance(draft, DraftModelConfig) else None
         # The target's own first layers are kept once if they are taken as they are; everything else is narrow where it can be.
         own = folder.samefile(target.path)

@@ -27,6 +27,9 @@ _NAME_PARTS = (
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
 )
 
+# Both ends of a causal language model. EAGLE heads, which call themselves one in their config, lack at least one.
+_WHOLE = {"model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.norm.weight"}
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -40,11 +43,17 @@ def detect_method(model: str, target: str | None = None) -> str:
     folder = Path(model)
     if not folder.is_dir():
         return next((method for part, method in _NAME_PARTS if part in model.lower()), "draft_model")
+    method = method_of(folder) or "draft_model"
+    if method == "draft_model" and is_same_model(model, target) and has_mtp_layers(read_config(folder), tensor_shapes(folder)):
+        return "mtp"
+    return method
+
+
+def method_of(folder: Path) -> str | None:
+    """The method that the folder's content speaks for; None if it speaks for none. Raises SpeculativeConfigError for damaged files."""
     config, shapes = read_config(folder), tensor_shapes(folder)
     method = _declared_method(config) or _method_of_tensors(shapes) or _named_method(config, folder)
-    if method is None and is_same_model(model, target) and has_mtp_layers(config, shapes):
-        return "mtp"
-    return method or "draft_model"
+    return method or ("draft_model" if _WHOLE <= shapes.keys() else None)
 
 
 def is_same_model(model: str, target: str | None) -> bool:
