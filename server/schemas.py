@@ -23,6 +23,8 @@ from .tools.request import Choice, Offer, Tools, offer
 
 MAX_PROMPTS = 64
 MAX_STOP_TOKEN_IDS = 1024
+AS_MANY_AS_FIT = -1
+"""Of max_tokens: what llama.cpp, Ollama and LM Studio have as its default, and their clients write out."""
 
 
 def _stop(value: object) -> object:
@@ -211,7 +213,9 @@ class ChatRequest(GenerationRequest):
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {self.top_logprobs}", param="top_logprobs")
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        max_tokens = self.max_completion_tokens
+        if max_tokens is None and self.max_tokens != AS_MANY_AS_FIT:
+            max_tokens = self.max_tokens
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
@@ -229,7 +233,8 @@ class CompletionRequest(GenerationRequest):
             raise unsupported("best_of", "best_of other than n")
         if self.max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
             raise ApiError(400, "max_tokens 0 needs echo or prompt_logprobs: nothing else would be in the answer", param="max_tokens")
-        params = self.sampling_params(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+        max_tokens = 16 if self.max_tokens is None else None if self.max_tokens == AS_MANY_AS_FIT else self.max_tokens
+        params = self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
         if self.echoes_logprobs and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=self.logprobs)
         return params

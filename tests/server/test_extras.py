@@ -49,6 +49,13 @@ def test_two_names_that_differ_are_refused(name: str, alias: str) -> None:
         assert settle_extras(chat({alias: same, name: VALUES[name]})) == 0
 
 
+@pytest.mark.parametrize("name", ["max_tokens", *ALIASES["max_tokens"]])
+def test_minus_one_token_is_as_many_as_fit(name: str) -> None:
+    assert chat({name: -1}).to_sampling_params().max_tokens is None
+    assert CompletionRequest.model_validate({"prompt": "a", name: -1}).to_sampling_params().max_tokens is None
+    assert chat({name: -1, "max_completion_tokens": 3}).to_sampling_params().max_tokens == 3
+
+
 def test_a_mistake_has_the_name_that_the_client_wrote(client: TestClient) -> None:
     error = client.post("/v1/completions", json={"prompt": "a", "n_predict": "many"}).json()["error"]
     assert error["param"] == "n_predict" and error["message"].startswith("n_predict:")

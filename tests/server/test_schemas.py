@@ -86,7 +86,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("top_p", 1.1),
     *[("top_k", value) for value in (-2, 1.5, 2**31, "1")],
     *[("n", value) for value in (0, -1, 65, HUGE, 1.5, True, "1")],
-    *[("max_tokens", value) for value in (0, -1, HUGE, 1.5, True, "1")],
+    *[("max_tokens", value) for value in (0, -2, HUGE, 1.5, True, "1")],
     *[("min_tokens", value) for value in (-1, HUGE)],
     ("repetition_penalty", 0),
     *[(name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1)],
