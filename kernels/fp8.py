@@ -72,8 +72,8 @@ class Fp8Matrix:
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What products of many rows come out as where dtype is wanted.
 
-    Under a scale for each row every GPU and every CUDA has bfloat16, and nothing else: float32 is cuBLAS's on Hopper from CUDA 12.9
-    on, and refused otherwise. Its rounding is small beside that of the factors.
+    Under a scale for each row every GPU and every CUDA has bfloat16; float32 only Hopper has, and that from CUDA 12.9 on. Its rounding
+    is small beside that of the factors.
     """
     return torch.bfloat16 if device.type == "cuda" else dtype
 

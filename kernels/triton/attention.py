@@ -14,11 +14,16 @@ from torch import Tensor
 
 from ..layout import RaggedBatch
 from .attention_kernels import attend, fold, join
-from .launch import MULTIPROCESSORS, ceil_div, power_of_two
+from .launch import MULTIPROCESSORS, ceil_div, power_of_two, shared_bytes
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 32
 _FIXED_TILE = 16
+_MOST_STAGES_BYTES = 128 * 1024  # of shared memory, for the largest tiles of wide heads with as many stages as pay
+
+_LEAST_ROWS_PAD = 512
+"""Of the rows' starts, which a program looks through. Those are few enough that one build may serve any batch: otherwise kernels would
+be built while requests wait, whenever there are twice as many as ever before."""
 
 SCRATCH_BYTES = 128 * 2**20
 """Most that pieces of results may take. Where there would be more, tokens are handled by several launches, or in fewer pieces."""
@@ -35,12 +40,14 @@ class _Tiles:
     programs: int  # that should be at work at once
 
     @classmethod
-    def of(cls, rows: int, dim: int, dtype: torch.dtype) -> _Tiles:
-        """rows: wanted for the query tile; dim: the wider of k and v, a power of two."""
+    def of(cls, rows: int, dim: int, dtype: torch.dtype, shared: int) -> _Tiles:
+        """rows: wanted for the query tile; dim: the wider of k and v, a power of two; shared: bytes that a program may have."""
         if dtype == torch.float32:  # without tensor cores
             return cls(16, 32, 8, 2, 16 * MULTIPROCESSORS)
         if dim > 128:
-            return cls(16, 32, 4, 3, 16 * MULTIPROCESSORS) if rows <= 16 else cls(64, 32, 8, 3, 2 * MULTIPROCESSORS)
+            if rows <= 16:
+                return cls(16, 32, 4, 3, 16 * MULTIPROCESSORS)
+            return cls(64, 32, 8, 3 if shared >= _MOST_STAGES_BYTES else 2, 2 * MULTIPROCESSORS)
         if rows <= 32:
             return cls(rows, 64, 4, 3, 16 * MULTIPROCESSORS)
         if rows <= 64:
@@ -76,9 +83,9 @@ def ragged_paged_attention(
     dim = power_of_two(max(k_dim, v_dim), 16)
     if split_places is None:
         wanted = power_of_two(ceil_div(tokens, max(num_rows, 1)) * group, 16)
-        tiles = _Tiles.of(wanted, dim, q.dtype)
+        tiles = _Tiles.of(wanted, dim, q.dtype, shared_bytes(q.device))
     else:
-        tiles = _Tiles.of(_FIXED_TILE, dim, q.dtype)
+        tiles = _Tiles.of(_FIXED_TILE, dim, q.dtype, shared_bytes(q.device))
     block_m = power_of_two(group, tiles.rows)
     tile_tokens = block_m // group
     max_places = width * batch.block_size
@@ -134,7 +141,7 @@ def ragged_paged_attention(
             V_DIM=v_dim,
             K_PAD=power_of_two(k_dim, 16),
             V_PAD=power_of_two(v_dim, 16),
-            ROWS_PAD=power_of_two(num_rows + 1, 32),  # a warp looks through 32 as fast as through 2, and that is one build less
+            ROWS_PAD=power_of_two(num_rows + 1, _LEAST_ROWS_PAD),
             BLOCK_SIZE=batch.block_size,
             BLOCK_M=block_m,
             BLOCK_N=tiles.places,

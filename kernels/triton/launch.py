@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
+
 MULTIPROCESSORS = 132
 """Of an H100 or H200. A constant, so that how work is cut, and with it every bit of the results, is the same on all machines."""
+
+
+SHARED_BYTES = 227 * 1024
+"""That a program may have there."""
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """That a program may have on this device: 99 KiB on GPUs for desktops, where results must not change for that."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else SHARED_BYTES
 
 
 def power_of_two(n: int, at_least: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for an H200 on any machine: launches build them, down to machine code, and run nothing.
+"""Compiles Triton kernels for an H200, or another GPU, on any machine: launches build them, down to machine code, and run nothing.
 
 Needs a process without TRITON_INTERPRET. ptxas and cuobjdump come with Triton.
 """
@@ -42,8 +42,11 @@ class Build:
 class _NoGPU:
     """As much of a driver as compilation asks for."""
 
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -53,8 +56,8 @@ class _NoGPU:
 
 
 @contextmanager
-def builds() -> Iterator[list[Build]]:
-    """Within, launches only compile; the list has one entry for each."""
+def builds(capability: int = 90) -> Iterator[list[Build]]:
+    """Within, launches only compile, for GPUs of this compute capability; the list has one entry for each."""
     found: list[Build] = []
     run = JITFunction.run
 
@@ -64,7 +67,7 @@ def builds() -> Iterator[list[Build]]:
         return kernel
 
     active = driver._active
-    driver.set_active(cast(DriverBase, _NoGPU()))
+    driver.set_active(cast(DriverBase, _NoGPU(capability)))
     JITFunction.run = compile_only
     try:
         yield found

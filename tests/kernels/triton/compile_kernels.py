@@ -1,6 +1,6 @@
 """Calls the kernels as a server on an H200 would, in the shapes of real models, and prints what each build takes as JSON.
 
-`python tests/kernels/triton/compile_kernels.py GROUP` with tests/support on PYTHONPATH; no GPU needed, nothing runs.
+`python tests/kernels/triton/compile_kernels.py GROUP [CAPABILITY]` with tests/support on PYTHONPATH; no GPU needed, nothing runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from foretoken.kernels.triton import (
     activations,
     argmax,
     attention,
+    attention_kernels,
     cache_write,
     continuation,
     edits,
@@ -92,6 +94,20 @@ def attention_over_float8() -> None:
     attend(64, 64, 128, cache=FP8, split_places=512)
     attend(64, 64, 64, cache=FP8)
     attend(2048, 4, 256, cache=FP8)
+
+
+def attention_on_a_desktop() -> None:
+    """Tiles that take the most memory, where a program has 99 KiB of it."""
+    attention.shared_bytes = lambda device: 99 * 1024
+    for dim in (128, 256):
+        attend(2048, 4, dim)
+        attend(9, 1, dim)
+
+
+def attention_of_any_number_of_rows() -> None:
+    for rows in (1, 31, 32, 100, 256):
+        attend(600 + 40 * rows, rows, 128)
+    assert _builds_of(attention_kernels.attend) == 1, "something is built while a request waits"
 
 
 def products() -> None:
@@ -183,18 +199,22 @@ def behind_a_pass() -> None:
 
 def num_builds() -> int:
     kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, matching._match, continuation._lay_out)
-    return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
+    return sum(map(_builds_of, kernels))
+
+
+def _builds_of(kernel: Any) -> int:
+    return len(kernel.device_caches[0][0])
 
 
 GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
-        one_of_each, attention_of_llama, attention_of_others, attention_over_float8, products, narrow_products, small_ones, choices,
-        behind_a_pass,
+        one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
+        attention_of_any_number_of_rows, products, narrow_products, small_ones, choices, behind_a_pass,
     )
 }  # fmt: skip
 
 if __name__ == "__main__":
-    with builds() as found:
+    with builds(*map(int, sys.argv[2:])) as found:
         GROUPS[sys.argv[1]]()
     print(json.dumps([asdict(build) for build in found]))
