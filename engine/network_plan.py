@@ -22,6 +22,9 @@ from ..kernels.weights import network_program
 from .config import FP8_NAMES, ModelConfig
 from .errors import ConfigError, ModelLoadError
 
+OLDEST_GPU = (8, 0)
+"""Compute capability of the first GPUs, Ampere's, that multiply bfloat16 and whose programs have room for the kernels' tiles."""
+
 DTYPES = {"auto": None, "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -95,21 +98,25 @@ def resolve_device(config: ModelConfig, has_program: bool) -> str:
     if config.device == "cpu":
         return "cpu"
     if config.device == "auto":
-        return "cuda:0" if has_program and not needs_cpu and gpu_refusal() is None else "cpu"
-    if (refusal := gpu_refusal()) is not None:
+        return "cuda:0" if has_program and not needs_cpu and gpu_refusal(0) is None else "cpu"
+    index = int(config.device.partition(":")[2] or 0)
+    if (refusal := gpu_refusal(index)) is not None:
         raise ConfigError(f"device {config.device} cannot be used: {refusal}; use device cpu")
-    index, count = int(config.device.partition(":")[2] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise ConfigError(f"device {config.device} cannot be used: GPUs here are cuda:0 to cuda:{count - 1}")
     return f"cuda:{index}"
 
 
-def gpu_refusal() -> str | None:
-    """Why no GPU can be used; None if one can."""
+def gpu_refusal(index: int) -> str | None:
+    """Why this GPU cannot be used; None if it can."""
     if not torch.cuda.is_available():
         return f"PyTorch finds no GPU, only 1 CPU ({os.cpu_count()} cores)"
+    if torch.version.hip is not None:
+        return "this PyTorch is built for AMD's GPUs, and the kernels are for NVIDIA's"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, which PyTorch's builds for NVIDIA GPUs bring along"
+    if index >= (count := torch.cuda.device_count()):
+        return f"GPUs here are cuda:0 to cuda:{count - 1}"
+    if torch.cuda.get_device_capability(index) < OLDEST_GPU:
+        return f"{torch.cuda.get_device_name(index)} is older than Ampere (compute capability 8.0), the oldest that the kernels are for"
     return None
 
 

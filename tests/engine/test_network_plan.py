@@ -177,6 +177,20 @@ def test_fp8_needs_a_gpu_that_multiplies_it(isa: Any, one_gpu: None, monkeypatch
         plan(kv_cache_dtype="fp8_e4m3")
 
 
+def test_gpus_that_the_kernels_are_not_for_are_left_alone(isa: Any, one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turing's programs have 64 KiB and no bfloat16: kernels would not start."""
+    isa("amx")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert plan().kind == "native"
+        with pytest.raises(ConfigError, match=r"device cuda cannot be used: .* is older than Ampere .*; use device cpu"):
+            plan(device="cuda")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert plan().kind == "native"
+    with pytest.raises(ConfigError, match="the kernels are for NVIDIA's; use device cpu"):
+        plan(device="cuda")
+
+
 def test_without_a_gpu_one_is_refused(isa: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     isa("amx")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
