@@ -1,4 +1,4 @@
-"""Sizes that all launches share: powers of two, warps, programs that fill a GPU. Depends on shapes only."""
+"""Sizes that all launches share: powers of two, warps, programs that fill a GPU. Results depend on shapes only."""
 
 from __future__ import annotations
 
