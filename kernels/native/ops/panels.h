@@ -11,6 +11,7 @@ constexpr int kTileRows = 448;                     // whose sums wait together
 static_assert(kTileRows * (kGroupPanels * kPanel * sizeof(float) + sizeof(LaneBests)) <= kLinearScratch, "sums, then the best of each row");
 
 constexpr int kFarAhead = 16384;  // bytes of weights
+constexpr int kFewestRows = 4;    // of a pass behind the first
 
 // One pass: some rows times a panel.
 struct Pass {
@@ -34,12 +35,14 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
   pass.steps = w.inputs / Format::kStepInputs;
   pass.row_stride = x.stride;
   pass.sums_stride = w.precision == Precision::kInt4 ? w.inputs / kGroup : 1;
-  pass.ahead[0] = kFarAhead, pass.ahead[1] = kFarAhead + 64;
   const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
   for (int first_row = 0; first_row < x.rows; first_row += kTileRows) {
     const int rows = min_of(kTileRows, x.rows - first_row), passes = (rows + Format::kPassRows - 1) / Format::kPassRows;
+    // The first reads the panel from memory, which takes as long as many rows' arithmetic: it has as many as it may have, those behind
+    // it what is left, of about equally many rows but not too few.
+    const int first_pass = passes > 1 ? min_of(Format::kPassRows, rows - kFewestRows * (passes - 1)) : rows;
     const int most_panels = max_of(kGroupPanels, min_of(kMostPanels, kGroupSums / rows / 2 * 2));
     if (e.best) clear_bests(bests, rows);
     for (int done = 0, panels; done < num_panels; done += panels) {
@@ -48,11 +51,11 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
       pass.sum_stride = panels * kPanel;
       for (int p = 0; p < panels; ++p) {
         pass.weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
-        for (int i = 0; i < passes; ++i) {  // of about equally many rows
-          const int begin = rows * i / passes, end = rows * (i + 1) / passes;
+        for (int i = 0, begin = 0, end; i < passes; ++i, begin = end) {
+          end = i ? first_pass + (rows - first_pass) * i / (passes - 1) : first_pass;
           pass.rows = static_cast<const char*>(x.data) + (first_row + begin) * x.stride;
-          // The first two fetch the next panel, half each: memory is busy during both.
-          if (passes > 1) pass.ahead[0] = pass.ahead[1] = i == 0 ? panel_bytes : i == 1 ? panel_bytes + 64 : 0;
+          // The others fetch some of the next panel, so that memory is busy during all of them.
+          pass.ahead[0] = i ? panel_bytes : kFarAhead, pass.ahead[1] = i ? panel_bytes : kFarAhead + 64;
           if (x.input_sums) pass.input_sums = x.input_sums + (first_row + begin) * pass.sums_stride;
           pass.sums = tile + begin * pass.sum_stride + p * kPanel;
           Format::multiply[end - begin - 1](pass);
