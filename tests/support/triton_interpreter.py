@@ -32,6 +32,7 @@ def _close_gaps() -> None:
     patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
     binary_op = interpreter.InterpreterBuilder.binary_op
     convert = interpreter.InterpreterBuilder.create_fp_to_fp
+    narrow = (tl.bfloat16, tl.float8e4nv)
     as_torch = {tl.float8e4nv: torch.float8_e4m3fn, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, tl.float32: torch.float32}
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
@@ -40,9 +41,14 @@ def _close_gaps() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        """bfloat16 numbers are kept as their bits, of which the product would be taken."""
-        a, b = (self.create_fp_to_fp(x, tl.float32, None) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, d, input_precision, max_num_imprecise_acc)
+        """Summed in float64: numpy's library adds up a row in an order of its own by where the row lies, on a GPU each has the same.
+
+        And bfloat16 numbers are kept as their bits, of which the product would be taken.
+        """
+        if not a.dtype.is_floating():
+            return dot(self, a, b, d, input_precision, max_num_imprecise_acc)
+        wide = [(self.create_fp_to_fp(x, tl.float32, None) if x.dtype.scalar in narrow else x).data.astype(np.float64) for x in (a, b)]
+        return interpreter.TensorHandle(np.matmul(*wide).astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     def compute(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         """The same of sums and products."""
