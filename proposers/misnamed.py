@@ -59,7 +59,7 @@ def _reads(config: ProposerConfig) -> tuple[str | None, tuple[str, ...]]:
         case DraftModelConfig():
             return config.model, ("draft_model", "pard")
         case PardConfig():
-            return config.model, ("pard",)
+            return config.model, ("pard", "draft_model")  # what makes it one is in its config, and loading says what is missing
         case MedusaConfig():
             return config.model, ("medusa",)
         case MtpConfig():

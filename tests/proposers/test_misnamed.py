@@ -23,8 +23,8 @@ HELD = {
     "ngram_cache": "an n-gram cache",
     "pard": "a PARD draft model",
 }
-READ_TOO = {("eagle", "eagle3"), ("eagle3", "eagle"), ("dspark", "dflash"), ("draft_model", "pard")}
-"""(method, what it reads beside its own)."""
+READ_TOO = {("eagle", "eagle3"), ("eagle3", "eagle"), ("dspark", "dflash"), ("draft_model", "pard"), ("pard", "draft_model")}
+"""(method, what it reads beside its own, or says itself what is missing of)."""
 
 
 def told(method: str, folder: Path) -> str | None:
