@@ -12,6 +12,7 @@ from .config_entry import SpeculativeConfigError
 
 _BOUNDARIES = "eagle_aux_hidden_state_layer_ids"
 _OUTPUTS = "target_layer_ids"
+_NESTED = "eagle_config"
 
 
 def tapped_layers(config: Mapping[str, Any], wanted: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
@@ -19,10 +20,15 @@ def tapped_layers(config: Mapping[str, Any], wanted: Sequence[int] | None, num_l
 
     vLLM and `speculators` write boundary ids at the top of config.json; a list inside `eagle_config` (SpecForge, SGLang, NVIDIA)
     and `target_layer_ids` are the numbers of layers whose outputs are meant. Without any: (2, L // 2, L - 3), as everywhere.
+    Some lists inside `eagle_config` are boundary ids too: those that are just these three (Kimi K2.5, MiniCPM), and those that
+    name L, which no layer's output is (gpt-oss).
     """
     key, ids = _named(config) if wanted is None else ("layers", tuple(wanted))
+    usual = (2, num_layers // 2, num_layers - 3)
     if ids is None:
-        ids = (2, num_layers // 2, num_layers - 3)
+        ids = usual
+    elif key == f"{_NESTED}.{_BOUNDARIES}" and (max(ids) == num_layers + 1 or sorted(ids) == [boundary + 1 for boundary in usual]):
+        ids = tuple(boundary - 1 for boundary in ids)
     if len(set(ids)) != len(ids) or not all(0 <= boundary <= num_layers for boundary in ids):
         raise SpeculativeConfigError(
             f"the drafter would read the target before layers {', '.join(map(str, ids))} ({key}), but it has layers 0 to "
@@ -33,11 +39,11 @@ def tapped_layers(config: Mapping[str, Any], wanted: Sequence[int] | None, num_l
 
 def _named(config: Mapping[str, Any]) -> tuple[str, tuple[int, ...] | None]:
     """(where it stands, boundary ids) of config.json."""
-    nested = config.get("eagle_config")
+    nested = config.get(_NESTED)
     inner = cast(Mapping[str, Any], nested) if isinstance(nested, Mapping) else {}
     if config.get(_BOUNDARIES) is not None:
         return _BOUNDARIES, _integers(_BOUNDARIES, config[_BOUNDARIES], 0)
-    for where, part, keys in (("", config, (_OUTPUTS,)), ("eagle_config.", inner, (_BOUNDARIES, _OUTPUTS, "layer_ids"))):
+    for where, part, keys in (("", config, (_OUTPUTS,)), (f"{_NESTED}.", inner, (_BOUNDARIES, _OUTPUTS, "layer_ids"))):
         for key in keys:
             if part.get(key) is not None:
                 return where + key, _integers(where + key, part[key], 1)

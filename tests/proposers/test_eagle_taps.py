@@ -14,6 +14,9 @@ from foretoken.proposers.eagle_taps import tapped_layers
         ({"eagle_aux_hidden_state_layer_ids": [18, 2, 29]}, (2, 18, 29)),  # the target's layers come in their own order
         ({"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 4]}, (1, 4)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),  # SpecForge writes the default so
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),  # so does Kimi K2.5's, as boundaries
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [20, 26, 32]}}, (20, 26, 32)),  # as gpt-oss's third: the last is no output
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [20, 26, 31]}}, (21, 27, 32)),
         ({"target_layer_ids": [1, 9, 17, 25, 31]}, (2, 10, 18, 26, 32)),
         ({"eagle_aux_hidden_state_layer_ids": [3, 5], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (3, 5)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": None}, "eagle_aux_hidden_state_layer_ids": None}, (2, 16, 29)),
