@@ -5,6 +5,7 @@ Only safetensors are read. Knows no method.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from .detection import read_config
 
 MOST_NAMED = 6  # of the tensors that nobody took
 
+_OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?$|weight_packed$|qweight$")  # in FP8, NVFP4, compressed-tensors, AWQ and GPTQ
+_NORM = re.compile(r"norms?\.(\d+\.)?weight$")
+
 
 class Checkpoint:
     """Raises SpeculativeConfigError with what to do, whatever is wrong with the folder."""
@@ -29,6 +33,7 @@ class Checkpoint:
         self.config: dict[str, Any] = read_config(folder)
         self._tensors = _read(folder) if tensors is None else tensors
         self._taken: set[str] = set()
+        self._refuse_quantised()
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -88,6 +93,14 @@ class Checkpoint:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return (f"unused tensors: {', '.join(names[:MOST_NAMED])}{more}",) if names else ()
 
+    def refuse_unread_norms(self) -> None:
+        """Raise if there are norms that nobody took: without them a network of another kind would run, and its guesses be worthless."""
+        if names := sorted(name for name in set(self._tensors) - self._taken if _NORM.search(name)):
+            raise SpeculativeConfigError(
+                f"{self.folder} has norms that no known drafter of its kind has ({', '.join(names[:MOST_NAMED])}): "
+                "it is one of another kind, which is not supported"
+            )
+
     def model_config(self) -> PreTrainedConfig:
         """config.json as a whole model's, read by transformers."""
         try:
@@ -101,6 +114,14 @@ class Checkpoint:
         if type(value) is not int:
             raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be an integer, not {value!r}")
         return value
+
+    def _refuse_quantised(self) -> None:
+        name = next((name for name in sorted(self._tensors) if _OF_QUANTISED.search(name)), None)
+        if name is not None:
+            raise SpeculativeConfigError(
+                f"{self.folder} holds quantised weights ({name}), which are not supported: take the drafter they were made of; "
+                "'quantization' makes its weights narrow when they are loaded"
+            )
 
     def _like(self, name: str) -> str:
         last = name.rsplit(".", 2)[-2:]

@@ -52,6 +52,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
         for layers, program in zip(parts, programs, strict=True)
     ]
     heads = _heads(draft, tensors, config, bind)
+    checkpoint.refuse_unread_norms()
     state_width = len(draft.taps) * target.hidden_size
 
     def open(opening: Opening) -> LearnedProposer:

@@ -29,10 +29,19 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
     heads = given.get("num_attention_heads")
     has_width = "head_dim" in given or type(heads) is not int or heads < 1
     width = {} if has_width else {"head_dim": num_query_rows // cast(int, heads)}
+    ropes = {key: _of_text(given[key]) for key in ("rope_scaling", "rope_parameters") if isinstance(given.get(key), Mapping)}
     try:
-        return cast(Any, CONFIG_MAPPING[kind])(**given, **width, num_hidden_layers=num_layers)
+        return cast(Any, CONFIG_MAPPING[kind])(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
     except Exception as error:  # noqa: BLE001 - every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
+
+
+def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what places the parts of a picture (Qwen2-VL's and Qwen3-VL's mrope): in text all three positions are the same."""
+    own = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    if own.get("rope_type", own.get("type")) != "mrope":
+        return own
+    return {**{key: value for key, value in own.items() if key != "type"}, "rope_type": "default"}
 
 
 def readable_length(hf_config: PreTrainedConfig, max_model_len: int) -> int:

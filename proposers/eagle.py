@@ -43,6 +43,7 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
         weights[TOKEN_MAP] = draft.token_ids
     executor = resources.bind(program, weights, config.quantization)
     encode = _encoder(draft, tensors, config, resources) if draft.has_encoder else _unchanged
+    checkpoint.refuse_unread_norms()
 
     num_tokens = config.num_speculative_tokens or draft.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
     if config.tree is not None:

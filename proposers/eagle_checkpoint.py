@@ -130,6 +130,8 @@ def _refuse_other_networks(tensors: DraftTensors, settings: _Settings) -> None:
             f"{settings.folder} is a drafter with multi-head latent attention (kv_a_proj_with_mqa), which is not supported: "
             "take one with ordinary attention"
         )
+    if any(".experts." in name for name in tensors.checkpoint.names):
+        raise SpeculativeConfigError(f"{settings.folder} is a drafter with experts, which is not supported: take one with ordinary MLPs")
     odd = {"use_mtp_layernorm": False, "use_input_layernorm_in_first_layer": True, "next_layer_regular": True, "layernorms": False}
     for key, usual in odd.items():
         if settings.flag(key, usual) != usual:

@@ -102,6 +102,9 @@ def test_rope_scaling_is_its_own(tmp_path: Path) -> None:
     assert first_confidence(edit(drafter, {"rope_scaling": {"type": "linear", "factor": 8.0}})) != pytest.approx(plain, abs=1e-4)
     assert first_confidence(edit(drafter, {"rope_scaling": None, "rope_theta": 500000.0})) != pytest.approx(plain, abs=1e-4)
     assert first_confidence(edit(drafter, {"rope_theta": 10000.0})) == plain
+    vision = {"type": "mrope", "mrope_section": [1, 1, 2]}  # Qwen2.5-VL's: three positions, which are one in text
+    apart = first_confidence(edit(drafter, {"rope_theta": 500000.0}))
+    assert first_confidence(edit(drafter, {"rope_theta": 500000.0, "rope_scaling": vision})) == apart != plain
     with pytest.raises(UnsupportedModel, match="dynamic"):
         edit(drafter, {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}).load()
 
@@ -151,6 +154,10 @@ def put(name: str, tensor: Tensor) -> Change:
         ("eagle3", {"eagle_config": {"use_mtp_layernorm": True}}, None, "'use_mtp_layernorm' to True"),
         ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, None, "'parallel_draft_step' above 1"),
         ("eagle3", {}, put("midlayer.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2)), "multi-head latent attention"),
+        ("eagle", {}, put("embed_layernorm.weight", torch.ones(32)), r"norms that no known drafter of its kind has \(embed_layernorm"),
+        ("eagle", {}, put("layers.0.input_layernorm.weight", torch.ones(32)), "norms that no known drafter of its kind has"),
+        ("eagle3", {}, put("midlayer.mlp.experts.0.up_proj.weight", torch.zeros(2, 2)), "a drafter with experts"),
+        ("eagle3", {}, put("midlayer.mlp.up_proj.weight_scale", torch.ones(1)), "quantised weights .midlayer.mlp.up_proj.weight_scale"),
         ("p-eagle", {"mask_token_id": 60}, None, "'mask_token_id' is 60, but the embedding has 60 rows"),
         ("p-eagle", {"mask_token_id": None}, None, "'mask_token_id' must be an integer"),
         ("p-eagle", {}, drop("mask_hidden"), "has no tensor 'mask_hidden'"),
