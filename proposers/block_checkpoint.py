@@ -1,6 +1,6 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or DSpark, its tensors by one set of names, its settings checked.
 
-Knows the layouts of z-lab (DFlash), DeepSeek (DSpark) and `speculators` (both). Knows no program.
+Knows the layouts of z-lab (DFlash), DeepSeek (DSpark), `speculators` and NVIDIA (both). Knows no program.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from .draft_tensors import DraftTensors
 from .loading import TargetView
 
 _LAYER_TYPES = ("qwen3", "qwen2", "llama", "mistral")
-_ALIASES = {"fc": ("fc", "encoder.fc"), "hidden_norm": ("hidden_norm", "encoder.output_norm_enc")}
+_ALIASES = {
+    "fc": ("fc", "encoder.fc"),
+    "hidden_norm": ("hidden_norm", "encoder.output_norm_enc"),
+    "confidence_head.proj": ("confidence_head.proj", "confidence_proj"),  # as NVIDIA's exporter has it, which nests no head
+}
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
     ("DFlash2", re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")),
     ("LiLiCorr", re.compile(r"lilicorr_")),
     ("Domino", re.compile(r"(^|\.)(domino|prefix_gru|embed_proj)")),
     ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
     ("multi-head latent attention", re.compile(r"kv_a_proj_with_mqa")),
+    ("mixture-of-experts", re.compile(r"\.experts\.")),
 )
 
 
@@ -97,7 +102,8 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
 def spellings(name: str) -> list[str]:
     """What files call the tensor that programs call `name`, the commonest first."""
     module, _, last = name.removeprefix("model.").rpartition(".")
-    names = [f"{alias}.{last}" if alias else last for alias in _ALIASES.get(module, (module,))]
+    modules = _ALIASES.get(module, (module, module.removeprefix("markov_head.")))
+    names = [f"{alias}.{last}" if alias else last for alias in modules]
     return [prefix + spelling for spelling in names for prefix in ("", "model.")]
 
 

@@ -113,7 +113,8 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     if str(config.get("model_type")).endswith("_mtp"):
         return "mtp"
     architecture = _architecture(config)
-    if "dspark" in architecture or "markov_rank" in config:
+    nested = config.get("dflash_config")
+    if "dspark" in architecture or "markov_rank" in config or (isinstance(nested, Mapping) and "markov_rank" in nested):
         return "dspark"
     if "dflash2" in architecture or "selector_rank" in config:
         return "dflash2"

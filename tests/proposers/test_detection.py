@@ -85,6 +85,7 @@ BY_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
     ({"architectures": ["Qwen3Model"], "markov_rank": 0}, "dspark"),
     ({"architectures": ["DFlashDraftModel"]}, "dflash"),
+    ({"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 8}}, "dspark"),
     ({"model_type": "qwen3", "dflash_config": {}}, "dflash"),
     ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
     ({"architectures": ["LlamaForCausalLM"], "eagle_config": {}}, "eagle3"),

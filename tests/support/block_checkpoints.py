@@ -81,6 +81,17 @@ def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: An
     return Published(spec, config, cast(Any, kind), more=left_over)
 
 
+def nvidia(spec: Spec) -> Published:
+    """z-lab's form, with DSpark's heads beside the layers."""
+    heads = {"projector_type": "dspark", "markov_rank": spec.rank, "markov_head_type": spec.markov, "use_confidence_head": True}
+    published = z_lab(spec, **heads, shift_label=True, causal=False)
+
+    def rename(name: str) -> str:
+        return name.replace("markov_head.", "").replace("confidence_head.", "confidence_")
+
+    return replace(published, method="dspark", rename=rename)
+
+
 def deepseek(spec: Spec) -> Published:
     config = {
         "architectures": ["Qwen3DSparkModel"],
@@ -132,6 +143,7 @@ def _published() -> dict[str, Published]:
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),
         "dspark, no heads": deepseek(dspark),  # published as "dflash"
         "dspark, confidence only": deepseek(replace(dspark, confidence="h")),
+        "dspark, NVIDIA": nvidia(replace(base, from_anchor=True, markov="gated", confidence="h, markov")),
         "dspark, speculators": speculators(
             replace(reduced, markov="vanilla", confidence="h, markov"),
             "dspark",
