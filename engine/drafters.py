@@ -5,7 +5,7 @@ Knows no method. One object for one boot: networks are loaded, then caches are a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
 from ..proposers.loading import LoadedDraft, LoadedProposer, Resources
 from ..proposers.misnamed import misnamed
+from ..proposers.pickles import conversion
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
 from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
@@ -126,8 +127,9 @@ class _Loading:
         self.found: list[str] = []
         self.networks: list[GraphExecutor] = []
 
-    def find_folder(self, name: str, revision: str | None) -> Path:
-        folder = find_folder(name, revision, self._progress)
+    def find_folder(self, name: str, revision: str | None, converting: Callable[[str], str] | None = conversion) -> Path:
+        """converting: as in model_folder; usually of a head, which is no whole model."""
+        folder = find_folder(name, revision, self._progress, converting)
         self._last_found = name, folder
         return folder
 
@@ -156,7 +158,7 @@ class _Loading:
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target
-        folder = self.find_folder(draft.model, draft.revision)
+        folder = self.find_folder(draft.model, draft.revision, None)
         num_layers = draft.draft_layers if isinstance(draft, DraftModelConfig) else None
         # The target's own first layers are kept once if they are taken as they are; everything else is narrow where it can be.
         own = folder.samefile(target.path)

@@ -21,9 +21,12 @@ HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other forma
 Progress = Callable[[str], None]
 
 
-def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
+def find_folder(
+    model: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None = None
+) -> Path:
     """The local folder of foretoken-demo, of its drafter foretoken-demo/METHOD, of a path or of a hub id, downloaded if needed.
 
+    converting: the command that writes ./converted of a hub id that has no safetensors; None = that of a whole model.
     Raises ModelLoadError.
     """
     if model.split("/")[0] == DEMO_MODEL and model.count("/") <= 1:
@@ -37,7 +40,7 @@ def find_folder(model: str, revision: str | None, progress: Progress) -> Path:
         raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(f"there is no folder {model}")
-    return _download(model, revision, progress)
+    return _download(model, revision, progress, converting)
 
 
 def embedded(model: str) -> Path:
@@ -53,7 +56,7 @@ def embedded(model: str) -> Path:
     raise ModelLoadError(f"the embedded model has no drafter for method {member!r}; there are {', '.join(there)}")
 
 
-def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:
+def _download(hub_id: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None) -> Path:
     """A snapshot in the hub's cache; files already there are not fetched again, partial ones go on where they stopped."""
     import httpx
     from huggingface_hub import snapshot_download
@@ -67,10 +70,10 @@ def _download(hub_id: str, revision: str | None, progress: Progress) -> Path:
             f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {one_line(error)}"
         ) from error
     if not any(folder.glob("*.safetensors")):
-        raise ModelLoadError(
-            f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once, a GGUF file "
-            f"with gguf_file='ITS NAME': {_conversion(hub_id)}; then serve ./converted"
-        )
+        start = f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once"
+        if converting is not None:
+            raise ModelLoadError(f"{start}: {converting(hub_id)}; then name ./converted")
+        raise ModelLoadError(f"{start}, a GGUF file with gguf_file='ITS NAME': {_conversion(hub_id)}; then serve ./converted")
     return folder
 
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from ..kernels.weights import WeightError, check_finite, read_tensors
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import read_config
+from .pickles import conversion
 
 MOST_NAMED = 6  # of the tensors that nobody took
 
@@ -143,8 +144,8 @@ def _read(folder: Path) -> Mapping[str, Tensor]:
         pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
         if pickles:
             raise SpeculativeConfigError(
-                f"{pickles[0]} is a pickle, which can run code when it is read; convert it to safetensors "
-                "(torch.load(..., weights_only=True), then safetensors.torch.save_file) and try again"
+                f"{pickles[0]} is a pickle, which can run code when it is read; convert it to safetensors once, which runs none: "
+                f"{conversion(folder)}"
             )
         raise SpeculativeConfigError(f"there are no .safetensors files in {folder}")
     try:

@@ -42,7 +42,7 @@ def detect_method(model: str, target: str | None = None) -> str:
         return "ngram"
     folder = Path(model)
     if not folder.is_dir():
-        return next((method for part, method in _NAME_PARTS if part in model.lower()), "draft_model")
+        return _method_of_name(model) or "draft_model"
     method = method_of(folder) or "draft_model"
     if method == "draft_model" and is_same_model(model, target) and has_mtp_layers(read_config(folder), tensor_shapes(folder)):
         return "mtp"
@@ -53,6 +53,8 @@ def method_of(folder: Path) -> str | None:
     """The method that the folder's content speaks for; None if it speaks for none. Raises SpeculativeConfigError for damaged files."""
     config, shapes = read_config(folder), tensor_shapes(folder)
     method = _declared_method(config) or _method_of_tensors(shapes) or _named_method(config, folder)
+    if method is None and not shapes:
+        method = _method_of_name(folder.name)  # pickles of an EAGLE, whose config is that of a whole model
     return method or ("draft_model" if _WHOLE <= shapes.keys() else None)
 
 
@@ -103,6 +105,10 @@ def _header(path: Path) -> dict[str, Any]:
         return json.loads(text)
     except (OSError, ValueError) as error:
         raise SpeculativeConfigError(f"{path} is no whole safetensors file ({error}): download it again") from None
+
+
+def _method_of_name(name: str) -> str | None:
+    return next((method for part, method in _NAME_PARTS if part in name.lower()), None)
 
 
 def _declared_method(config: Mapping[str, Any]) -> str | None:
@@ -160,7 +166,7 @@ def _is_eagle(shapes: Shapes, prefix: str) -> bool:
 def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
     """By names in the config: all there is where the weights are pickles, which nobody opens here."""
     architecture, model_type = _architecture(config), config.get("model_type")
-    if "eagle3" in architecture or "peagle" in architecture or "eagle_config" in config:
+    if "eagle3" in architecture or "peagle" in architecture or {"eagle_config", "draft_vocab_size"} & config.keys():
         return "eagle3"
     if "eagle" in architecture or model_type == "eagle":
         return "eagle"

@@ -55,6 +55,8 @@ def test_a_hub_model_without_safetensors_says_how_to_convert(monkeypatch: pytest
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(ModelLoadError, match="some-org/some-model has no safetensors.*save_pretrained.*converted"):
         find_folder("some-org/some-model", "main", lambda line: None)
+    with pytest.raises(ModelLoadError, match="convert it once: so some-org/some-model; then name ./converted"):
+        find_folder("some-org/some-model", "main", lambda line: None, lambda hub_id: f"so {hub_id}")
     (tmp_path / "model.safetensors").touch()
     assert find_folder("some-org/some-model", "main", lambda line: None) == tmp_path
     assert asked["revision"] == "main"

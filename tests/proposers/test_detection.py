@@ -86,6 +86,7 @@ BY_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["Qwen3Model"], "markov_rank": 0}, "dspark"),
     ({"architectures": ["DFlashDraftModel"]}, "dflash"),
     ({"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 8}}, "dspark"),
+    ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "eagle3"),
     ({"model_type": "qwen3", "dflash_config": {}}, "dflash"),
     ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
     ({"architectures": ["LlamaForCausalLM"], "eagle_config": {}}, "eagle3"),
@@ -116,6 +117,13 @@ def test_by_names_of_files(tmp_path: Path, file: str, method: str) -> None:
     folder = folder_of(tmp_path / "m", LLAMA, {})
     (folder / file).touch()
     assert detect_method(str(folder)) == method
+
+
+def test_pickles_that_call_themselves_a_whole_model_are_judged_by_their_folders_name(tmp_path: Path) -> None:
+    for name, method in (("EAGLE-LLaMA3-Instruct-8B", "eagle"), ("Llama-3.2-1B", "draft_model")):
+        folder = folder_of(tmp_path / name, LLAMA, {})
+        (folder / "pytorch_model.bin").touch()
+        assert detect_method(str(folder)) == method
 
 
 def test_tensors_tell_more_than_names(tmp_path: Path) -> None:
