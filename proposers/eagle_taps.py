@@ -20,14 +20,14 @@ def tapped_layers(config: Mapping[str, Any], wanted: Sequence[int] | None, num_l
 
     vLLM and `speculators` write boundary ids at the top of config.json; a list inside `eagle_config` (SpecForge, SGLang, NVIDIA)
     and `target_layer_ids` are the numbers of layers whose outputs are meant. Without any: (2, L // 2, L - 3), as everywhere.
-    Some lists inside `eagle_config` are boundary ids too: those that are just these three (Kimi K2.5, MiniCPM), and those that
-    name L, which no layer's output is (gpt-oss).
+    Not all keep to that. A list that is one off these three was counted the other way: boundary ids inside `eagle_config` (Kimi
+    K2.5, MiniCPM), or a list that a converter moved to the top as it was. And no layer's output is L (gpt-oss).
     """
     key, ids = _named(config) if wanted is None else ("layers", tuple(wanted))
     usual = (2, num_layers // 2, num_layers - 3)
-    if ids is None:
+    if ids is None or (wanted is None and any(sorted(ids) == [boundary + off for boundary in usual] for off in (-1, 1))):
         ids = usual
-    elif key == f"{_NESTED}.{_BOUNDARIES}" and (max(ids) == num_layers + 1 or sorted(ids) == [boundary + 1 for boundary in usual]):
+    elif key == f"{_NESTED}.{_BOUNDARIES}" and max(ids) == num_layers + 1:
         ids = tuple(boundary - 1 for boundary in ids)
     if len(set(ids)) != len(ids) or not all(0 <= boundary <= num_layers for boundary in ids):
         raise SpeculativeConfigError(

@@ -15,6 +15,7 @@ from foretoken.proposers.eagle_taps import tapped_layers
         ({"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 4]}, (1, 4)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),  # SpecForge writes the default so
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),  # so does Kimi K2.5's, as boundaries
+        ({"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, (2, 16, 29)),  # of outputs: Llama 4's in the layout of speculators
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [20, 26, 32]}}, (20, 26, 32)),  # as gpt-oss's third: the last is no output
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [20, 26, 31]}}, (21, 27, 32)),
         ({"target_layer_ids": [1, 9, 17, 25, 31]}, (2, 10, 18, 26, 32)),
@@ -28,6 +29,7 @@ def test_boundaries(config: dict[str, Any], expected: tuple[int, ...]) -> None:
 
 def test_the_user_knows_better() -> None:
     assert tapped_layers({"eagle_aux_hidden_state_layer_ids": [2, 18, 29]}, (1, 2, 3), 32) == (1, 2, 3)
+    assert tapped_layers({}, (1, 15, 28), 32) == (1, 15, 28)
 
 
 @pytest.mark.parametrize(
