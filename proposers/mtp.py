@@ -60,7 +60,7 @@ def _unchanged(states: Tensor) -> Tensor:
 
 
 def _dense(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    program = fuse(draft_program(_layer_config(module, resources.target), resources.target, module.has))
+    program = fuse(draft_program(_layer_config(module, resources.target), resources.target, module.has, module.reads_state_first))
     own = {name: shape for name, shape in program.weights.items() if name not in program.shared}
     weights = {name: module.take(published(name), *shape) for name, shape in own.items()}
     return resources.bind(program, weights, config.quantization)
@@ -108,7 +108,7 @@ def _found(module: MtpModule) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     count = module.num_modules
     modules = "1 module" if count == 1 else f"{count} modules, of which the first guesses in a loop"
-    order = "[state; embedding]" if module.kind in ("MiMo", "speculators") else "[embedding; state]"
+    order = "[state; embedding]" if module.reads_state_first else "[embedding; state]"
     lines = [
         f"{module.kind}, {modules} ({module.prefix}*), reads {order} with the target's last state",
         "guesses the target's vocabulary; embedding: the target's, head: the target's; fed back: the state behind the norm",

@@ -44,6 +44,15 @@ class MtpModule:
     num_modules: int
     checkpoint: Checkpoint
 
+    @property
+    def reads_state_first(self) -> bool:
+        """Whether its projection reads [state; embedding], as MiMo's, or [embedding; state], as all others.
+
+        `speculators` has read the embedding first since its 0.6, and names its version. Folders of its layout that name none
+        were written before, or by our own training before it did.
+        """
+        return self.kind == "MiMo" or (self.kind == "speculators" and "speculators_version" not in self.checkpoint.config)
+
     def has(self, name: str) -> bool:
         return self.checkpoint.has(self.prefix + name)
 

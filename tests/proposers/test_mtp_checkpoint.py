@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,15 +99,23 @@ def test_unused_tensors_are_told_and_copies_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_config", [True, False])
-def test_a_folder_of_its_own(tmp_path: Path, has_config: bool) -> None:
-    """The layout of `speculators`: the layer alone, its config nested; without one it is as the target's."""
+@pytest.mark.parametrize("version", ["0.9.0", None])
+def test_a_folder_of_its_own(tmp_path: Path, has_config: bool, version: str | None) -> None:
+    """The layout of `speculators`: the layer alone, its config nested; without one it is as the target's.
+
+    Folders that name its version read the embedding's half of the pair first, all others the state's.
+    """
     target = write("mimo", tmp_path / "mimo")
     tensors = load_file(target.folder / "model.safetensors")
     own = tmp_path / "speculator"
     own.mkdir()
     layer = {name.removeprefix("model."): tensor.clone() for name, tensor in tensors.items() if "mtp_layers" in name}
+    config: dict[str, Any] = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    if version is not None:
+        config["speculators_version"] = version
+        state, token = layer["mtp_layers.0.input_proj.weight"].chunk(2, 1)
+        layer["mtp_layers.0.input_proj.weight"] = torch.cat([token, state], 1)
     save_file(layer, own / "model.safetensors")
-    config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
     if has_config:
         config["transformer_layer_config"] = target.hf_config.to_dict()
     (own / "config.json").write_text(json.dumps(config))

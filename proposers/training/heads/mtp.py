@@ -91,9 +91,10 @@ class Mtp(Head):
         return depth_losses(batch, (Depth(state, self.target.head, share / sum(shares), starts) for (starts, state), share in steps))
 
     def export(self, folder: Path) -> None:
-        """As `speculators` writes it: a folder of its own."""
-        tensors = {f"mtp_layers.0.{name.removeprefix('layer.')}": tensor for name, tensor in self.state_dict().items()}
-        write_published(folder, self._config(), tensors)
+        """As `speculators` writes it: a folder of its own, whose projection reads the embedding's half first."""
+        state, token = self.input_proj.weight.chunk(2, 1)
+        weights = {**self.state_dict(), "input_proj.weight": torch.cat([token, state], 1)}
+        write_published(folder, self._config(), {f"mtp_layers.0.{name.removeprefix('layer.')}": tensor for name, tensor in weights.items()})
 
     def _config(self) -> dict[str, Any]:
         config = self.target.config
@@ -105,6 +106,7 @@ class Mtp(Head):
         return {
             "architectures": ["FastMTPSpeculator"],
             "speculators_model_type": "mtp",
+            "speculators_version": "0.9.0",
             "num_nextn_predict_layers": 1,
             "transformer_layer_config": layer,
             "speculators_config": {
