@@ -122,6 +122,7 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     kind = settings.layers.get("model_type", "qwen3")
+    kind = "qwen3" if kind == "dspark" else kind  # a type of SpecForge's own, whose layers are Qwen3's
     if kind not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}

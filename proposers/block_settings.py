@@ -93,19 +93,24 @@ class BlockSettings:
         return taps
 
     def windows(self, num_layers: int) -> tuple[int | None, ...]:
-        """Positions that each layer sees, itself included."""
-        size = self.find("swa_window_size") if self.flag("use_swa", False) else self.layers.get("sliding_window")
+        """Positions that each layer sees, itself included.
+
+        use_swa makes all layers slide where `layer_types` says of none that it does: NVIDIA's exporter lists full ones even then.
+        """
+        slides = self._slides(num_layers)
+        size = self.layers.get("sliding_window") if self.layers.get("use_sliding_window") is not False else None
+        if self.flag("use_swa", False):
+            slides = slides if any(slides) else (True,) * num_layers
+            size = self.find("swa_window_size") or self.layers.get("sliding_window")
         if size is not None and (type(size) is not int or size < 1):
             raise SpeculativeConfigError(f"{self.folder}/config.json: a sliding window of {size!r} positions")
-        if self.layers.get("use_sliding_window") is False:
-            size = None
-        return tuple(size if slides else None for slides in self._slides(num_layers))
+        return tuple(size if is_sliding else None for is_sliding in slides)
 
     def causal(self, num_layers: int, is_dspark: bool) -> tuple[bool, ...]:
         """Whether tokens of a block see only those before them, layer by layer.
 
-        z-lab: sliding layers do, unless `is_causal` or dflash_config.causal speaks for all. `speculators`: sliding layers do, unless
-        sliding_window_non_causal. DeepSeek's DSpark: none.
+        z-lab: layers that `layer_types` calls sliding do, those that slide by use_swa do not, unless `is_causal` or
+        dflash_config.causal speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal. DeepSeek's DSpark: none.
         """
         if self._speculators is not None:
             is_open = self.flag("sliding_window_non_causal", False)
@@ -116,9 +121,10 @@ class BlockSettings:
         return self._slides(num_layers)
 
     def _slides(self, num_layers: int) -> tuple[bool, ...]:
+        """Of each layer, whether `layer_types` says so."""
         kinds = self.layers.get("layer_types")
         if kinds is None:
-            return (self.flag("use_swa", False),) * num_layers
+            return (False,) * num_layers
         if not isinstance(kinds, list) or len(cast(list[Any], kinds)) < num_layers:
             raise SpeculativeConfigError(f"{self.folder}/config.json: 'layer_types' must name {num_layers} layers, not {kinds!r}")
         if unknown := set(cast(list[str], kinds)) - {"full_attention", "sliding_attention"}:

@@ -66,7 +66,7 @@ def test_layers_that_cannot_be_read(config: dict[str, Any], words: str) -> None:
         (z_lab({"causal": False}, **MIXED), (False, False, False)),
         (z_lab({"causal": True}), (True, True, True)),
         (z_lab({}, is_causal=True, **MIXED), (True, True, True)),
-        (z_lab({"use_swa": True, "swa_window_size": 32}), (True, True, True)),
+        (z_lab({"use_swa": True, "swa_window_size": 32}), (False, False, False)),
         (speculators({}), (False, False, False)),
         (speculators(MIXED), (True, False, True)),
         (speculators(MIXED, sliding_window_non_causal=False), (True, False, True)),
@@ -89,6 +89,9 @@ def test_a_dspark_of_deepseeks_is_bidirectional() -> None:
         (z_lab({}, **MIXED), (64, None, 64)),
         (z_lab({}, use_sliding_window=False, **MIXED), (None, None, None)),
         (z_lab({"use_swa": True, "swa_window_size": 32}), (32, 32, 32)),
+        (z_lab({"use_swa": True}, sliding_window=64), (64, 64, 64)),
+        (z_lab({"use_swa": True, "swa_window_size": 32}, layer_types=["full_attention"] * 3, sliding_window=32), (32, 32, 32)),
+        (z_lab({"use_swa": True, "swa_window_size": 32}, **MIXED), (32, None, 32)),
         (speculators(MIXED), (64, None, 64)),
     ],
 )

@@ -92,6 +92,13 @@ def nvidia(spec: Spec) -> Published:
     return replace(published, method="dspark", rename=rename)
 
 
+def specforge(spec: Spec) -> Published:
+    """z-lab's form too, with a model type of its own."""
+    heads = {"projector_type": "dspark", "markov_rank": spec.rank, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
+    published = z_lab(spec, {"model_type": "dspark"}, **heads)
+    return replace(published, method="dspark", config={**published.config, "architectures": ["DSparkDraftModel"]})
+
+
 def deepseek(spec: Spec) -> Published:
     config = {
         "architectures": ["Qwen3DSparkModel"],
@@ -129,6 +136,13 @@ def _published() -> dict[str, Published]:
         "z-lab, sliding": z_lab(replace(slides, causal=(True, False)), sliding),
         "z-lab, all sliding": z_lab(replace(base, windows=(7, 7), causal=(True, True)), all_sliding),
         "z-lab, sliding, bidirectional": z_lab(slides, sliding, causal=False),
+        "NVIDIA, windows": z_lab(
+            replace(base, windows=(7, 7)),
+            {"layer_types": ["full_attention"] * 2, "sliding_window": 7},
+            use_swa=True,
+            swa_window_size=7,
+            causal=False,
+        ),
         "z-lab, narrow windows": z_lab(replace(slides, windows=(3, None)), {**sliding, "sliding_window": 3}, causal=False),
         "z-lab, default layers": replace(
             z_lab(replace(base, taps=(2, 6))),
@@ -144,6 +158,7 @@ def _published() -> dict[str, Published]:
         "dspark, no heads": deepseek(dspark),  # published as "dflash"
         "dspark, confidence only": deepseek(replace(dspark, confidence="h")),
         "dspark, NVIDIA": nvidia(replace(base, from_anchor=True, markov="gated", confidence="h, markov")),
+        "dspark, SpecForge": specforge(replace(base, from_anchor=True, markov="vanilla", confidence="h, markov")),
         "dspark, speculators": speculators(
             replace(reduced, markov="vanilla", confidence="h, markov"),
             "dspark",
