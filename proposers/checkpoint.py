@@ -22,7 +22,8 @@ from .pickles import conversion
 MOST_NAMED = 6  # of the tensors that nobody took
 
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?$|weight_packed$|qweight$")  # in FP8, NVFP4, compressed-tensors, AWQ and GPTQ
-_NORM = re.compile(r"norms?\.(\d+\.)?weight$")
+# A layer behind the first may have a hidden_norm for no use: some publishers make all layers of one class.
+_NORM = re.compile(r"(?<!\.hidden_)norms?\.(\d+\.)?weight$")
 
 
 class Checkpoint:

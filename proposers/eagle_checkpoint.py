@@ -26,6 +26,7 @@ from .loading import TargetView
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 _LAYER_SETTINGS = (*LAYER_SETTINGS, "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _FIRST_LAYER = "model.layers.0"
+_OTHERS = {"multi-head latent attention": "kv_a_proj_with_mqa", "experts": "mlp.experts.", "attention sinks": "self_attn.sinks"}
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,11 @@ def spellings(name: str) -> list[str]:
 
 
 def _refuse_other_networks(tensors: DraftTensors, settings: _Settings) -> None:
-    if any("kv_a_proj_with_mqa" in name for name in tensors.checkpoint.names):
-        raise SpeculativeConfigError(
-            f"{settings.folder} is a drafter with multi-head latent attention (kv_a_proj_with_mqa), which is not supported: "
-            "take one with ordinary attention"
-        )
-    if any(".experts." in name for name in tensors.checkpoint.names):
-        raise SpeculativeConfigError(f"{settings.folder} is a drafter with experts, which is not supported: take one with ordinary MLPs")
+    for what, part in _OTHERS.items():
+        if any(part in name for name in tensors.checkpoint.names):
+            raise SpeculativeConfigError(
+                f"{settings.folder} is a drafter with {what} ({part}), which is not supported: take one with ordinary layers"
+            )
     odd = {"use_mtp_layernorm": False, "use_input_layernorm_in_first_layer": True, "next_layer_regular": True, "layernorms": False}
     for key, usual in odd.items():
         if settings.flag(key, usual) != usual:
@@ -202,4 +201,5 @@ def _mask_token(checkpoint: Checkpoint, embedding: Table) -> int:
 
 
 def _mask_state(tensors: DraftTensors, width: int) -> Tensor:
-    return tensors.take("mask_hidden", 1, 1, width).reshape(-1).float()
+    ones = (1,) * (len(tensors.shape("mask_hidden")) - 1)  # one or two of them: publishers differ
+    return tensors.take("mask_hidden", *ones, width).reshape(-1).float()

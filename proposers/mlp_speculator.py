@@ -106,6 +106,10 @@ def load(config: MlpSpeculatorConfig, resources: Resources) -> LoadedProposer:
 
 
 def _read(checkpoint: Checkpoint, target: TargetView) -> _Speculator:
+    if checkpoint.config.get("method") == "sum_lstm":
+        raise SpeculativeConfigError(
+            f"{checkpoint.folder} is an LSTM speculator of Arctic Inference, which is known but not supported: take an MLP speculator"
+        )
     prefix = "speculator." if checkpoint.has("speculator.proj.0.weight") else ""
     if not checkpoint.has(f"{prefix}proj.0.weight"):
         raise SpeculativeConfigError(f"{checkpoint.folder} is no MLP speculator: it has no tensor 'speculator.proj.0.weight'")

@@ -65,6 +65,14 @@ def test_what_is_told(tmp_path: Path, name: str, words: list[str]) -> None:
     assert "unused tensors: selector.weight" in found(drafter)
 
 
+def test_a_second_layer_may_have_a_norm_that_nobody_applies(tmp_path: Path) -> None:
+    """Where all layers are of one class, as in some training code."""
+    drafter = Drafter.write(PUBLISHED["eagle3, speculators"], tmp_path)
+    plain = first_confidence(drafter)
+    edit(drafter, tensors=put("layers.1.hidden_norm.weight", torch.zeros(32)))
+    assert first_confidence(drafter) == plain and "unused tensors: layers.1.hidden_norm.weight" in found(drafter)
+
+
 def test_other_spellings(tmp_path: Path) -> None:
     """`speculators` calls EAGLE-1's parts fusion_fc and transformer; the norms of taps once were called low, mid and high."""
     old = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
@@ -157,6 +165,7 @@ def put(name: str, tensor: Tensor) -> Change:
         ("eagle", {}, put("embed_layernorm.weight", torch.ones(32)), r"norms that no known drafter of its kind has \(embed_layernorm"),
         ("eagle", {}, put("layers.0.input_layernorm.weight", torch.ones(32)), "norms that no known drafter of its kind has"),
         ("eagle3", {}, put("midlayer.mlp.experts.0.up_proj.weight", torch.zeros(2, 2)), "a drafter with experts"),
+        ("eagle3", {}, put("midlayer.self_attn.sinks", torch.zeros(4)), "a drafter with attention sinks"),
         ("eagle3", {}, put("midlayer.mlp.up_proj.weight_scale", torch.ones(1)), "quantised weights .midlayer.mlp.up_proj.weight_scale"),
         ("p-eagle", {"mask_token_id": 60}, None, "'mask_token_id' is 60, but the embedding has 60 rows"),
         ("p-eagle", {"mask_token_id": None}, None, "'mask_token_id' must be an integer"),
@@ -193,6 +202,12 @@ def test_the_mask_token_has_three_names_and_may_lie_behind_the_vocabulary(tmp_pa
     engine.add("a", [5, 3, 1])
     engine.step(lambda *_: ((), 7))
     assert len(engine.step(lambda *_: ((), 7))["a"].tokens) == 4
+
+
+def test_the_state_of_the_mask_has_two_dimensions_or_three(tmp_path: Path) -> None:
+    drafter = Drafter.write(PUBLISHED["p-eagle"], tmp_path)
+    three = first_confidence(drafter)
+    assert first_confidence(edit(drafter, tensors=lambda t: t.update(mask_hidden=t["mask_hidden"][0]))) == three
 
 
 def test_copies_of_the_targets_tables_are_shared_and_others_kept(tmp_path: Path) -> None:
