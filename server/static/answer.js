@@ -48,9 +48,11 @@ export class Answer {
     while (this._unplaced.length) {
       const [token, full] = this._unplaced[0];
       const rest = text.length - this._cursor;
-      const spelled = [full, full.trimStart()].find((s) => s && text.startsWith(s, this._cursor));
+      const isHere = (s) => s && text.startsWith(s, this._cursor);
       const mayCome = !isLast && rest < full.length && full.startsWith(text.slice(this._cursor));
-      if (!spelled && mayCome) return;
+      if (!isHere(full) && mayCome) return;
+      // The text begins without white space, and reasoning ends without it: a token may be there in part.
+      const spelled = [full, full.trimStart(), full.trimEnd(), full.trim()].find(isHere);
       this._unplaced.shift();
       token.start = this._cursor;
       token.end = this._cursor += spelled?.length ?? 0;

@@ -176,3 +176,23 @@ def test_tokens_follow_the_text_through_markdown_held_back_pieces_and_emoji(tab:
         ["", "ngram", 1],
     ]
     assert again == placed and passes == 4
+
+
+def test_tokens_are_found_behind_white_space_that_ends_reasoning(tab: Any) -> None:
+    """Such a token has the last letters of the reasoning and the white space before its end marker, which the text lacks."""
+    script = """async () => {
+      const { Answer } = await import("/page/answer.js");
+      const answer = new Answer();
+      const add = (delta, tokens, finish = null) => answer.add({ choices: [{
+        delta, finish_reason: finish,
+        logprobs: { content: tokens.map((token) => ({ token, bytes: [...new TextEncoder().encode(token)], logprob: -0.5 })) },
+        speculation: tokens.map((token) => ({ token_id: 0, proposer: "ngram" })),
+      }] });
+      add({ reasoning: "Yes" }, ["<think>", "\\n", "Yes"]);
+      add({ reasoning: "." }, [".\\n\\n"]);
+      add({}, ["</think>", "\\n\\n"]);
+      add({ content: "It is." }, ["It", " is", "."]);
+      add({}, ["<|im_end|>"], "stop");
+      return answer.tokens.map((t) => answer.text.slice(t.start, t.end));
+    }"""
+    assert tab.page.evaluate(script) == ["", "", "Yes", ".", "", "", "It", " is", ".", ""]
