@@ -31,6 +31,7 @@ export class Rendering {
       const key = `${part.type} ${part.start} ${part.end} ${Math.min(part.end + from, answer.placed)}`;
       if (this.shown[i]?.key === key && i < parts.length - 1) return;
       const element = this.block(part);
+      if (part.type !== "code") element.dir = "auto"; // by its first letter; what is in it follows
       if (this.shown[i]) this.shown[i].element.replaceWith(element);
       else this.container.append(element);
       this.shown[i] = { key, element };
@@ -86,6 +87,7 @@ export class Rendering {
     const code = el("code");
     this.leaf(code, ranges);
     const pre = el("pre", "", code);
+    pre.dir = "ltr";
     pre.tabIndex = 0; // may be wider than the page: arrow keys scroll it
     pre.setAttribute("role", "group");
     pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");

@@ -203,3 +203,72 @@ def test_a_narrow_phone_needs_no_sideways_scrolling(open_tab: Callable[..., Any]
     tab.page.click("#tab-metrics")
     tab.page.wait_for_selector("#proposers tr")
     check()
+
+
+def test_a_low_window_leaves_room_for_the_conversation(open_tab: Callable[..., Any]) -> None:
+    """A phone on its side, or a page that was made four times as large."""
+    for width, height in ((740, 340), (320, 256)):
+        tab = open_tab(viewport={"width": width, "height": height})
+        tab.ask(FUNCTION)
+        room = tab.page.evaluate("document.getElementById('scroller').clientHeight")
+        assert room >= 0.3 * height, (width, height, room)
+        for control in ("#prompt", "#send", "#race-open", "#coloured"):
+            box = tab.page.locator(control).bounding_box()
+            assert box["y"] + box["height"] <= height and box["x"] + box["width"] <= width, control
+
+
+def test_a_first_visit_begins_at_the_top(open_tab: Callable[..., Any]) -> None:
+    tab = open_tab(viewport={"width": 320, "height": 640})
+    top = "document.getElementById('scroller').scrollTop"
+    tab.page.wait_for_selector(".example")
+    assert tab.page.evaluate(top) == 0
+    tab.page.click("#chats-toggle")
+    tab.page.click("#new-chat")
+    assert tab.page.evaluate(top) == 0
+
+
+def test_escape_stops_an_answer_wherever_the_focus_is(tab: Any) -> None:
+    tab.ask_for_much()
+    tab.page.evaluate("document.activeElement.blur()")
+    tab.page.keyboard.press("Escape")
+    tab.finished()
+    tab.page.get_by_role("button", name="Regenerate the answer").press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "prompt", "the button is gone, and somebody came by keyboard"
+    tab.page.wait_for_selector(".message.model .token")
+    tab.page.get_by_role("button", name="Edit your message and ask again").click()
+    tab.page.keyboard.press("Escape")
+    assert tab.page.locator(".message.model[aria-busy=true]").count() == 1, "it left the edit"
+    tab.page.keyboard.press("Escape")
+    tab.finished()
+
+
+def test_the_list_of_chats_keeps_the_focus_while_it_changes(tab: Any) -> None:
+    tab.ask(FUNCTION)
+    tab.page.click("#new-chat")
+    tab.ask_for_much()
+    tab.page.get_by_role("button", name=FUNCTION, exact=True).focus()
+    tab.page.evaluate("document.getElementById('send').click()")  # as if the answer came to its end: the focus stays
+    tab.finished()
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.ariaLabel") == f"Delete {FUNCTION}"
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.className") == "chat-title", "at the chat that took its place"
+
+
+def test_text_from_right_to_left_begins_at_the_right(tab: Any) -> None:
+    arabic = "\u0645\u0631\u062d\u0628\u0627 (1)!"
+    tab.page.fill("#prompt", arabic)
+    assert tab.page.evaluate("getComputedStyle(document.getElementById('prompt')).direction") == "rtl"
+    answer = {"content": f"{arabic}\n\n- {arabic}\n\nHello.\n\n```\nx = 1\n```"}
+    messages = [{"role": "user", "content": arabic}, {"role": "assistant", "model": "", "answer": answer}]
+    tab.page.evaluate("chat => localStorage.setItem('foretoken.chat.rtl', JSON.stringify(chat))", {"messages": messages, "updated": 1})
+    tab.page.reload()
+    directions = tab.page.locator(".said p, .message.model :is(p, ul, pre):not(.facts, .waiting)")
+    assert directions.evaluate_all("all => all.map((el) => el.localName + ' ' + getComputedStyle(el).direction)") == [
+        "p rtl",
+        "p rtl",
+        "ul rtl",
+        "p ltr",
+        "pre ltr",
+    ]
