@@ -20,6 +20,9 @@ try {
   // A browser that keeps nothing: the key lasts as long as the page.
 }
 
+/** Whether a request can carry it: headers hold Latin letters only, and a key that was copied with a dash or a dot too many is none. */
+export const canBeKey = (given) => /^[\x20-\x7e\xa0-\xff]+$/.test(given);
+
 /** For every request from now on, until the tab is closed. */
 export function setKey(given) {
   key = given;
@@ -87,7 +90,7 @@ async function* events(reader, heard) {
         }
         const chunk = parsed(data);
         if (chunk === null) throw cut("The server sent something that is not JSON.");
-        if (chunk.error) throw new Failure(`The server gave up: ${chunk.error.message}`, "Try again asks once more.");
+        if (chunk.error) throw new Failure(`The server gave up: ${sentence(chunk.error.message)}`, "Try again asks once more.");
         yield chunk;
       }
     }
@@ -119,7 +122,7 @@ async function ask(path, options) {
 function refusal(response, text) {
   const status = response.status;
   const error = parsed(text)?.error ?? {};
-  const said = typeof error.message === "string" ? error.message : `status ${status}`;
+  const said = sentence(typeof error.message === "string" ? error.message : `status ${status}`);
   const wait = Number(response.headers.get("retry-after")) || 0;
   const later = wait ? `Try again in ${wait} s.` : "Wait a moment, then try again.";
   const failure = (message, advice) => new Failure(message, advice, { status, needsKey: status === 401 });
@@ -129,9 +132,14 @@ function refusal(response, text) {
   if (status === 429) return failure(`The server takes no more requests from you for now: ${said}`, later);
   if (status === 503) return failure(`The server is busy or shutting down: ${said}`, later);
   if (status >= 500) return failure(`The server failed: ${said}`, "Try again. If it stays, the server's log says more.");
-  const where = error.param && error.param !== "messages" ? ` Look at “${error.param}” in the settings.` : "";
-  return failure(`The server refused the request: ${said}`, `Change the message or the settings, then try again.${where}`);
+  const isTooLong = error.code === "context_length_exceeded";
+  const change = isTooLong ? "Start a new chat, or shorten the messages." : "Change the message or the settings, then try again.";
+  const where = error.param && !["messages", "prompt"].includes(error.param) ? ` Look at “${error.param}” in the settings.` : "";
+  return failure(`The server refused the request: ${said}`, change + where);
 }
+
+/** The API's words end as they like; here more follows. */
+const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
 function parsed(text) {
   try {

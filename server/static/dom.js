@@ -54,7 +54,8 @@ export function notice(text, action = null) {
 export async function copy(text, pressed) {
   const before = pressed.textContent;
   try {
-    await navigator.clipboard.writeText(text);
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelected(text, pressed);
     pressed.textContent = "Copied";
     announce("Copied");
   } catch {
@@ -62,6 +63,18 @@ export async function copy(text, pressed) {
     return;
   }
   setTimeout(() => (pressed.textContent = before), 1500);
+}
+
+/** For pages of plain http from another machine, to which browsers give no clipboard. Throws if this is not allowed either. */
+function copySelected(text, pressed) {
+  const box = el("textarea", "visually-hidden");
+  box.value = text;
+  pressed.after(box); // beside the button: an open dialog lets nothing outside of it be selected
+  box.select();
+  const isCopied = document.execCommand("copy");
+  box.remove();
+  pressed.focus();
+  if (!isCopied) throw new Error("not allowed");
 }
 
 export function seconds(value) {

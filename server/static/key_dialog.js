@@ -1,6 +1,6 @@
 // The dialog that asks for the server's API key. It is kept for this tab only, and checked before anybody goes on.
 
-import { get, setKey } from "./api.js";
+import { canBeKey, Failure, get, setKey } from "./api.js";
 import { byId } from "./dom.js";
 
 export class KeyDialog {
@@ -19,13 +19,17 @@ export class KeyDialog {
   /** Asks, and goes on with `then` once the key is right. */
   ask(then) {
     this.waiting.push(then);
-    if (!byId("key").open) byId("key").showModal();
+    if (byId("key").open) return;
+    byId("key-wrong").hidden = true; // what was said of an earlier try
+    byId("key").showModal();
   }
 
   async check() {
     const wrong = byId("key-wrong");
-    setKey(byId("key-input").value.trim());
+    const key = byId("key-input").value.trim();
     try {
+      if (!canBeKey(key)) throw new Failure("", "", { needsKey: true });
+      setKey(key);
       await get("v1/models");
     } catch (error) {
       wrong.textContent = error.needsKey ? "That was not the key. Check for missing characters." : `${error.message} ${error.advice}`;
