@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 
-const PREFIX = "foretoken.chat.";
+export const PREFIX = "foretoken.chat.";
 
 /** A message is {role: "user", content} or {role: "assistant", answer: Answer, model, failure: {message, advice} | null}. */
 export class Chats {
@@ -28,12 +28,18 @@ export class Chats {
 
   /** A new one, kept from its first message on. */
   create() {
-    return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", messages: [], updated: Date.now() };
+    return { id: newId(), messages: [], updated: Date.now() };
+  }
+
+  /** What it is from now on is kept beside what another tab has made of it. */
+  branch(chat) {
+    chat.id = newId();
+    this.save(chat);
   }
 
   save(chat) {
     chat.updated = Date.now();
-    if (!this.all.includes(chat)) this.all.unshift(chat);
+    this.all = [chat, ...this.all.filter(({ id }) => id !== chat.id)];
     this.all.sort((a, b) => b.updated - a.updated);
     if (this.write(chat)) return;
     // Where tokens came from takes most of the room: the oldest chats forget it first.
@@ -62,6 +68,8 @@ export class Chats {
     }
   }
 }
+
+const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
 /** A copy of the messages that later changes do not reach; answers themselves never change once they are done. */
 export const snapshot = (messages) => messages.map((message) => ({ ...message }));

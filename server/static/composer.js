@@ -13,6 +13,7 @@ export class Composer {
     addEventListener("resize", () => this.fit());
     this.box.addEventListener("input", () => this.remember());
     this.box.addEventListener("keydown", (event) => this.onKey(event));
+    addEventListener("keydown", (event) => this.onEscape(event)); // at the window, after everything that may want the key
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       if (page.isRunning()) page.stop();
@@ -30,7 +31,12 @@ export class Composer {
       event.preventDefault();
       if (!this.page.isRunning()) this.send();
     }
-    if (event.key === "Escape" && this.page.isRunning()) this.page.stop();
+  }
+
+  /** Stops the answer, wherever the key has no other use. */
+  onEscape(event) {
+    const hasOtherUse = event.defaultPrevented || event.isComposing || event.target.closest("dialog");
+    if (event.key === "Escape" && !hasOtherUse && this.page.isRunning()) this.page.stop();
   }
 
   send() {

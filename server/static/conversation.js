@@ -7,13 +7,20 @@ import { announce, byId, notice } from "./dom.js";
 import { ModelMessage, userMessage } from "./message.js";
 
 export class Conversation {
-  /** page: {chats, settings, strip, look(), model(), race(messages), askForKey(then), onChange()} */
+  /** page: {chats, settings, strip, look(), model(), race(messages), askForKey(then), onOtherModel(), onChange()} */
   constructor(page) {
     this.page = page;
     this.transcript = byId("transcript");
     this.chat = page.chats.create();
     this.running = null; // the AbortController of the answer that is being written
+    this.elements = new WeakMap(); // of an answer's message: the ModelMessage that shows it
     this.show();
+    addEventListener("pagehide", () => this.stop()); // what came so far is there again after a reload
+  }
+
+  /** Whether an answer is being written here, or a message of the user's changed. */
+  get isBusy() {
+    return this.running !== null || this.transcript.querySelector(".editor") !== null;
   }
 
   open(chat) {
@@ -30,20 +37,25 @@ export class Conversation {
   show() {
     byId("welcome").hidden = this.chat.messages.length > 0;
     this.transcript.replaceChildren(...this.chat.messages.map((message, i) => this.element(message, i)));
-    byId("scroller").scrollTop = byId("scroller").scrollHeight;
+    byId("scroller").scrollTop = this.chat.messages.length ? byId("scroller").scrollHeight : 0;
+  }
+
+  /** All messages anew in another form; who reads further up stays about there. */
+  redraw() {
+    const scroller = byId("scroller");
+    const place = atEnd() ? 1 : scroller.scrollTop / scroller.scrollHeight;
+    this.show();
+    scroller.scrollTop = place * scroller.scrollHeight;
   }
 
   element(message, i) {
     if (message.role === "user") return userMessage(message, this.page.look(), { edit: (text) => this.edit(i, text) });
-    const shown = this.modelMessage(message, i);
-    shown.draw(false);
-    return shown.element;
-  }
-
-  modelMessage(message, i) {
     const before = () => history(this.chat.messages.slice(0, i));
     const actions = { regenerate: () => this.regenerate(i), race: () => this.page.race(before()) };
-    return new ModelMessage(message, this.page.look(), actions);
+    const shown = new ModelMessage(message, this.page.look(), actions);
+    this.elements.set(message, shown);
+    shown.draw(this.running !== null && message === this.chat.messages.at(-1));
+    return shown.element;
   }
 
   async send(text) {
@@ -78,9 +90,13 @@ export class Conversation {
     notice(what, { text: "Undo", run });
   }
 
+  /** Ends the answer that is being written, if there is one. What came of it is saved here, for its chat may be deleted next. */
   stop() {
-    this.running?.abort();
-    this.running = null;
+    if (this.running) {
+      this.running.abort();
+      this.running = null;
+      this.page.chats.save(this.chat);
+    }
     this.page.onChange();
   }
 
@@ -92,14 +108,15 @@ export class Conversation {
     const speculates = settings.speculates;
     const message = { role: "assistant", answer: new Answer(), model: page.model(), failure: null };
     const running = (this.running = new AbortController());
-    const shown = this.modelMessage(message, chat.messages.length);
     chat.messages.push(message);
     page.chats.save(chat);
     byId("welcome").hidden = true;
-    this.transcript.append(shown.element);
+    this.transcript.append(this.element(message, chat.messages.length - 1));
+    keepFocus();
     page.onChange();
     const start = performance.now();
     const draw = () => {
+      const shown = this.elements.get(message);
       if (!shown.element.isConnected) return; // replaced, or another chat is open
       const stays = atEnd();
       shown.draw(this.running === running);
@@ -111,6 +128,11 @@ export class Conversation {
     byId("scroller").scrollTop = byId("scroller").scrollHeight;
     try {
       for await (const chunk of streamChat(body, running.signal)) {
+        if (running.signal.aborted) break; // what was on the screen then is the answer
+        if (chunk.model && chunk.model !== message.model) {
+          message.model = chunk.model; // the server was started again
+          page.onOtherModel();
+        }
         message.answer.add(chunk);
         drawing.soon();
       }
@@ -123,7 +145,7 @@ export class Conversation {
     const wasStopped = running.signal.aborted;
     if (this.running === running) this.running = null;
     draw();
-    if (chat.messages.includes(message)) page.chats.save(chat);
+    if (!wasStopped) page.chats.save(chat);
     page.onChange();
     announce(spoken(message, wasStopped));
   }
@@ -140,6 +162,13 @@ function failureOf(error) {
 function spoken({ answer, failure }, wasStopped) {
   if (failure) return `${answer.content} ${failure.message} ${failure.advice}`;
   return `${wasStopped ? "Stopped" : "Answer"}: ${answer.content || "nothing"}`;
+}
+
+/** What was pressed may be gone, and who came by keyboard must be somewhere. Touch would be shown a keyboard on its screen. */
+function keepFocus() {
+  const { activeElement } = document;
+  const isLost = activeElement === document.body || activeElement.closest("[hidden]");
+  if (isLost && !matchMedia("(pointer: coarse)").matches) byId("prompt").focus();
 }
 
 function atEnd() {

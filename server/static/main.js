@@ -29,7 +29,7 @@ const strip = new Strip(sources);
 const settings = new Settings();
 const chats = new Chats(() => notice("The browser's storage is full: this chat is not kept. Export it, or delete others."));
 const look = () => ({ markdown: byId("formatted").checked, styleOf: sources.styleOf });
-const race = new Race({ settings, strip, sources, look });
+const race = new Race({ settings, strip, sources, look, askForKey: (then) => key.ask(then) });
 const key = new KeyDialog(meet);
 const conversation = new Conversation({
   chats,
@@ -39,6 +39,7 @@ const conversation = new Conversation({
   model: () => model,
   race: startRace,
   askForKey: (then) => key.ask(then),
+  onOtherModel: meet,
   onChange: show,
 });
 const composer = new Composer({
@@ -51,10 +52,10 @@ const list = new ChatList(chats, conversation, () => {
   views.drawer("chats", false);
   composer.box.focus();
 });
-const metrics = new MetricsView((reading) => sources.know(reading.proposers));
+const metrics = new MetricsView((reading) => sources.know(reading.proposers), meet);
 const views = new Views(
   (tab) => (tab === "metrics" ? metrics.start() : metrics.stop()),
-  () => conversation.running || conversation.show(),
+  () => conversation.redraw(),
 );
 
 function show() {

@@ -19,6 +19,7 @@ export function userMessage(message, look, actions) {
 
   function editor() {
     const box = el("textarea", "edit-box");
+    box.dir = "auto";
     box.value = message.content;
     box.rows = Math.min(12, message.content.split("\n").length + 1);
     box.setAttribute("aria-label", "Your message, to change");
@@ -34,7 +35,10 @@ export function userMessage(message, look, actions) {
       if (box.value.trim()) actions.edit(box.value);
     });
     box.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") back();
+      if (event.key === "Escape") {
+        event.preventDefault();
+        back();
+      }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         form.requestSubmit();
@@ -58,8 +62,8 @@ export class ModelMessage {
     this.failure = el("div", "failure");
     this.facts = el("p", "facts");
     this.actions = el("div", "actions");
-    const speaker = el("h2", "speaker", message.model || "Model");
-    const parts = [speaker, this.thoughts, this.body, this.waiting, this.failure, el("div", "told", this.facts, this.actions)];
+    this.speaker = el("h2", "speaker");
+    const parts = [this.speaker, this.thoughts, this.body, this.waiting, this.failure, el("div", "told", this.facts, this.actions)];
     this.element = labelled(el("article", "message model", ...parts), "Answer");
     const copying = button("Copy", "plain", () => copy(message.answer.content, copying), "Copy the answer");
     this.again = button("Regenerate", "plain", actions.regenerate, "Regenerate the answer");
@@ -75,6 +79,7 @@ export class ModelMessage {
   draw(running) {
     const { answer, failure } = this.message;
     const split = answer.reasoning.length;
+    this.speaker.textContent = this.message.model || "Model";
     this.thoughts.hidden = !split;
     if (running && split) this.thoughts.open = !answer.content;
     if (split) this.renderings[0].update(answer, 0, split);

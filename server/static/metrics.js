@@ -17,9 +17,10 @@ const REASONS = {
 };
 
 export class MetricsView {
-  /** onReading(reading) hears each reading. */
-  constructor(onReading) {
+  /** onReading(reading) hears each reading; onRestart() that the server is another than it was. */
+  constructor(onReading, onRestart) {
     this.onReading = onReading;
+    this.onRestart = onRestart;
     this.readings = [];
     this.timer = 0;
     const grid = byId("charts");
@@ -50,6 +51,10 @@ export class MetricsView {
     if (!document.hidden) {
       try {
         const reading = new Reading(await get("metrics"), performance.now() / 1000);
+        if (this.readings.length && !reading.continues(this.readings.at(-1))) {
+          this.readings = [];
+          this.onRestart();
+        }
         this.readings = [...this.readings.filter(({ time }) => reading.time - time < SPAN_S + LONGEST_GAP_S), reading];
         byId("metrics-failure").hidden = true;
         this.onReading(reading);

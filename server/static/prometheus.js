@@ -51,6 +51,11 @@ export class Reading {
     return new Map((this.samples.get(name) ?? []).map(({ labels, value }) => [labels[label], value]));
   }
 
+  /** Whether it is of the same run of the server as an earlier one: counters never fall, but begin anew with it. */
+  continues(before) {
+    return ["foretoken:steps_total", "vllm:prompt_tokens_total"].every((name) => this.value(name) >= before.value(name));
+  }
+
   /** The proposers that the server was started with. A request's own prediction is no choice. */
   get proposers() {
     return [...this.by("foretoken:proposer_on", "proposer").keys()].filter((name) => name !== "prediction");

@@ -65,7 +65,7 @@ class Lane {
 }
 
 export class Race {
-  /** page: {settings, strip, sources, look()} */
+  /** page: {settings, strip, sources, look(), askForKey(then)} */
   constructor(page) {
     this.page = page;
     this.dialog = byId("race");
@@ -99,7 +99,10 @@ export class Race {
       if (!running.signal.aborted) this.finish();
       else if (this.running === running) this.say("Stopped.");
     } catch (error) {
-      if (this.running === running) this.say(`${error.message} ${error.advice ?? ""}`);
+      if (this.running === running) {
+        this.say(`${error.message} ${error.advice ?? ""}`);
+        if (error.needsKey) this.page.askForKey(() => this.start(history));
+      }
     }
     if (this.running === running) {
       this.state(this.plain.run && this.guessing.run ? "done" : "stopped");

@@ -40,10 +40,12 @@ export class Settings {
     numbers.append(this.field("stop", "Stop at", "one text a line", stop, "tall"));
     const system = el("textarea");
     system.rows = 4;
+    system.dir = "auto";
     system.placeholder = "What the model should be and do";
     byId("settings-system").append(this.field("system", "System prompt", "", system, "tall"));
     this.method = el("select");
-    this.showProposers([]);
+    const { method = "" } = this.values; // what the server has is not known yet: the choice stands until it is
+    this.showProposers(["", "off"].includes(method) ? [] : [method]);
     const ceiling = el("input");
     Object.assign(ceiling, { type: "number", min: 1, max: 64, step: 1, placeholder: "as pays" });
     byId("settings-speculation").append(

@@ -57,6 +57,7 @@ export class Views {
     });
     byId(name).addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !isOpen(name)) return;
+      event.preventDefault();
       this.drawer(name, false);
       toggle.focus();
     });

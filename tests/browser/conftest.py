@@ -15,6 +15,7 @@ from running_server import RunningServer, start_server
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 GREEDY = {"temperature": "0"}
+STORY = "Tell me a story."
 
 WATCH = """
 globalThis.violations = [];
@@ -80,6 +81,17 @@ class Tab:
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
         self.finished()
+
+    def ask_for_much(self) -> None:
+        """Like ask, but the answers go on to the length limit, and this one has only begun."""
+
+        def longer(route: Any) -> None:
+            route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True, "max_tokens": 1900}))
+
+        self.page.route("**/v1/chat/completions", longer)
+        self.page.fill("#prompt", STORY)
+        self.page.press("#prompt", "Enter")
+        self.page.wait_for_selector(".message.model:last-child .token")
 
     def finished(self) -> None:
         self.page.wait_for_selector(".message.model:last-child[aria-busy=false]")

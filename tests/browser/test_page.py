@@ -94,10 +94,7 @@ def test_the_strip_counts_what_the_stream_says(tab: Any) -> None:
 def test_stop_keeps_what_came_and_frees_the_server(tab: Any, demo_server: RunningServer) -> None:
     with demo_server.client() as client:
         before = aborted(client.get("/metrics").text)
-    endless(tab)
-    tab.page.fill("#prompt", "Tell me a story.")
-    tab.page.press("#prompt", "Enter")
-    tab.page.wait_for_selector(".message.model .token")
+    tab.ask_for_much()
     tab.page.fill("#prompt", "typed meanwhile")
     assert tab.page.locator("#send").inner_text() == "Stop"
     tab.page.click("#send")
@@ -114,16 +111,6 @@ def test_stop_keeps_what_came_and_frees_the_server(tab: Any, demo_server: Runnin
 
 def aborted(metrics: str) -> float:
     return next(float(line.split()[-1]) for line in metrics.splitlines() if "request_success_total" in line and '"abort"' in line)
-
-
-def endless(tab: Any) -> None:
-    """Answers of this tab go on to the length limit."""
-
-    def longer(route: Any) -> None:
-        body = route.request.post_data_json | {"ignore_eos": True, "max_tokens": 1900}
-        route.continue_(post_data=json.dumps(body))
-
-    tab.page.route("**/v1/chat/completions", longer)
 
 
 def test_regenerate_edit_and_undo(tab: Any) -> None:
@@ -151,6 +138,17 @@ def test_copy_puts_the_source_on_the_clipboard(tab: Any) -> None:
     assert tab.page.evaluate("navigator.clipboard.readText()") == tab.stored()[-1]["answer"]["content"]
     tab.page.get_by_role("button", name="Copy code").click()
     assert tab.page.evaluate("navigator.clipboard.readText()") == tab.page.locator("pre code").text_content()
+
+
+def test_copy_works_where_browsers_give_no_clipboard(tab: Any) -> None:
+    """As on pages of plain http from another machine."""
+    tab.ask(FILES)
+    tab.page.evaluate("navigator.clipboard.writeText('')")
+    tab.page.evaluate("globalThis.board = navigator.clipboard; Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    copying = tab.page.get_by_role("button", name="Copy the answer")
+    copying.click()
+    assert tab.page.evaluate("board.readText()") == tab.stored()[-1]["answer"]["content"]
+    assert copying.inner_text() == "Copied" and copying.evaluate("el => el === document.activeElement")
 
 
 def test_chats_stay_in_the_browser_and_can_be_exported_and_deleted(tab: Any) -> None:
@@ -207,6 +205,14 @@ def test_a_refusal_is_told_in_words_and_names_the_setting(open_tab: Callable[...
     assert tab.page.locator(".failure:visible").count() == 0 and tab.answer.inner_text()
 
 
+def test_a_conversation_that_is_too_long_says_what_to_do(open_tab: Callable[..., Any]) -> None:
+    tab = open_tab(failures=True)
+    tab.ask("one two three " * 3000)
+    told = tab.page.locator(".failure:visible").inner_text()
+    assert "tokens" in told and "settings" not in told
+    assert told.endswith("shorten the prompt. Start a new chat, or shorten the messages.")
+
+
 @pytest.mark.parametrize(("status", "words"), [(429, "no more requests"), (503, "busy"), (500, "failed")])
 def test_a_proxys_refusals_say_when_to_come_back(open_tab: Callable[..., Any], status: int, words: str) -> None:
     tab = open_tab(failures=True)
@@ -238,15 +244,33 @@ def test_a_server_with_a_key_is_asked_for_it_and_the_tab_keeps_it(
     tab.until("document.getElementById('model').textContent === 'foretoken-demo'")
 
 
+def test_a_key_that_no_request_can_carry_is_a_wrong_key(
+    open_tab: Callable[..., Any], server_process: Callable[..., RunningServer]
+) -> None:
+    server = server_process("--api-key", "open-sesame")
+    tab = open_tab(url=server.url + "/", failures=True)
+    dialog = tab.page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key").fill("open\u2013sesame")  # a dash of a word processor
+    dialog.get_by_role("button", name="Use this key").click()
+    tab.page.wait_for_selector("#key-wrong:visible")
+    assert "not the key" in tab.page.locator("#key-wrong").inner_text()
+    dialog.get_by_role("button", name="Later").click()
+    tab.page.reload()
+    tab.page.wait_for_selector("#key[open]")
+    assert tab.page.locator("#key-wrong").is_hidden()
+    dialog.get_by_role("button", name="Later").click()
+    tab.page.fill("#prompt", FILES)
+    tab.page.click("#race-open")
+    dialog.get_by_label("Key").fill("open-sesame")
+    dialog.get_by_label("Key").press("Enter")
+    tab.page.wait_for_selector("#race[data-state=done]")
+
 def test_a_server_that_dies_in_the_middle_loses_nothing(
     open_tab: Callable[..., Any], server_process: Callable[..., RunningServer]
 ) -> None:
     server = server_process()
     tab = open_tab(url=server.url + "/", failures=True)
-    endless(tab)
-    tab.page.fill("#prompt", "Tell me a story.")
-    tab.page.press("#prompt", "Enter")
-    tab.page.wait_for_selector(".message.model .token")
+    tab.ask_for_much()
     server.process.kill()
     tab.finished()
     assert "broke off" in tab.page.locator(".failure:visible").inner_text()

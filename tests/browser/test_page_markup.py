@@ -84,6 +84,16 @@ def test_reasoning_is_kept_apart_from_the_answer(tab: Any) -> None:
     assert tab.answer.inner_text() == "It is so." and tab.page.locator(".reasoning").count() == 2
 
 
+def test_markdown_can_be_switched_off_while_an_answer_is_written(tab: Any) -> None:
+    tab.ask_for_much()
+    tab.page.uncheck("#formatted")
+    assert tab.answer.locator(".plain-text").count() == 1
+    tab.page.click("#send")
+    tab.finished()
+    assert tab.answer.locator(".plain-text").count() == 1 and tab.page.locator(".message").count() == 2
+    assert tab.answer.text_content() == tab.stored()[-1]["answer"]["content"]
+
+
 def rendered(tab: Any, source: str) -> str:
     """The page's own elements for a text, as a short outline: names and text."""
     script = """async (source) => {

@@ -44,7 +44,7 @@ def test_both_sides_say_the_same_and_the_verdict_says_so(open_tab: Callable[...,
 
 
 def test_a_short_race_is_shown_again_slowly_pass_by_pass(open_tab: Callable[..., Any]) -> None:
-    tab = open_tab(reduced_motion="no-preference")
+    tab = open_tab({"temperature": "0", "max_tokens": "150"}, reduced_motion="no-preference")
     race(tab, "replaying")
     assert "times slower" in tab.page.locator("#race-pace").inner_text()
     tab.page.wait_for_timeout(1500)
