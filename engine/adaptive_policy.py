@@ -64,7 +64,7 @@ class AdaptivePolicy:
         self._answered: Answer | None = None  # the answer that it was made of, if it still is all there is to it
         self._was_open: dict[str, Asked] = {}
         self._has_scouted = False  # in this step, and guesses have come of it
-        self._has_begun = False  # this step, without guesses
+        self._has_begun = False  # this step, without them
         self.has_left = False
         self._num_rested = 0  # steps in a row that nobody has guessed in
         self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
@@ -125,7 +125,7 @@ class AdaptivePolicy:
             self._scouting.read_prompts(wishes)
         may_add = budget > 0 and self._scouting.found and self._probing.probe is None
         answer = self._scouting.add_to(base, wishes, budget, self._step) if may_add else base
-        if answer is not base and self._has_begun and not any(ceiling for _, ceiling in base):
+        if answer is not base and self._has_begun:
             # It would only be computed behind the step that has begun, and then that one may as well bring its token.
             self.has_left, answer, self._probing.probe = True, base, None
         self._has_scouted = answer is not base

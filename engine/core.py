@@ -157,8 +157,9 @@ class EngineCore:
         try:
             started = self._stopwatch()
             forward = self.runner.start(plan)
-            if forward.answer is not None and self.proposers.may_begin:
-                self.proposers.begin(plan.under_way(forward.answer, forward.hidden))
+            if forward.answer is not None:
+                chains = self.proposers.begin(plan.under_way(forward.answer, forward.hidden)) if self.proposers.may_begin else None
+                self.runner.begin_next(plan, forward.answer, chains)
             target = forward.finish()
             self.target_seconds += self._stopwatch() - started
             verdict = self.verifier.verify(plan, target)

@@ -1,43 +1,38 @@
 """Runs the target on a GPU without letting it wait: the next step is handed over before anybody has seen this one's result.
 
-A step that the next one can be told from (every row decodes and nobody guesses) is followed at once by a pass over the same rows
-one token on; its tokens are chosen on the device, which nobody waits for. When the core then plans just that step, its result is on the
-way already; when it plans another one (a request came, ended or was stopped), what was begun is dropped. It wrote uncommitted
-places only, and everything that comes later on the device comes after it. So nothing else in the engine knows of this.
+Every step is finished on the device: choices at all nodes and the walk along every draft are handed over behind the pass, and one copy
+brings what each row emits. The host waits once, and not for logits. What the rows emit is known on the device before, so a drafter goes
+on from there by itself, and behind its guesses goes the target's next pass: the same rows, each with its newest token and the guesses
+that have just been made for it. All that the host does about the step it does meanwhile.
 
-Any other step is finished on the device: choices at all nodes and the walk along every draft are handed over behind the pass, and
-one copy brings what each row emits. The host waits once, and not for logits. What the rows emit is known on the device before: a
-drafter may go on from there by itself.
+When the core then plans just that step, or less of it (a row ended, or fewer guesses are wanted), its result is on the way already;
+when it plans another one, what was begun is dropped. It wrote uncommitted places only, and everything that comes later on the device
+comes after it. So nothing else in the engine knows of this, but that newcomers wait for a step that has begun: their prompts could
+only be computed behind it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, count
 
 import torch
 from torch import Tensor
 
-from ..kernels.batch_lists import BatchLists
-from ..kernels.layout import ForwardOutput, KVTensors, RaggedBatch
+from ..kernels.following import Follower, Followers, following
+from ..kernels.layout import ForwardOutput, KVTensors
 from ..kernels.matching import Guesses
 from ..kernels.started import Fetched, Started, StartingExecutor
-from ..kernels.upload import upload
+from ..proposers.base import ChainsAhead
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
 from .runner import Forward, Runner, batch_lists
 from .verifier import Verifier
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a pass has what it says of one row."""
-
-    node: int  # among its argmax
-    logits_row: int  # -1: the argmax is the row's choice
+MOST_STEPS_APART = 64
+"""Steps between two that are begun, where none of them is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +40,40 @@ class _Expected:
     """One row of the step that was begun."""
 
     request: Request
-    index: int  # of the plan's row that it comes from
-    place: int
-    block_table: array[int]
-    draws: bool  # whether its choice is made from whole logits
+    first: int  # its first token among all
+    count: int  # guesses behind it
+    table: array[int]
+    draws: bool  # whether its choices are made from whole logits
 
-    def is_in(self, row: PlanRow, token: int, block_size: int) -> bool:
-        """Whether the plan's row is the one that was begun, with this token."""
-        return (
-            row.request is self.request
-            and (row.num_computed, row.num_scheduled) == (self.place, 1)
-            and row.samples
-            and not row.draft_token_ids
-            and row.request.token_ids[self.place] == token
-            and array("i", row.block_table[: self.place // block_size + 1]) == self.block_table
-        )
+    def nodes(self, row: PlanRow, positions: list[int], token_ids: list[int], block_size: int) -> range | None:
+        """Where the pass has the tokens of the plan's row; None if it has others, or elsewhere."""
+        request, place, num_tokens = row.request, row.num_computed, row.num_tokens
+        nodes = range(self.first, self.first + num_tokens)
+        if request is not self.request or row.num_scheduled != 1 or not row.samples or not row.is_chain:
+            return None
+        if num_tokens > 1 + self.count or positions[self.first] != place:
+            return None
+        if token_ids[nodes.start : nodes.stop] != [request.token_ids[place], *row.draft_token_ids]:
+            return None
+        blocks = -(-(place + num_tokens) // block_size)
+        return nodes if array("i", row.block_table[:blocks]) == self.table[:blocks] else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A step that was begun before it was planned."""
 
-    rows: dict[str, tuple[_Place, _Expected]]
+    rows: dict[str, _Expected]
     started: Started
-    tokens: Fetched  # what its rows were fed
-    chosen: Fetched | None  # what the step before it chose from its logits
+    fed: Fetched  # [2, T] positions and token ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Nodes of the step that was begun: those that the plan has, in its order."""
+
+    places: list[int]
+    are_all: bool
 
 
 class OverlappedRunner(Runner):
@@ -91,9 +95,12 @@ class OverlappedRunner(Runner):
         self._verifier: Verifier | None = None
         self._ahead: _Ahead | None = None
         self._was_steady = False  # the step before: one alone says little about the next
+        self._is_steady = False  # the latest one
+        self._apart = 0  # steps between two that are begun: more where they are begun in vain
+        self._pause = 0  # steps before one may be begun again
         self.num_ahead = 0  # steps that were begun before they were planned
         self.num_used = 0  # those that were then planned
-        self.num_matched = 0  # steps whose drafts were walked on the device
+        self.num_matched = 0  # steps whose rows were walked on the device
 
     @property
     def has_begun(self) -> bool:
@@ -103,98 +110,92 @@ class OverlappedRunner(Runner):
         self._verifier = verifier
 
     def start(self, plan: StepPlan) -> Forward:
-        ahead, self._ahead = self._ahead, None
-        taken = None if ahead is None else self._taken(ahead, plan)
-        if ahead is not None and taken is not None:
-            self.num_used += 1
-            started, places = ahead.started, taken
-        else:
-            taken = None
+        self._was_steady, self._is_steady = self._is_steady, plan.is_steady
+        started, nodes = self._begun(plan)
+        if started is None:
             started = self._starting.start(batch_lists(plan, self._wants_full_logits).batch(), self.kv, self._hidden)
-            places = self._places(plan)
-        following = self._ahead = self._begin(plan, started, places)
-        if following is None and taken is None and (answer := self._match(plan, started)) is not None:
-            self.num_matched += 1
-            logits, fetched = started.logits if plan.scored else None, self._starting.fetch(answer)
+        answer = self._match(plan, started, nodes)
+        if answer is None:
+            return Forward(started.finish)
+        self.num_matched += 1
+        logits, fetched = started.logits if plan.scored else None, self._starting.fetch(answer)
 
-            def matched() -> ForwardOutput:
-                return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
+        def matched() -> ForwardOutput:
+            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
 
-            # Scores of prompts are brought to the host later on: behind what somebody else begins now they would have to wait.
-            return Forward(matched) if plan.scored else Forward(matched, answer, started.hidden)
-        # What was begun writes over the scores, and all choices that are made from them are made.
-        wait = started.finish if following is None else started.best
-        chosen = None if following is None else following.chosen
+        # Scores of prompts are brought to the host later on: behind what somebody else begins now they would have to wait.
+        return Forward(matched) if plan.scored else Forward(matched, answer, started.hidden)
 
-        def finish() -> ForwardOutput:
-            output = wait() if taken is None else _rows(wait(), taken)
-            return output if chosen is None else ForwardOutput(output.argmax, output.top, None, output.hidden, chosen.get())
-
-        return Forward(finish)
+    def begin_next(self, plan: StepPlan, answer: Tensor, chains: ChainsAhead | None) -> None:
+        if self._pause:
+            self._pause -= 1
+            return
+        rows = self._followers(plan, chains) if self._was_steady and plan.is_steady else []
+        if not rows:
+            return
+        followers = Followers.of([row for _, row in rows], answer.device, plan.block_size, self._starting.vocab_size)
+        batch = following(followers, answer, None if chains is None else chains.token_ids)
+        fed = self._starting.fetch(torch.stack([batch.positions, batch.token_ids]))
+        started = self._starting.start(batch, self.kv, self._hidden)
+        expected: dict[str, _Expected] = {}
+        first = 0
+        for request, row in rows:
+            expected[request.request_id] = _Expected(request, first, row.count, row.table, row.draws)
+            first += 1 + row.count
+        self._ahead = _Ahead(expected, started, fed)
+        self.num_ahead += 1
 
     def final_states(self, plan: StepPlan) -> Tensor:
         self._ahead = None  # the step behind it would read its tokens where this pass writes its own
         return super().final_states(plan)
 
-    def _taken(self, ahead: _Ahead, plan: StepPlan) -> list[_Place] | None:
-        """Where the pass that was begun has the plan's rows; None if the plan has others."""
+    def _begun(self, plan: StepPlan) -> tuple[Started | None, _Nodes | None]:
+        """What was begun, if it is the plan's step, and where its rows are there."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None, None
+        nodes = self._taken(ahead, plan)
+        if nodes is None:
+            self._pause = self._apart = min(2 * self._apart + 2, MOST_STEPS_APART)
+            return None, None
+        self._apart = max(self._apart - 1, 0)
+        self.num_used += 1
+        if nodes.are_all:
+            return ahead.started, None
+        drawn = [place for row, place in zip(_owners(plan), nodes.places, strict=True) if self._wants_full_logits(row.request)]
+        return ahead.started.at(nodes.places, drawn), nodes
+
+    def _taken(self, ahead: _Ahead, plan: StepPlan) -> _Nodes | None:
+        """None if the plan is of another step."""
         if plan.scored:
             return None
-        tokens = ahead.tokens.get()  # long here: the step before has been committed
-        taken: list[_Place] = []
+        positions, token_ids = ahead.fed.get().tolist()  # long here: the step before has been committed
+        places: list[int] = []
         for row in plan.rows:
-            found = ahead.rows.get(row.request.request_id)
-            if found is None:
+            expected = ahead.rows.get(row.request.request_id)
+            if expected is None or expected.draws != self._wants_full_logits(row.request):
                 return None
-            place, expected = found
-            if expected.draws != self._wants_full_logits(row.request):
+            nodes = expected.nodes(row, positions, token_ids, plan.block_size)
+            if nodes is None:
                 return None
-            if not expected.is_in(row, int(tokens[place.node]), plan.block_size):
-                return None
-            taken.append(place)
-        return taken
+            places += nodes
+        return _Nodes(places, places == list(range(len(token_ids))))
 
-    def _places(self, plan: StepPlan) -> list[_Place]:
-        """Of the rows of a plan that was started as it is, if they all sample and nobody guesses."""
-        ranks = count()
-        return [_Place(i, next(ranks) if self._wants_full_logits(row.request) else -1) for i, row in enumerate(plan.rows)]
-
-    def _begin(self, plan: StepPlan, started: Started, places: Sequence[_Place]) -> _Ahead | None:
-        """Hand over the step behind this one, if it can be told what that will be. places: of the plan's rows in `started`."""
-        was_steady, self._was_steady = self._was_steady, plan.is_steady
-        expected = self._expected(plan) if was_steady else []
-        if not expected:
-            return None
-        drawing = [i for i, place in enumerate(places) if place.logits_row >= 0]
-        chosen = None
-        if drawing:
-            chosen = self._choose(started, [plan.rows[i] for i in drawing], [places[i].node for i in drawing])
-            if chosen is None:
-                return None
-        tokens = _next_tokens(started.argmax, places, chosen, drawing, expected)
-        fed = self._starting.fetch(tokens)
-        known = None if chosen is None else self._starting.fetch(chosen)
-        self.num_ahead += 1
-        started.send()
-        following = self._starting.start(_decode_batch(expected, plan.block_size), self.kv, self._hidden, tokens=tokens)
-        following.send()
-        ranks = count()
-        rows = {row.request.request_id: (_Place(i, next(ranks) if row.draws else -1), row) for i, row in enumerate(expected)}
-        return _Ahead(rows, following, fed, known)
-
-    def _match(self, plan: StepPlan, started: Started) -> Tensor | None:
-        """Hand over the rest of a step that was started as it is. What its rows emit, on the device; None if nothing is left of it, or
-        only the verifier can do it."""
+    def _match(self, plan: StepPlan, started: Started, nodes: _Nodes | None) -> Tensor | None:
+        """Hand over the rest of a step: what its rows emit, on the device. None if only the verifier can do it. nodes: where its
+        scores are, if not in the plan's order."""
         rows = [row for row in plan.rows if row.samples]
+        if not rows or self._verifier is None or any(row.request.params.logprobs is not None for row in rows):
+            return None
+        if not self._verifier.only_matches and any(row.draft_token_ids for row in rows):
+            return None
         chooses = [self._wants_full_logits(row.request) for row in rows]
-        if self._verifier is None or not self._verifier.only_matches or not (any(chooses) or any(row.draft_token_ids for row in rows)):
-            return None
-        if any(row.request.params.logprobs is not None for row in rows):
-            return None
         guesses = Guesses.of([(row.draft_token_ids, row.parents, own) for row, own in zip(rows, chooses, strict=True)])
         chosen = None
         if any(chooses):
-            starts = accumulate((1 + len(row.draft_token_ids) for row in rows), initial=0)
+            starts: list[int] = guesses.row_starts.tolist()
+            if nodes is not None:
+                starts = [nodes.places[start] for start in starts[:-1]]
             drawing = [(row, start) for row, start, own in zip(rows, starts, chooses, strict=False) if own]
             chosen = self._choose(started, [row for row, _ in drawing], [start for _, start in drawing])
             if chosen is None:
@@ -213,69 +214,25 @@ class OverlappedRunner(Runner):
             return None
         return sampler.choose_ahead(started.scores, rows, first_nodes)
 
-    def _expected(self, plan: StepPlan) -> list[_Expected]:
+    def _followers(self, plan: StepPlan, chains: ChainsAhead | None) -> list[tuple[Request, Follower]]:
         """The rows of the next step; none if that is open."""
-        if not plan.is_steady or plan.scored:
-            return []
-        rows: list[_Expected] = []
-        for index, row in enumerate(plan.rows):
-            request, place = row.request, row.num_computed + row.num_scheduled
-            if not row.samples or row.draft_token_ids or request.params.logprobs is not None:
+        rows: list[tuple[Request, Follower]] = []
+        known = {} if chains is None else chains.rows
+        for answer, row in enumerate(plan.rows):
+            request, length = row.request, row.num_computed + row.num_scheduled
+            if not row.samples:
                 return []
-            if request.num_output_tokens + 1 >= request.max_tokens or place + 1 >= self._max_model_len:
+            if request.num_output_tokens + 1 >= request.max_tokens or length + 1 >= self._max_model_len:
                 continue  # this step is its last
-            blocks = place // plan.block_size + 1
-            if blocks > len(row.block_table):
+            chain, count = known.get(request.request_id, (0, 0))
+            most = length + len(row.draft_token_ids) + 1 + count  # places, if all guesses of this step are accepted
+            if (row.is_asked and not count) or most > min(len(row.block_table) * plan.block_size, self._max_model_len):
                 return []
-            table = array("i", row.block_table[:blocks])
-            rows.append(_Expected(request, index, place, table, self._wants_full_logits(request)))
+            table = array("i", row.block_table[: -(-most // plan.block_size)])
+            rows.append((request, Follower(answer, length, chain, count, table, self._wants_full_logits(request))))
         return rows
 
 
-def _next_tokens(
-    argmax: Tensor, places: Sequence[_Place], chosen: Tensor | None, drawing: list[int], expected: list[_Expected]
-) -> Tensor:
-    """[n] on the device: what each expected row is fed. chosen: of the plan's rows `drawing`."""
-    nodes = [places[row.index].node for row in expected]
-    if chosen is None:
-        return argmax[: len(nodes)] if nodes == list(range(len(nodes))) else argmax[_index(nodes, argmax)]
-    whole = argmax[_index([place.node for place in places], argmax)].clone()
-    # -1 stands for scores that are not finite: the row fails, but must be fed something until then
-    whole[_index(drawing, argmax)] = chosen.clamp(min=0)
-    return whole[_index([row.index for row in expected], argmax)]
-
-
-def _decode_batch(rows: list[_Expected], block_size: int) -> RaggedBatch:
-    """One token for each row, which the device fills in."""
-    count = len(rows)
-    every = list(range(count))
-    return BatchLists(
-        block_size,
-        token_ids=[0] * count,
-        positions=[row.place for row in rows],
-        slots=[row.block_table[-1] * block_size + row.place % block_size for row in rows],
-        tree_mask=[0] * count,
-        logits_indices=every,
-        full_logits=[i for i, row in enumerate(rows) if row.draws],
-        query_start_loc=[*every, count],
-        seq_lens=[row.place + 1 for row in rows],
-        num_causal=[1] * count,
-        tables=[row.block_table for row in rows],
-    ).batch()
-
-
-def _rows(output: ForwardOutput, taken: list[_Place]) -> ForwardOutput:
-    """These rows of a pass of one token each."""
-    nodes = [place.node for place in taken]
-    if nodes == list(range(len(output.argmax))):
-        return output
-    index = torch.tensor(nodes, dtype=torch.int64)
-    states = {boundary: state[_index(nodes, state)] for boundary, state in output.hidden.items()}
-    drawn = [place.logits_row for place in taken if place.logits_row >= 0]
-    logits = output.logits[_index(drawn, output.logits)] if output.logits is not None and drawn else None
-    return ForwardOutput(output.argmax[index], output.top[index], logits, states)
-
-
-def _index(values: list[int], like: Tensor) -> Tensor:
-    """On the device of another tensor, without waiting for it."""
-    return upload(torch.tensor(values, dtype=torch.int64), like.device)
+def _owners(plan: StepPlan) -> list[PlanRow]:
+    """The row of each of the plan's tokens."""
+    return [row for row in plan.rows for _ in range(row.num_tokens)]

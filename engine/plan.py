@@ -98,7 +98,7 @@ class Grants:
     rows: list[RowGrant]
     max_ingest_tokens: int  # as in DraftContext
     block_size: int
-    is_steady: bool = False  # nobody may guess and nobody waits: the next step is likely the same rows, one token on
+    is_steady: bool = False  # the next step is likely the same rows: nobody waits who could join them, and no guesses were left for it
     rounds: RoundsPlan | None = None  # the step may be this instead
 
     @property
@@ -142,6 +142,7 @@ class PlanRow:
     source: list[int]
     block_table: Sequence[int]
     samples: bool
+    is_asked: bool = False  # it may have guesses, and in the next step probably too
 
     @property
     def is_chain(self) -> bool:

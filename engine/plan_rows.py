@@ -22,7 +22,8 @@ def plan_row(grant: RowGrant, draft: Draft, index: int, most: int, vocab_size: i
         token_ids, source = [token_ids[node] for node in nodes], [source[node] for node in nodes]
         parents = _renumbered(nodes, parents)
     row = PlanRow(
-        grant.request, grant.num_computed, grant.num_scheduled, token_ids, parents, source, grant.block_table, grant.samples
+        grant.request, grant.num_computed, grant.num_scheduled, token_ids, parents, source, grant.block_table, grant.samples,
+        is_asked=grant.ceiling > 0,
     )  # fmt: skip
     return row, nodes
 

@@ -10,6 +10,7 @@ import torch
 from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch
 from ..kernels.record import record
+from ..proposers.base import ChainsAhead
 from .plan import StepPlan
 from .request import Request
 from .verifier import Verifier
@@ -31,7 +32,7 @@ class Runner:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it computes the next step already, as if nothing changed and nobody guessed: any other would come behind that one."""
+        """Whether it computes the next step already, as if nothing changed: any other would come behind that one."""
         return False
 
     def __init__(
@@ -51,6 +52,10 @@ class Runner:
         """Hands the pass over. It is finished before another one starts."""
         output = self.executor.run(self._batch(plan), self.kv, self._hidden)
         return Forward(lambda: output)
+
+    def begin_next(self, plan: StepPlan, answer: torch.Tensor, chains: ChainsAhead | None) -> None:
+        """Hand over the step behind this one, which is under way and says `answer`, if it can be told what that will be. chains: guesses
+        that were begun for it."""
 
     def final_states(self, plan: StepPlan) -> torch.Tensor:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""

@@ -125,7 +125,7 @@ class Sampler:
         level = nodes.starts if len(tokens) * logits.shape[1] > _AT_ONCE else range(len(tokens))
         while level:
             places = [nodes.logits_rows[i] for i in level]
-            several = logits if places == list(range(len(logits))) else logits[places]
+            several = logits if places == list(range(len(logits))) else logits[torch.tensor(places)]
             for i, token in zip(level, self.sample(several, [asked[i] for i in level]), strict=True):
                 tokens[i] = token
             reached = set(level) if len(level) < len(tokens) else ()

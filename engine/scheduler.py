@@ -98,7 +98,8 @@ class Scheduler:
     def schedule(self, now: float, has_begun: bool = False) -> Grants:
         """Rows of the next step. Every granted token and every ceiling has its place in the cache.
 
-        has_begun: the step is computed already, as far as nothing changes and nobody guesses.
+        has_begun: the step is computed already, as far as nothing changes. Newcomers wait for the next one: their prompts could only be
+        computed behind it, and then it may as well bring its tokens.
         """
         config, controller = self.config, self.controller
         # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
@@ -131,7 +132,8 @@ class Scheduler:
 
         # 4. Newcomers, while there is budget and their whole known text would fit; none into a cache that just overflowed.
         overflowed = len(self.running) < num_running
-        while not overflowed and self._waiting and len(self.running) < config.max_num_seqs and prompt_budget > 0:
+        is_closed = overflowed or (has_begun and bool(scheduled))
+        while not is_closed and self._waiting and len(self.running) < config.max_num_seqs and prompt_budget > 0:
             request = self._waiting[0][3]
             if not self._admit(request):
                 break
@@ -159,7 +161,8 @@ class Scheduler:
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
         is_plain = not (num_drafts or ingest or controller.policy.has_left)
         rounds = self._in_rounds(rows) if may_round and is_plain and len(rows) == num_running else None
-        return Grants(rows, ingest, self.kv.block_size, is_plain and not self._waiting, rounds)
+        may_join = bool(self._waiting) and len(self.running) < config.max_num_seqs
+        return Grants(rows, ingest, self.kv.block_size, not (may_join or controller.policy.has_left), rounds)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""

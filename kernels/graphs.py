@@ -148,21 +148,17 @@ class GraphExecutor:
         kv: KVTensors,
         hidden: tuple[int, ...] = (),
         inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
     ) -> Started:
-        """`run` without waiting. tokens [T]: token ids on the device, for those that the host does not know yet."""
+        """`run` without waiting. The batch may lie on the device: the host need not know all of it."""
         self._enter()
         num_tokens, num_scores = len(batch.token_ids), len(batch.logits_indices)
         with torch.inference_mode():
             rung = self.ladder.rung(batch) if self.has_graphs else None
             if rung is None:
-                moved = on_device(batch, self.device)
-                if tokens is not None:
-                    moved = replace(moved, token_ids=tokens)
-                computed = self.network.compute(moved, kv, hidden, inputs)
+                computed = self.network.compute(on_device(batch, self.device), kv, hidden, inputs)
             else:
                 prepared = self._pass(rung, kv, hidden)
-                prepared.fill(batch, inputs, tokens)
+                prepared.fill(batch, inputs)
                 computed = prepared.work(self._recorder, self._patience)
             # What a replay left is overwritten by the next one: whatever outlives this step is copied in stream order.
             states = {boundary: state[:num_tokens] for boundary, state in computed.hidden.items()}
@@ -256,11 +252,12 @@ class GraphExecutor:
             if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:
                 self._pass(rung, kv, hidden).work.record(self._recorder)
         if self.program.logits and self._on_gpu:
-            from .triton import continuation, matching
+            from .triton import continuation, following, matching
 
             with torch.inference_mode():
                 matching.warm_up(self.vocab_size, self.network.dtype, self.device)
                 continuation.warm_up(self.device)
+                following.warm_up(self.device)
         progress(self.captured.describe())
 
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:
@@ -381,11 +378,11 @@ class _Pass:
     work: _Work[Computed]
     kv: KVTensors  # kept, so that its address stays its own
 
-    def fill(self, batch: RaggedBatch, inputs: Mapping[str, Tensor] | None, tokens: Tensor | None) -> None:
-        """tokens: on the device, instead of the batch's."""
-        self.static.fill(batch)
-        if tokens is not None:
-            self.static.batch.token_ids[: len(tokens)].copy_(tokens)
+    def fill(self, batch: RaggedBatch, inputs: Mapping[str, Tensor] | None) -> None:
+        if is_of_the_host(batch):
+            self.static.fill(batch)
+        else:
+            self.static.take(batch)
         _fill_inputs(self.inputs, inputs)
 
 
@@ -416,6 +413,10 @@ class _Chain:
         if self.draws is not None and draws is not None:
             put(self.draws.temperatures, draws.temperatures, 0)
             put(self.draws.keys, draws.keys, 0)
+
+
+def is_of_the_host(batch: RaggedBatch) -> bool:
+    return batch.token_ids.is_cpu
 
 
 def _fill_inputs(static: Mapping[str, Tensor], inputs: Mapping[str, Tensor] | None) -> None:

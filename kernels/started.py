@@ -6,7 +6,7 @@ Owns the waiting: one event for what is wanted, and never for what was begun lat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from .device_chain import ChainDraws, ChainTensors
 from .layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 from .matching import Guesses, match
 from .torch_executor import Computed, full_logits
+from .upload import upload
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ class Started:
             return matching.match(self.argmax, self.top, chosen, guesses)
         return match(self.argmax, self.top, chosen, guesses)
 
+    def at(self, nodes: list[int], wanted: list[int]) -> Started:
+        """The pass as if it had had these tokens only, all of which it scored. `scores` stay as they are; wanted: of whole logits."""
+        there = upload(torch.tensor(nodes, dtype=torch.int64), self.argmax.device)
+        states = {boundary: state[there] for boundary, state in self.hidden.items()}
+        some = replace(self._computed, argmax=self.argmax[there], top=self.top[there], hidden=states)
+        return Started(some, len(nodes), upload(torch.tensor(wanted, dtype=torch.int64), there.device))
+
     def best(self) -> ForwardOutput:
         """Wait for the device, and only for this pass. For argmax, top and states: who wants states only goes on with them there, so
         that there is nothing to wait for."""
@@ -96,9 +104,8 @@ class StartingExecutor(Executor, Protocol):
         kv: KVTensors,
         hidden: tuple[int, ...] = (),
         inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
     ) -> Started:
-        """`run` without waiting. tokens [T]: token ids on the device, for those that the host does not know yet."""
+        """`run` without waiting. The batch may lie on the device: the host need not know all of it."""
         ...
 
     def fetch(self, tensor: Tensor) -> Fetched: ...

@@ -134,6 +134,14 @@ class UnderWay:
 
 
 @record
+class ChainsAhead:
+    """Guesses for the step behind one that is under way. A device makes them, and nobody on the host has seen them."""
+
+    rows: Mapping[str, tuple[int, int]]  # request id -> its row of token_ids, and how many there count at most
+    token_ids: Tensor  # [N, k] int64 there
+
+
+@record
 class Ended:
     """A request that ended well in a step: by a stop or at its length limit, not by an abort or a failure."""
 
@@ -208,8 +216,8 @@ class EarlyProposer(Protocol):
         """Places behind the known tokens of a step that it wants to find in every row's blocks; 0 = it begins nothing."""
         ...
 
-    def begin(self, step: UnderWay) -> None:
-        """Between `propose` and `observe` of the step."""
+    def begin(self, step: UnderWay) -> ChainsAhead | None:
+        """Between `propose` and `observe` of the step. Returns what it began."""
         ...
 
 

@@ -17,7 +17,7 @@ from ..kernels.continuation import Continuation, Continued, Ways, continued
 from ..kernels.device_chain import ChainDraws, ChainTensors
 from ..kernels.started import ChainStarter, Fetched
 from ..kernels.upload import upload
-from .base import RowUnderWay, UnderWay
+from .base import ChainsAhead, RowUnderWay, UnderWay
 from .drafting import Feed, OwnCache
 from .guessing import ChainGuesser, Guesser, Guesses, feature_input
 
@@ -58,12 +58,12 @@ class EarlyChains:
         executor = guesser.network.executor
         return cls(guesser, executor, cache) if isinstance(executor, ChainStarter) else None
 
-    def begin(self, rows: Sequence[tuple[RowUnderWay, Continuation]], step: UnderWay) -> None:
-        """rows: those of the step that go on. Waits for nothing."""
+    def begin(self, rows: Sequence[tuple[RowUnderWay, Continuation]], step: UnderWay) -> ChainsAhead | None:
+        """rows: those of the step that go on. Waits for nothing. Returns what it began; None = nothing."""
         self._begun = None
         ways = [way for _, way in rows]
         if not rows or not self._executor.takes_chains(sum(way.most_read for way in ways), len(rows)):
-            return
+            return None
         with torch.inference_mode():
             moved = Ways.of(ways, step.answer.device, step.block_size, self._num_readable, self._max_model_len)
             there = continued(moved, step.answer)
@@ -72,6 +72,7 @@ class EarlyChains:
         places = {row.request_id: (place, way) for place, (row, way) in enumerate(rows)}
         self._begun = _Begun(places, step.block_size, tokens, confidence, said)
         self.num_begun += len(rows)
+        return ChainsAhead({name: (place, way.count) for name, (place, way) in places.items()}, found.token_ids)
 
     def take(self, feeds: Sequence[Feed]) -> list[Chain | None]:
         """For each feed the chain that was begun for just that, as long as it is; what is not taken is given up."""

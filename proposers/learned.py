@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..kernels.layout import KVLayerSpec
-from .base import Draft, DraftContext, Feedback, Needs, UnderWay
+from .base import ChainsAhead, Draft, DraftContext, Feedback, Needs, UnderWay
 from .drafting import Feed, OwnCache
 from .early import Chain, EarlyChains
 from .guessing import Guesser, Guesses
@@ -45,9 +45,10 @@ class LearnedProposer:
         self._cache.fed(feeds, guesses.in_place or [[] for _ in feeds])
         return guesses.draft(feeds, len(context.rows), self._cache.filled(context))
 
-    def begin(self, step: UnderWay) -> None:
-        if self.early is not None and self._asked:
-            self.early.begin(self._cache.continuations(step, self._asked), step)
+    def begin(self, step: UnderWay) -> ChainsAhead | None:
+        if self.early is None or not self._asked:
+            return None
+        return self.early.begin(self._cache.continuations(step, self._asked), step)
 
     def observe(self, feedback: Feedback) -> None:
         self._cache.observe(feedback)

@@ -11,7 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from .base import BatchScout, Draft, DraftContext, DraftRow, EarlyProposer, Feedback, KnownRow, Look, Needs, Proposer, Scout, UnderWay
+from .base import (
+    BatchScout,
+    ChainsAhead,
+    Draft,
+    DraftContext,
+    DraftRow,
+    EarlyProposer,
+    Feedback,
+    KnownRow,
+    Look,
+    Needs,
+    Proposer,
+    Scout,
+    UnderWay,
+)  # fmt: skip
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 
@@ -173,16 +187,22 @@ class ProposerSet:
         """Whether anybody who was asked in the running step can begin early what he will be asked behind it."""
         return any([member.was_asked and member.works for member, _ in self._early])
 
-    def begin(self, step: UnderWay) -> None:
-        """Let them. The time is nobody's: the target computes meanwhile. Who cannot do it guesses from now on when he is asked."""
+    def begin(self, step: UnderWay) -> ChainsAhead | None:
+        """Let them. The time is nobody's: the target computes meanwhile. Who cannot do it guesses from now on when he is asked.
+
+        Returns what was begun, if all of it is one drafter's.
+        """
+        begun: list[ChainsAhead] = []
         for member, early in [*self._early]:
             if member.was_asked and member.works:
                 try:
-                    early.begin(step)
+                    if (chains := early.begin(step)) is not None:
+                        begun.append(chains)
                 except Exception as error:  # noqa: BLE001 - as in observe
                     member.health.num_failures += 1
                     self._early.remove((member, early))
                     _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error))
+        return begun[0] if len(begun) == 1 else None
 
     def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:

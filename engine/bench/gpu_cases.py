@@ -5,140 +5,23 @@ A case makes what it needs, and its figures stand beside the bar that they are h
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from ...kernels.graphs import GraphExecutor
 from ...kernels.layout import KVTensors, RaggedBatch
-from ...kernels.torch_kv import TorchKV
 from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
 from ...proposers.learned import LearnedProposer
-from .gpu_clock import Ceilings, device_seconds, graph_seconds, synchronize, wall_seconds
-from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, kernels_for, loaded, network, write_eagle3
+from ..overlapped_runner import OverlappedRunner
+from .gpu_bench import BLOCK, OFF, Bench, Figure, batch, filled, release
+from .gpu_clock import device_seconds, graph_seconds, synchronize, wall_seconds
+from .gpu_model import MadeEngine, kernels_for, write_eagle3
 from .gpu_profile import profiled
-
-BLOCK = 16
-OFF = SpeculativeConfig(off=True)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One number. With a bar it is kept or missed; without, it only explains."""
-
-    case: str
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    better: Literal["more", "less"] = "more"
-    note: str = ""
-
-    @property
-    def kept(self) -> bool | None:
-        if self.bar is None:
-            return None
-        return self.value >= self.bar if self.better == "more" else self.value <= self.bar
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is asked of the device."""
-
-    size: Size
-    dtype: torch.dtype
-    context: int  # of one stream
-    verified: tuple[int, ...]
-    attention_rows: int
-    attention_context: int
-    streams: int
-    prompt_tokens: int
-    new_tokens: int
-    profiled_rows: int
-    profiled_context: int
-    decoded: int  # tokens of one stream
-    runs: int
-
-
-FULL = Effort(LLAMA_8B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
-SMALL = Effort(TINY, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
-
-
-class Bench:
-    """A device, an effort, and what several cases share."""
-
-    def __init__(self, device: torch.device, effort: Effort, folder: Path) -> None:
-        self.device, self.effort, self.folder = device, effort, folder
-        self._ceilings: Ceilings | None = None
-
-    @property
-    def ceilings(self) -> Ceilings:
-        """Measured once in each process, before the first case that needs them."""
-        if self._ceilings is None:
-            small = self.device.type == "cpu"
-            self._ceilings = Ceilings.measure(self.device, **({"copy_bytes": 1 << 22, "product": 256} if small else {}))
-        return self._ceilings
-
-    def executor(self, **options: Any) -> GraphExecutor:
-        return network(self.effort.size, self.device, self.effort.dtype, **options)
-
-    @contextmanager
-    def engine(
-        self, speculative: SpeculativeConfig, rows: int, tokens_per_row: int, step_tokens: int = 2048, **options: Any
-    ) -> Iterator[MadeEngine]:
-        """An engine of its own; the caller is its last owner, and what it leaves is given back behind the case."""
-        folder = self.folder / "target"
-        folder.mkdir(parents=True, exist_ok=True)
-        engine = MadeEngine.make(loaded(self.effort.size, self.executor(**options), folder), speculative, rows, tokens_per_row, step_tokens)
-        try:
-            yield engine
-        finally:
-            engine.drop()
-
-
-def release(device: torch.device) -> None:
-    """Give back what is owned no more: between cases, when nobody's variables hold any of it."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-
-
-def batch(executor: GraphExecutor, rows: int, new: int, context: int) -> RaggedBatch:
-    """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens."""
-    blocks = -(-(context + new) // BLOCK)
-    tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
-    positions = torch.arange(context, context + new).repeat(rows)
-    row = torch.arange(rows).repeat_interleave(new)
-    return RaggedBatch(
-        token_ids=torch.randint(executor.vocab_size, (rows * new,)),
-        positions=positions,
-        slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
-        query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
-        seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
-        block_tables=tables,
-        num_causal=torch.full((rows,), new, dtype=torch.int32),
-        tree_mask=torch.zeros(rows * new, dtype=torch.int64),
-        logits_indices=torch.arange(rows * new),
-        full_logits=torch.zeros(0, dtype=torch.int64),
-        block_size=BLOCK,
-    )
-
-
-def filled(executor: GraphExecutor, num_blocks: int) -> KVTensors:
-    """A cache whose places all hold something."""
-    kv = executor.allocate(num_blocks, BLOCK)
-    assert isinstance(kv, TorchKV)
-    for cache in (*kv.k, *kv.v):
-        cache.normal_()
-    return kv
 
 
 def machine(bench: Bench) -> Iterable[Figure]:
@@ -238,11 +121,21 @@ def _rows_of_one(rows: int, context: int, blocks: int) -> RaggedBatch:
 
 def profile(bench: Bench) -> Iterable[Figure]:
     """How busy the device is while many rows decode, and what the host does meanwhile."""
+    return _profiled(bench, OFF, "profile")
+
+
+def guessing(bench: Bench) -> Iterable[Figure]:
+    """The same while an EAGLE-3-shaped head guesses for all of them, k = 5. Its weights are random: what it guesses is refused."""
+    folder = write_eagle3(bench.effort.size, bench.folder / "eagle3", bench.device, bench.effort.dtype)
+    return _profiled(bench, SpeculativeConfig((EagleConfig(str(folder), "eagle3", 5),), adaptive=False), "guessing")
+
+
+def _profiled(bench: Bench, config: SpeculativeConfig, group: str) -> Iterator[Figure]:
     effort = bench.effort
     rows, steps = effort.profiled_rows, 20 if bench.device.type == "cuda" else 2
-    with bench.engine(OFF, rows, effort.profiled_context + 4 * steps + 32) as engine:
+    with bench.engine(config, rows, effort.profiled_context + 4 * steps + 48) as engine:
         for _ in range(rows):
-            engine.add(effort.profiled_context, 4 * steps + 16)
+            engine.add(effort.profiled_context, 4 * steps + 32)
         engine.until_decoding()
         for _ in range(4):
             engine.step()
@@ -251,13 +144,16 @@ def profile(bench: Bench) -> Iterable[Figure]:
         for _ in range(steps):
             engine.step()
         each = (time.perf_counter() - started) / steps
-        yield Figure("profile", f"a step of {rows} rows", each * 1e3, "ms", note=f"{rows / each:,.0f} tokens/s")
-        yield from _busy_figures(bench, engine, steps, "profile", 0.95)
-        runner = engine.core.runner
-        from ..overlapped_runner import OverlappedRunner
+        yield Figure(group, f"a step of {rows} rows", each * 1e3, "ms", note=f"{rows / each:,.0f} rows a second")
+        yield from _busy_figures(bench, engine, steps, group, 0.95)
+        yield from _ahead_figures(engine, group)
 
-        if isinstance(runner, OverlappedRunner) and runner.num_ahead:
-            yield Figure("profile", "steps begun ahead and used", runner.num_used / runner.num_ahead, "", note=f"of {runner.num_ahead}")
+
+def _ahead_figures(engine: MadeEngine, group: str) -> Iterator[Figure]:
+    """How many steps were begun before the host had seen the ones before them."""
+    runner = engine.core.runner
+    if isinstance(runner, OverlappedRunner) and runner.num_ahead:
+        yield Figure(group, "steps begun ahead and used", runner.num_used / runner.num_ahead, "", note=f"of {runner.num_ahead}")
 
 
 def _busy_figures(bench: Bench, engine: MadeEngine, steps: int, group: str, bar: float | None = None) -> Iterator[Figure]:
@@ -318,6 +214,7 @@ def eagle(bench: Bench) -> Iterable[Figure]:
         for _ in range(3):
             engine.step()
         yield from _busy_figures(bench, engine, more, "eagle")
+        yield from _ahead_figures(engine, "eagle")
     yield Figure("eagle", "draft time against the target's step", draft / target, "", 0.12, "less", f"{health.num_failures} failures")
     yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")
     whole_ms = whole / max(steps, 1) * 1e3
@@ -477,6 +374,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
     "profile": profile,
     "synthetic": synthetic,
     "eagle": eagle,
+    "guessing": guessing,
     "throughput": throughput,
     "transformers": transformers_throughput,
     "fp8": fp8,

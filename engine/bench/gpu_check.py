@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from .gpu_cases import CASES, FULL, SMALL, Bench, Figure, release
+from .gpu_bench import FULL, SMALL, Bench, Figure, release
+from .gpu_cases import CASES
 from .gpu_report import CaseResult, Report, TestResult
 
 ROOT = Path(__file__).parents[2]

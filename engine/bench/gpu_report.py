@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .gpu_cases import Figure
+from .gpu_bench import Figure
 
 THROUGHPUT_BAR = 5.0  # times transformers' continuous batching, in the same run
 

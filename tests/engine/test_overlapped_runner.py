@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+import overlapping
 import pytest
 import simulation
 import torch
-from overlapping import overlapped_core, plain_core
+from overlapping import ChainHashModel, overlapped_core, plain_core
 from simulation import World, fresh, simulate
 
+from foretoken.engine import overlapped_runner
 from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.overlapped_runner import OverlappedRunner
+from foretoken.engine.plan import StepPlan, Verdict
 from foretoken.engine.request import Request, SamplingParams
+from foretoken.engine.runner import Forward
 from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.kernels import started
+from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.torch_executor import full_logits
+from foretoken.proposers.base import Draft, DraftContext, Proposer
 from foretoken.proposers.config import PredictionConfig, SpeculativeConfig
 from foretoken.proposers.prediction import PredictionProposer
 
 
-def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+class Counting(OverlappedRunner):
+    """How many of the steps that were begun had guesses."""
+
+    num_with_guesses = 0
+
+    def start(self, plan: StepPlan) -> Forward:
+        before = self.num_used
+        forward = super().start(plan)
+        self.num_with_guesses += self.num_used > before and any(row.draft_token_ids for row in plan.rows)
+        return forward
+
+
+def num_failed(caplog: pytest.LogCaptureFixture) -> int:
+    """Steps that were tried again. The hash model raises where it reads what it should not."""
+    return sum("failed and is tried again" in record.message for record in caplog.records)
+
+
+def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Arrivals, ends, cancels, preemption and guesses in between; each output must equal the request run alone and plainly."""
-    runners: list[OverlappedRunner] = []
+    runners: list[Counting] = []
 
     def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
         if speculative.off:
@@ -33,16 +57,89 @@ def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         if world.seed % 2:
             speculative = SpeculativeConfig(disable_by_batch_size=0)  # nobody guesses, ever
         core = overlapped_core(world, proposers, speculative, num_blocks, *rest)
-        assert isinstance(core.runner, OverlappedRunner)
+        assert isinstance(core.runner, Counting)
         runners.append(core.runner)
         return core
 
+    monkeypatch.setattr(overlapping, "OverlappedRunner", Counting)
     monkeypatch.setattr(simulation, "build_core", build)
     for seed in range(120):
         simulate(seed)
-    assert sum(runner.num_used for runner in runners) > 100
+    assert sum(runner.num_used for runner in runners) > 1000 and not num_failed(caplog)
     assert sum(runner.num_ahead - runner.num_used for runner in runners) > 20, "nothing that was begun was ever dropped"
     assert sum(runner.num_matched for runner in runners) > 500
+
+
+def test_worlds_of_a_draft_model_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Its chains are begun behind the walk, and the target's next pass behind them."""
+    runners: list[Counting] = []
+
+    def proposers(world: World) -> list[Proposer]:
+        world.head, world.draft_model = False, "poor" if world.seed % 3 else "perfect"
+        network = ChainHashModel(simulation.VOCAB, errs=world.draft_model == "poor")
+        return [simulation.draft_model("draft_model", network, world.num_blocks, world.block_size, 1 + world.seed % 5)]
+
+    def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
+        if speculative.off:
+            return plain_core(world, proposers, speculative, num_blocks, *rest)
+        speculative = SpeculativeConfig(disable_by_batch_size=16 if world.seed % 4 else 2)
+        core = overlapped_core(world, proposers, speculative, num_blocks, *rest)
+        assert isinstance(core.runner, Counting)
+        runners.append(core.runner)
+        return core
+
+    monkeypatch.setattr(overlapping, "OverlappedRunner", Counting)
+    monkeypatch.setattr(simulation, "build_core", build)
+    monkeypatch.setattr(World, "proposers", proposers)
+    for seed in range(150):
+        simulate(seed)
+    with_guesses, used = sum(runner.num_with_guesses for runner in runners), sum(runner.num_used for runner in runners)
+    assert not num_failed(caplog)
+    assert with_guesses > 300 and sum(runner.num_ahead for runner in runners) < 1.2 * used
+
+
+def test_what_was_begun_for_another_step_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """Guesses are changed on their way to the plan, steps fail and are computed anew, and blocks behind the text go and others come."""
+    dropped = used = faults = 0
+    for seed in range(60):
+        dice, world = random.Random(seed), World(5)
+        world.block_size, world.config = dice.choice([1, 2, 4]), replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+        drafter = simulation.draft_model("draft_model", ChainHashModel(simulation.VOCAB, errs=seed % 2 > 0), 200, world.block_size, 3)
+        core = overlapped_core(world, [drafter], SpeculativeConfig(disable_by_batch_size=16), 200)
+        settings = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+        requests = [Request(f"r{i}", [1, 2, 3 + i], settings, 0.0, 30 + i, seed=i) for i in range(3)]
+        propose, verify, kv = core.proposers.propose, core.verifier.verify, core.scheduler.kv
+
+        def changed(context: DraftContext, propose: Any = propose, dice: random.Random = dice) -> Draft:
+            draft = propose(context)
+            if draft.token_ids and dice.random() < 0.2:
+                draft.token_ids[dice.randrange(len(draft.token_ids))] = dice.randrange(simulation.VOCAB)
+            return draft
+
+        def failing(plan: StepPlan, target: ForwardOutput, verify: Any = verify, dice: random.Random = dice) -> Verdict:
+            nonlocal faults
+            if any(row.draft_token_ids for row in plan.rows) and dice.random() < 0.1:
+                faults += 1
+                raise RuntimeError("a fault of the device")
+            return verify(plan, target)
+
+        core.proposers.propose, core.verifier.verify = changed, failing
+        for request in requests:
+            core.add_request(request)
+        while core.has_work:
+            core.step(0.0)
+            core.check()
+            if dice.random() < 0.2:
+                for request in core.scheduler.running:
+                    kv.look_ahead(request.request_id, 0, 0)
+                    kv.roll_back(request.request_id)
+        for request in requests:
+            assert request.token_ids[3:] == simulation.run_alone(world, fresh(request))
+        runner = core.runner
+        assert isinstance(runner, OverlappedRunner)
+        used, dropped = used + runner.num_used, dropped + runner.num_ahead - runner.num_used
+    assert used > 200 and dropped > 100
+    assert num_failed(caplog) == faults > 50
 
 
 def decoding_core(num_rows: int, max_tokens: int, **params: Any) -> EngineCore:
@@ -124,6 +221,20 @@ def test_a_guess_that_is_found_throws_no_step_away() -> None:
     assert runner.num_used == runner.num_ahead >= 15
 
 
+def test_steps_that_are_begun_in_vain_are_begun_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = decoding_core(num_rows=2, max_tokens=300)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    with monkeypatch.context() as patched:
+        patched.setattr(overlapped_runner._Expected, "nodes", lambda *_: None)  # nothing that is planned is what was begun
+        for _ in range(150):
+            core.step(0.0)
+    assert 0 < runner.num_ahead < 10 and runner.num_used == 0
+    begun = runner.num_ahead
+    finish(core)
+    assert runner.num_ahead - begun == runner.num_used > 80
+
+
 def test_rows_that_want_logprobs_are_waited_for() -> None:
     core = decoding_core(num_rows=2, max_tokens=6)
     core.add_request(Request("l", [1], SamplingParams(temperature=1.0, logprobs=1, ignore_eos=True, detokenize=False), 0.0, 6, seed=1))
@@ -131,15 +242,18 @@ def test_rows_that_want_logprobs_are_waited_for() -> None:
     assert isinstance(core.runner, OverlappedRunner) and core.runner.num_ahead == 0
 
 
-def test_a_request_that_comes_is_served_at_once() -> None:
+def test_a_request_that_comes_is_served_behind_the_step_that_has_begun() -> None:
+    """Its prompt could not be computed any sooner, and what was begun is not in vain."""
     core = decoding_core(num_rows=2, max_tokens=20)
     for _ in range(5):
         core.step(0.0)
     late = Request("late", [4, 5, 6], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 1.0, 4, seed=0)
     expected = simulation.run_alone(World(5), fresh(late))
     core.add_request(late)
-    assert "late" in {delta.request_id for delta in core.step(1.0)}
+    assert [{delta.request_id for delta in core.step(1.0)} for _ in range(2)] == [{"r0", "r1"}, {"r0", "r1", "late"}]
     finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner) and runner.num_ahead == runner.num_used
     assert late.token_ids[3:] == expected
 
 

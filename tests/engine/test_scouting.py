@@ -119,6 +119,36 @@ def test_what_is_found_while_a_plain_step_is_under_way_is_left_for_the_next() ->
     assert text.step() > 0 and not text.controller.policy.has_left
 
 
+def test_what_is_found_while_a_step_with_guesses_is_under_way_is_left_too() -> None:
+    """Beside a drafter that is asked in every step: what it guesses has begun, and other guesses would be another step."""
+    request = a_request("r", max_tokens=10_000)
+    request.num_computed_tokens = len(request.token_ids) - 1
+    repeats = False
+    draft = {name: {(k, rows): 1e-5 for k in (1, K) for rows in (1, 8)} for name in ("draft", "ngram")}
+    costs = CostTable(CostFigures({tokens: 10 * MS * (1 + 0.02 * tokens) for tokens in LADDER}, 0.0, draft), ("draft", "ngram"), 64)
+    infos = (ProposerInfo("draft", K), ProposerInfo("ngram", 2 * K, lambda rows: [repeats for _ in rows]))
+    controller = Controller(SpeculativeConfig(), infos, costs)
+
+    def step(has_begun: bool) -> tuple[int, int]:
+        controller.look([request], has_begun)
+        limits = controller.limits(1)
+        ((proposer, k),) = controller.share([Wish(request, 1, min(2 * K, limits.max_tokens))], limits, 64)
+        tokens, parents = [5] * k, list(range(-1, k - 1))
+        row = PlanRow(request, request.num_computed_tokens, 1, tokens, parents, [proposer] * k, [0], samples=True)
+        said = RowVerdict(list(range(k)) if proposer else list(range(k // 2)), [5] * (1 + (k if proposer else k // 2)))
+        request.token_ids += said.token_ids
+        request.num_computed_tokens = len(request.token_ids) - 1
+        seconds = 10 * MS * (1 + 0.02 * row.num_tokens)
+        controller.observe(StepPlan([row], 16), Verdict([said]), 0.0, StepTimes(seconds, (1e-5 * (not proposer), 1e-5 * (proposer == 1))))
+        return proposer, k
+
+    asked = [step(has_begun=True)[0] for _ in range(60)]
+    assert asked[-10:] == [0] * 10 and not controller.policy.has_left
+    repeats = True
+    assert step(has_begun=True)[0] == 0 and controller.policy.has_left
+    assert [step(has_begun=False)[0] for _ in range(3)].count(1) >= 2 and not controller.policy.has_left
+
+
 def test_a_step_learns_what_came_in_it_whatever_came_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps so short that a decision stands for some, and one asks for the same: what they teach is put off."""
     text = Text(0.3 * MS)

@@ -91,6 +91,8 @@ def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
         early = early_chains(llm)
         assert sum(chains.num_used for chains in early) > NUM_TOKENS or not early
+        runner = llm._running().core.runner
+        assert isinstance(runner, OverlappedRunner) and (runner.num_used > NUM_TOKENS or not early), "the target waited for the host"
         assert early or method not in ("draft_model", "eagle3")
     assert agreement(guessed, plain) >= 0.8
 
@@ -120,6 +122,7 @@ def test_early_guesses_are_those_that_come_late_and_nobody_waits_to_begin_them(
                     if not is_early:
                         proposer.early = None
                     monkeypatch.setattr(proposer, "begin", without_waiting(proposer.begin))
+            monkeypatch.setattr(core.runner, "begin_next", without_waiting(core.runner.begin_next))
             guessed.append(say(llm, method, **params))
             after = llm.stats()
             assert all(health.num_failures == 0 for health in core.proposers.stats()), "the drafter failed, or waited"

@@ -14,8 +14,10 @@ from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.continuation import Continuation, Ways, continued
 from foretoken.kernels.device_chain import ChainDraws
+from foretoken.kernels.following import Follower, Followers, following
 from foretoken.kernels.graphs import PATIENCE, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.matching import Guesses
 from foretoken.kernels.static_batch import Ladder
 from foretoken.kernels.triton_steps import TritonKernels
 
@@ -64,13 +66,20 @@ def test_a_pass_reads_tokens_that_the_host_has_not_seen(gpu: str) -> None:
     kv, other = captured.allocate(32, BLOCK_SIZE), eager.allocate(32, BLOCK_SIZE)
     first = dataclasses.replace(rows(3, 2), logits_indices=torch.tensor([2, 4]), full_logits=torch.zeros(0, dtype=torch.int64))
     known = eager.run(first, other).argmax.tolist()
-    following = ragged([([known[0]], 3, [0, 1, 2, 3]), ([known[1]], 2, [4, 5, 6, 7])])
-    expected = eager.run(following, other)
-    started = captured.start(first, kv)
-    blind = dataclasses.replace(following, token_ids=torch.zeros(2, dtype=torch.int64))
-    found = captured.start(blind, kv, tokens=started.argmax[:2])
-    assert started.finish().argmax.tolist() == known
-    assert torch.equal(found.finish().argmax, expected.argmax)
+    expected = eager.run(ragged([([known[0], 7, 8], 3, [0, 1, 2, 3]), ([known[1]], 2, [4, 5, 6, 7])]), other)
+    guesses = torch.tensor([[9, 9], [7, 8]], device=captured.device)
+    walked = Guesses.of([((), (), False)] * 2)
+    for _ in range(2):  # the second time both are replays
+        started = captured.start(first, kv)
+        answer = started.match(walked, None)
+        started.send()
+        ways = [Follower(0, 3, 1, 2, array("i", (0, 1, 2, 3)), False), Follower(1, 2, 0, 0, array("i", (4, 5, 6, 7)), False)]
+        found = captured.start(following(Followers.of(ways, captured.device, BLOCK_SIZE, captured.vocab_size), answer, guesses), kv)
+        assert started.finish().argmax.tolist() == known
+        assert torch.equal(found.finish().argmax, expected.argmax)
+        part = found.at([0, 1, 3], [1])
+        assert torch.equal(part.finish().argmax, expected.argmax[[0, 1, 3]])
+        torch.testing.assert_close(part.finish().logits.cpu(), expected.logits[[1]].cpu(), rtol=0.02, atol=0.02)  # pyright: ignore
 
 
 DRAWING = {

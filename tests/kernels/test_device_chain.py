@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from foretoken.kernels import device_chain, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.device_chain import ChainDraws, Choosing
+from foretoken.kernels.following import Follower, Followers, following
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.matching import Guesses
 from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import Computed, TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
@@ -89,15 +92,17 @@ def test_a_padded_chain_is_the_same() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_pass_may_read_tokens_that_the_host_does_not_know() -> None:
-    """`start` hands the argmax of one pass to the next before anybody has seen it."""
+def test_a_pass_may_follow_one_that_nobody_has_seen_the_end_of() -> None:
+    """Its tokens are those that the other one says, from where they are."""
     executor = GraphExecutor(small_network())
     kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
     first = ragged([([3, 1, 4], 0, [0, 1]), ([1, 5], 0, [2, 3])], all_logits=False)
     known = executor.run(first, other).argmax.tolist()
     expected = executor.run(ragged([([known[0]], 3, [0, 1]), ([known[1]], 2, [2, 3])]), other)
     started = executor.start(first, kv)
-    found = executor.start(ragged([([0], 3, [0, 1]), ([0], 2, [2, 3])]), kv, tokens=started.argmax[:2])
+    answer = started.match(Guesses.of([((), (), False)] * 2), None)
+    rows = [Follower(0, 3, 0, 0, array("i", (0, 1)), True), Follower(1, 2, 0, 0, array("i", (2, 3)), True)]
+    found = executor.start(following(Followers.of(rows, executor.device, BLOCK_SIZE, executor.vocab_size), answer, None), kv)
     assert started.finish().argmax.tolist() == known
     assert torch.equal(found.finish().argmax, expected.argmax)
     torch.testing.assert_close(found.finish().logits, expected.logits)

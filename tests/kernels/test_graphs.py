@@ -13,10 +13,11 @@ from decoding import ragged
 from fake_graphs import FakeRecorder
 from small_networks import small_network
 
-from foretoken.kernels import noise
+from foretoken.kernels import graphs, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.graphs import PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.static_batch import StaticBatch
 from foretoken.kernels.torch_executor import Computed
 from foretoken.kernels.torch_kv import TorchKV
 
@@ -105,18 +106,19 @@ def test_replays_are_what_the_ops_are(is_patient: bool) -> None:
     assert executor.captured.num_graphs == len(batches)
 
 
-@pytest.mark.parametrize("is_patient", [False, True])
-def test_a_pass_reads_tokens_that_the_host_has_not_seen(is_patient: bool) -> None:
+def test_a_batch_that_lies_on_the_device_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same graph as one of the host."""
     executor, _ = recording()
-    if is_patient:
-        executor.be_patient()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
-    batch = rows(3, 2)
-    for turn in range(PATIENCE + 2):
-        known = (batch.token_ids + turn) % 97
-        expected = executor.network.run(dataclasses.replace(batch, token_ids=known), executor.allocate(NUM_BLOCKS, BLOCK_SIZE))
-        assert torch.equal(executor.start(batch, kv, tokens=known).finish().argmax, expected.argmax)
-    assert executor.captured.num_graphs == 1
+    kv, batch = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), rows(3, 2)
+    expected = executor.run(batch, kv)
+    taken: list[RaggedBatch] = []
+    take = StaticBatch.take
+    monkeypatch.setattr(StaticBatch, "take", lambda static, batch: (taken.append(batch), take(static, batch)))
+    monkeypatch.setattr(graphs, "is_of_the_host", lambda batch: False)
+    found = executor.start(batch, kv).finish()
+    assert len(taken) == 1 and executor.captured.num_graphs == 1
+    assert torch.equal(found.argmax, expected.argmax)
+    torch.testing.assert_close(found.logits, expected.logits)
 
 
 def test_what_a_recording_does_once_more_is_the_present_batch() -> None:

@@ -142,9 +142,7 @@ class FarExecutor:
         kv: KVTensors,
         hidden: tuple[int, ...] = (),
         inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
     ) -> Started:
-        assert tokens is None
         count = len(batch.logits_indices)
         everything = replace(batch, full_logits=torch.arange(count))
         found = self._executor.run(everything, kv, hidden, {name: here(tensor) for name, tensor in (inputs or {}).items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import simulation
@@ -15,6 +14,7 @@ from torch import Tensor
 from foretoken.engine.core import EngineCore
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.sampler import full_logits_wanted
+from foretoken.kernels.device_chain import ChainDraws, ChainTensors
 from foretoken.kernels.layout import KVTensors, RaggedBatch
 from foretoken.kernels.started import Fetched, Started
 from foretoken.kernels.torch_executor import Computed
@@ -34,9 +34,8 @@ class StartingHashModel(HashModel):
         kv: KVTensors,
         hidden: tuple[int, ...] = (),
         inputs: Mapping[str, Tensor] | None = None,
-        tokens: Tensor | None = None,
     ) -> Started:
-        found = self.run(batch if tokens is None else replace(batch, token_ids=tokens.clone()), kv, hidden, inputs)
+        found = self.run(batch, kv, hidden, inputs)
         if self.last is not None:
             for part in (self.last.argmax, self.last.top, self.last.scores):
                 assert part is not None
@@ -52,11 +51,33 @@ class StartingHashModel(HashModel):
         return Fetched.of(tensor)[0]
 
 
+class ChainHashModel(HashModel):
+    """A drafter's network whose chains need not be waited for. Implements `ChainStarter`."""
+
+    def takes_chains(self, num_tokens: int, num_rows: int) -> bool:
+        return True
+
+    def start_chain(
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        counts: Tensor,
+        steps: int,
+        draws: ChainDraws | None = None,
+        vocab_size: int | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> ChainTensors:
+        assert draws is None and vocab_size is None
+        found = self.run_chain(batch, kv, counts, inputs=inputs)
+        missing = steps - found.token_ids.shape[1]  # what no row has room for
+        return ChainTensors(torch.nn.functional.pad(found.token_ids, (0, missing), value=-5), found.confidence, [])
+
+
 def overlapped_core(*args: Any, model: StartingHashModel | None = None, **settings: Any) -> EngineCore:
     """`simulation.build_core` with a runner that begins steps before they are planned."""
     core = plain_core(*args, **settings)
     model = model or StartingHashModel(simulation.VOCAB)
     core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
     core.runner.use_verifier(core.verifier)
-    core.scheduler.lookahead = core.runner.lookahead
+    core.scheduler.lookahead, core.scheduler.guessing_lookahead = core.runner.lookahead, core.proposers.num_places_ahead
     return core

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.bench.gpu_cases import CASES, Figure
+from foretoken.engine.bench.gpu_bench import Figure
+from foretoken.engine.bench.gpu_cases import CASES
 from foretoken.engine.bench.gpu_check import main, read_tests, run_cases
 from foretoken.engine.bench.gpu_report import CaseResult, Report, TestResult
 
@@ -72,7 +73,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("cases", "tests"),
     [
-        (["verification", "decode", "profile", "synthetic", "eagle"], ["--no-tests"]),
+        (["verification", "decode", "profile", "synthetic", "eagle", "guessing"], ["--no-tests"]),
         pytest.param(list(CASES), ["--test-paths", "tests/gpu/test_graphs.py"], marks=pytest.mark.slow),
     ],
     ids=["some", "all"],

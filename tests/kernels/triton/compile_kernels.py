@@ -18,6 +18,7 @@ from torch import Tensor
 from triton_compilation import builds
 
 from foretoken.kernels.continuation import Continuation, Ways
+from foretoken.kernels.following import Follower, Followers
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.matching import Guesses
@@ -30,6 +31,7 @@ from foretoken.kernels.triton import (
     cache_write,
     continuation,
     edits,
+    following,
     linear,
     linear_int4,
     matching,
@@ -176,6 +178,7 @@ def behind_a_pass() -> None:
     host = torch.device("cpu")
     matching.warm_up(vocab_size, HALF, host)
     continuation.warm_up(host)
+    following.warm_up(host)
     known = num_builds()
     ids = np.zeros(64, np.int32)
     for dtype in (HALF, WIDE):
@@ -194,11 +197,15 @@ def behind_a_pass() -> None:
                     answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
                 rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
                 continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
+                fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
+                for made in (empty(places, depth, dtype=LONG), None):
+                    following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
     assert num_builds() == known, "something is built while a request waits"
 
 
 def num_builds() -> int:
-    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, matching._match, continuation._lay_out)
+    behind = (matching._match, continuation._lay_out, following._lay_out)
+    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, *behind)
     return sum(map(_builds_of, kernels))
 
 
