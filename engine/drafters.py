@@ -109,6 +109,7 @@ def _gpu_cache(
         torch.device(target.plan.execution.device),
         cache.gpu_memory_utilization,
         lambda: gpu_memory.run_largest_step(on_device, config.scheduler, cache.block_size),
+        gpu_memory.graph_bytes(on_device, config.scheduler),
     )
     if cache.num_blocks is not None or cache.kv_cache_gb is not None:
         return cache, memory

@@ -15,8 +15,8 @@ from ..kernels.layout import RaggedBatch
 from .config import SchedulerConfig
 from .errors import ConfigError
 
-GRAPH_BYTES = 512 * 2**20
-"""Set aside for captured graphs: their buffers and what the driver keeps for each."""
+GRAPH_BYTES = 256 * 2**20
+"""Set aside for captured graphs beside their scores: their other buffers and what the driver keeps for each."""
 
 PROFILED_BLOCKS = 8
 """Blocks of the small cache that the profiled step runs over. Its tokens are padding: they write and read none."""
@@ -32,7 +32,7 @@ class GpuMemory:
     others: int  # taken by other processes
     weights: int  # of the target and its drafters, and whatever else stands already
     step: int  # that the largest step needs beyond them
-    graphs: int = GRAPH_BYTES
+    graphs: int
 
     @property
     def for_cache(self) -> int:
@@ -57,8 +57,11 @@ class GpuMemory:
         )
 
 
-def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> GpuMemory:
-    """What stands on the device now, and what a step takes on top. The networks must be loaded, caches not yet allocated."""
+def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None], graphs: int) -> GpuMemory:
+    """What stands on the device now, and what a step takes on top. The networks must be loaded, caches not yet allocated.
+
+    graphs: as of graph_bytes.
+    """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -74,7 +77,14 @@ def measure(device: torch.device, utilization: float, run_largest_step: Callable
     torch.cuda.empty_cache()
     # The context of this process counts among the others: nobody can use its memory.
     others = max(total - free - own, 0)
-    return GpuMemory(torch.cuda.get_device_name(device), total, utilization, others, before, step)
+    return GpuMemory(torch.cuda.get_device_name(device), total, utilization, others, before, step, graphs)
+
+
+def graph_bytes(executors: Sequence[GraphExecutor], scheduler: SchedulerConfig) -> int:
+    """What these networks' graphs will keep: mostly the scores of the largest pass, once for the graphs and once for who reads them."""
+    most = scheduler.max_num_seqs + scheduler.max_draft_tokens_per_step
+    scoring = [executor for executor in executors if executor.program.logits]
+    return GRAPH_BYTES + sum(2 * max(e.ladder.below(most)) * e.vocab_size * e.network.dtype.itemsize for e in scoring)
 
 
 def run_largest_step(executors: Sequence[GraphExecutor], scheduler: SchedulerConfig, block_size: int) -> None:

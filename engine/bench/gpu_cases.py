@@ -361,7 +361,9 @@ def memory(bench: Bench) -> Iterable[Figure]:
     from ..config import SchedulerConfig
 
     executor = bench.executor()
-    plan = gpu_memory.measure(bench.device, 0.9, lambda: gpu_memory.run_largest_step([executor], SchedulerConfig(), BLOCK))
+    networks, scheduler = [executor], SchedulerConfig()
+    graphs = gpu_memory.graph_bytes(networks, scheduler)
+    plan = gpu_memory.measure(bench.device, 0.9, lambda: gpu_memory.run_largest_step(networks, scheduler, BLOCK), graphs)
     yield Figure("memory", "left for the cache", plan.for_cache / 1e9, "GB", note=plan.describe())
     yield Figure("memory", "tokens in it", plan.for_cache / executor.kv_block_bytes(1), "tokens")
 

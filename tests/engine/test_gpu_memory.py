@@ -8,7 +8,7 @@ from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.errors import ConfigError
-from foretoken.engine.gpu_memory import GpuMemory, padding, run_largest_step
+from foretoken.engine.gpu_memory import GRAPH_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import ForwardOutput
 
@@ -57,6 +57,14 @@ def test_the_largest_step_leaves_nothing_behind() -> None:
     executor = GraphExecutor(small_network(max_position_embeddings=64), recorder=FakeRecorder())
     run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
     assert executor.captured.num_graphs == 0 and not executor._passes
+
+
+def test_graphs_are_counted_by_the_scores_that_they_keep() -> None:
+    """Vocabularies of 262,144 entries take twice what those of half as many do; a network without a head keeps none."""
+    executor = GraphExecutor(small_network())
+    row = 2 * executor.vocab_size * 4
+    assert graph_bytes([executor], SchedulerConfig(max_num_seqs=8, max_draft_tokens_per_step=12)) == GRAPH_BYTES + 20 * row
+    assert graph_bytes([executor, executor], SchedulerConfig()) == GRAPH_BYTES + 2 * 512 * row
 
 
 def test_padding_is_written_nowhere() -> None:

@@ -59,9 +59,9 @@ def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cuda":
         return
 
-    def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> gpu_memory.GpuMemory:
+    def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None], graphs: int) -> gpu_memory.GpuMemory:
         run_largest_step()
-        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 0, 0, 0)
+        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 0, 0, 0, graphs)
 
     monkeypatch.setattr(network_plan, "resolve_device", lambda config, has_program: "cpu:0")
     monkeypatch.setattr(network_plan, "gpu_name", lambda device: "no GPU")
