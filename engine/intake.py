@@ -66,7 +66,11 @@ class Intake:
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size
         self._max_tokens = min(max_model_len, cache_tokens)
-        self._limit = "the KV cache holds" if cache_tokens < max_model_len else "the context holds"
+        # OpenAI's and vLLM's words, and Anthropic's "prompt is too long: 9 tokens > 8 maximum" below: what agents look for, and read the
+        # numbers of, to shorten a conversation and ask again.
+        self._limit = f"This model's maximum context length is {self._max_tokens} tokens"
+        if cache_tokens < max_model_len:
+            self._limit += ", which is what the KV cache holds"
         self._eos_token_ids = frozenset(eos_token_ids)
         self._methods = ("auto", "off", *dict.fromkeys(proposer_names))
         longest_token = max((len(name.encode()) for name in tokenizer.get_vocab()), default=1)
@@ -104,7 +108,8 @@ class Intake:
             raise InvalidRequest(f"{param} is empty; it must have at least one token", param, "empty_prompt")
         self._check_ids(param, token_ids)
         if len(token_ids) > self._max_tokens:
-            raise ContextTooLong(f"{param} has {len(token_ids):,} tokens, but {self._limit} {self._max_tokens:,}; shorten it", param)
+            told = f"{param} is too long: {len(token_ids)} tokens > {self._max_tokens} maximum"
+            raise ContextTooLong(f"{told}. {self._limit}; shorten it", param)
 
     def requests(
         self,
@@ -167,22 +172,16 @@ class Intake:
         """max_tokens, or what the context leaves."""
         if num_prompt == 0:
             raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
-        if num_prompt + (params.max_tokens != 0) > self._max_tokens:
-            raise ContextTooLong(
-                f"the prompt has {num_prompt:,} tokens, but {self._limit} {self._max_tokens:,} tokens with at least one of output; "
-                "shorten the prompt",
-                "prompt",
-            )
+        longest = self._max_tokens - (params.max_tokens != 0)
+        if num_prompt > longest:
+            told = f"the prompt is too long: {num_prompt} tokens > {longest} maximum"
+            raise ContextTooLong(f"{told}. {self._limit}, output included; shorten the prompt", "prompt")
         room = self._max_tokens - num_prompt
         if params.max_tokens is None:
             return room
         if params.max_tokens > room:
-            raise ContextTooLong(
-                f"the prompt has {num_prompt:,} tokens and max_tokens is {params.max_tokens:,}, together "
-                f"{num_prompt + params.max_tokens:,}, but {self._limit} {self._max_tokens:,} tokens; "
-                f"shorten the prompt or ask for at most {room:,}",
-                "max_tokens",
-            )
+            told = f"you requested {num_prompt + params.max_tokens} tokens, {num_prompt} of the prompt and max_tokens {params.max_tokens}"
+            raise ContextTooLong(f"{self._limit}. However, {told}; shorten the prompt or ask for at most {room}", "max_tokens")
         return params.max_tokens
 
     def _check_params(self, params: SamplingParams, max_tokens: int) -> None:
@@ -251,7 +250,7 @@ class Intake:
             raise InvalidRequest(f"{param} is not valid Unicode: a lone surrogate at character {error.start:,}", param) from None
         if num_bytes > self._max_prompt_bytes:
             raise ContextTooLong(
-                f"{param} has {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}: it cannot fit the context", param
+                f"{param} is too long: {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}. {self._limit}; shorten it", param
             )
         tokenizer, backend = self._tokenizer, self._backend
         # Whoever else uses the tokenizer leaves the backend as his last call wanted it.

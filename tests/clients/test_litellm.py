@@ -54,3 +54,5 @@ def test_errors_have_their_classes(fields: dict[str, Any], model_name: str) -> N
         litellm.completion("hosted_vllm/gpt-9", **fields)
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(f"hosted_vllm/{model_name}", **(fields | {"api_key": "wrong"}))
+    with pytest.raises(litellm.ContextWindowExceededError):  # what its fallbacks, and the agents built on it, wait for
+        litellm.completion(f"hosted_vllm/{model_name}", **(fields | {"messages": [{"role": "user", "content": "word " * 3000}]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ def intake(tokenizer: PreTrainedTokenizerFast) -> Intake:
     return make_intake(tokenizer)
 
 
-def make_intake(tokenizer: PreTrainedTokenizerFast, cache_tokens: int = 1000) -> Intake:
-    return Intake(tokenizer, VOCAB, len(tokenizer), CONTEXT, cache_tokens, [0], ["ngram", "draft_model", "ngram"])
+def make_intake(tokenizer: PreTrainedTokenizerFast, cache_tokens: int = 1000, context: int = CONTEXT) -> Intake:
+    return Intake(tokenizer, VOCAB, len(tokenizer), context, cache_tokens, [0], ["ngram", "draft_model", "ngram"])
 
 
 def refused(intake: Intake, prompt: list[int], **settings: object) -> InvalidRequest:
@@ -61,6 +62,21 @@ def test_context_is_exact(intake: Intake, num_prompt: int, max_tokens: int, fits
         error = refused(intake, prompt, max_tokens=max_tokens)
         assert isinstance(error, ContextTooLong) and error.code == "context_length_exceeded"
         assert str(num_prompt) in str(error) and "64" in str(error)
+
+
+def test_agents_know_a_full_context_by_its_words(tokenizer: PreTrainedTokenizerFast) -> None:
+    """They shorten the conversation then, by as much as the numbers say, which they read without separators."""
+    intake = make_intake(tokenizer, cache_tokens=4096, context=2048)
+    window, anthropics = r"This model's maximum context length is (\d+) tokens", r"prompt is too long\D*(\d+) tokens > (\d+) maximum"
+    without_room = str(refused(intake, [1] * 3000))
+    assert [re.findall(pattern, without_room) for pattern in (window, anthropics)] == [["2048"], [("3000", "2047")]]
+    asks_much = str(refused(intake, [1] * 2000, max_tokens=1000))
+    assert re.findall(window + r".*requested (\d+) tokens.*at most (\d+)$", asks_much) == [("2048", "3000", "48")]
+    with pytest.raises(ContextTooLong) as caught:
+        intake.check_text("input", [1] * 3000)
+    assert re.findall(window, str(caught.value)) == ["2048"]
+    with pytest.raises(ContextTooLong, match=window):
+        intake.encode("x" * 1_000_000)
 
 
 def test_no_max_tokens_means_what_the_context_or_the_cache_leaves(tokenizer: PreTrainedTokenizerFast, intake: Intake) -> None:
