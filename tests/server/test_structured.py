@@ -42,6 +42,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"guided_regex": "a+"}, GrammarSpec.regex("a+")),
         ({"guided_choice": ["a", "b"]}, GrammarSpec.choice(["a", "b"])),
         ({"guided_grammar": 'start: "a"'}, GrammarSpec.grammar('start: "a"')),
+        ({"guided_regex": "a+", "structured_outputs": {"regex": "a+"}}, GrammarSpec.regex("a+")),  # guidance asks both vLLMs at once
         # SGLang
         ({"regex": "a+"}, GrammarSpec.regex("a+")),
         ({"ebnf": EBNF}, GrammarSpec.grammar(EBNF)),
