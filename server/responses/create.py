@@ -17,6 +17,7 @@ from ..serving import Serving
 from ..streaming import PING_S, EventStream, comment_ping, unless_gone
 from .answer import Answer, encoded, encoded_events
 from .background import Background, Run
+from .functions import namespaces
 from .items import Item, Reference, stored_items
 from .request import ResponseRequest, our_names
 from .store import NO_STORE, ChainTooLong, Kept, NotKept, ResponseStore
@@ -59,7 +60,7 @@ class Responses:
             generation = await serving.generation(request, asked, [chat.prompt.token_ids], chat.params, id_prefix="resp_")
         response = body.described(generation.request_id, model, store is not None)
         names = serving.proposer_names if options.include_speculation else None
-        writer = Writer(response, chat.new_reply(), serving.token_text, names)
+        writer = Writer(response, chat.new_reply(), serving.token_text, names, namespaces(body.tools))
         answer = Answer(generation, writer, store, request.state.tenant, input, body.previous_response_id)
         if body.background:
             request.state.generation = None  # for the log: it is not over when this request is

@@ -27,6 +27,11 @@ def new_id(kind: str) -> str:
     return ID_PREFIXES[kind] + uuid.uuid4().hex
 
 
+def full_name(namespace: str, name: str) -> str:
+    """What the model calls a function of a namespace."""
+    return f"{namespace}.{name}"
+
+
 def _texts(value: object) -> object:
     """A string, or parts with texts -> the texts. Parts of other kinds are refused, never dropped."""
     if isinstance(value, str):
@@ -76,11 +81,13 @@ class CallItem(_Item):
     type: Literal["function_call"]
     call_id: Id
     name: Id
+    namespace: Id | None = None
     arguments: str
 
     def kept(self) -> dict[str, Any]:
         told = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
-        return {"type": "function_call", "status": "completed"} | told
+        within = {} if self.namespace is None else {"namespace": self.namespace}
+        return {"type": "function_call", "status": "completed"} | told | within
 
 
 class ResultItem(_Item):
@@ -180,7 +187,8 @@ def messages(items: Sequence[Item]) -> list[Message]:
                 turn.reasoning += item.content or item.summary
             case CallItem():
                 called.add(item.call_id)
-                turn.calls.append(ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments)))
+                name = item.name if item.namespace is None else full_name(item.namespace, item.name)
+                turn.calls.append(ToolCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments)))
             case MessageItem():
                 turn = turn.end(chat)
                 chat.append(Message(role=item.role, content="\n".join(item.content)))

@@ -21,6 +21,7 @@ from ..request_base import OpenAIObject
 from ..schemas import ChatRequest, GenerationRequest, ReasoningField, TemplateKwargs
 from ..serving import invalid_body
 from ..tools.request import MAX_TOOLS
+from .functions import chat_choice, chat_tools, checked
 from .items import Item, Items, messages
 
 MAX_METADATA = 16
@@ -31,21 +32,6 @@ Includable = Literal[
     "computer_call_output.output.image_url", "code_interpreter_call.outputs", "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]  # fmt: skip
-
-
-def _tools(value: object) -> object:
-    """Functions. Tools that OpenAI runs itself are refused, never dropped."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise PydanticCustomError("tools", "must be a list")
-    for tool in value:
-        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-            raise PydanticCustomError("tools", "a tool must be an object with a type")
-        if tool["type"] != "function":
-            message = f"this server has no tools of its own: {tool['type'][:40]!r} is not available; send tools of type 'function'"
-            raise ApiError(400, message, param="tools", code="unsupported_parameter")
-    return value
 
 
 def _finite(value: object) -> object:
@@ -83,7 +69,7 @@ class ResponseRequest(GenerationRequest):
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
     reasoning: ResponseReasoning | None = None
     text: TextField | None = None
-    tools: Annotated[list[Object], BeforeValidator(_tools), Field(max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[Object], BeforeValidator(checked), Field(max_length=MAX_TOOLS)] = []
     tool_choice: str | Object | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None
@@ -157,8 +143,8 @@ class ResponseRequest(GenerationRequest):
         told = {name: getattr(self, name) for name in self.model_fields_set & ChatRequest.model_fields.keys()}
         told |= (self.model_extra or {}) | {
             "messages": conversation,
-            "tools": [_chat_tool(tool) for tool in self.tools] or None,
-            "tool_choice": _chat_choice(self.tool_choice),
+            "tools": chat_tools(self.tools),
+            "tool_choice": chat_choice(self.tool_choice),
             "max_completion_tokens": self.max_output_tokens,
             "logprobs": True if self.top_logprobs or _LOGPROBS in (self.include or ()) else None,
             "top_logprobs": self.top_logprobs or None,
@@ -170,27 +156,6 @@ class ResponseRequest(GenerationRequest):
                 return ChatRequest.model_validate(told)
             except ValidationError as error:
                 raise invalid_body(error) from None
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters", "strict") if key in tool}}
-
-
-def _chat_choice(choice: str | Mapping[str, Any] | None) -> Any:
-    match choice:
-        case None | str():
-            return choice
-        case {"type": "function", "name": name}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_chat_choice(_object(tool)) for tool in tools]}}
-        case _:
-            message = """tool_choice must be 'none', 'auto', 'required', {"type": "function", "name": ...} or allowed_tools of functions"""
-            raise ApiError(400, message, param="tool_choice")
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _response_format(format: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Owns the response object, the order of events and their numbers, from 0 without 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...engine.request import FinishReason, TokenDelta
@@ -22,13 +22,24 @@ _FINISHED: dict[FinishReason | None, str] = {"stop": "completed", "length": "inc
 
 
 class Writer:
-    """`response` is the object without its output's last item, which may be open; `snapshot` has all."""
+    """`response` is the object without its output's last item, which may be open; `snapshot` has all.
 
-    def __init__(self, response: dict[str, Any], reply: Reply, spell: TokenText, proposer_names: Sequence[str] | None) -> None:
+    namespaces: namespace and name of the functions in one, by the names that the model calls.
+    """
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        reply: Reply,
+        spell: TokenText,
+        proposer_names: Sequence[str] | None,
+        namespaces: Mapping[str, tuple[str, str]],
+    ) -> None:
         self.response = response
         self.reply = reply
         self._spell = spell
         self._proposer_names = proposer_names  # None: nobody asked who guessed the tokens
+        self._namespaces = namespaces
         self._number = 0
         self._item: OpenItem | None = None
         self._gap = ""  # white space behind a call: of a message, if one follows
@@ -104,7 +115,8 @@ class Writer:
                 return [*self._within("reasoning"), self._delta(text)]
             case {"tool_calls": [{"id": id, "function": {"name": name}}]}:
                 self._gap = ""
-                return [*self._close(), *self._open(OpenItem("function_call", call_id=id, name=name))]
+                namespace, name = self._namespaces.get(name, (None, name))
+                return [*self._close(), *self._open(OpenItem("function_call", call_id=id, name=name, namespace=namespace))]
             case {"tool_calls": [{"function": {"arguments": text}}]}:
                 return [self._delta(text)]
             case _:
@@ -171,11 +183,14 @@ class Writer:
 class OpenItem:
     """The item that is being written."""
 
-    def __init__(self, kind: Literal["message", "reasoning", "function_call"], call_id: str = "", name: str = "") -> None:
+    def __init__(
+        self, kind: Literal["message", "reasoning", "function_call"], call_id: str = "", name: str = "", namespace: str | None = None
+    ) -> None:
         self.kind = kind
         self.id = new_id(kind)
         self.call_id = call_id
         self.name = name
+        self.namespace = namespace
         self.pieces: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
         self.text_event = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}[kind]
@@ -192,7 +207,8 @@ class OpenItem:
     def told(self, status: Status, empty: bool = False) -> dict[str, Any]:
         about: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
-            return about | {"call_id": self.call_id, "name": self.name, "arguments": "" if empty else self.text}
+            within = {} if self.namespace is None else {"namespace": self.namespace}
+            return about | {"call_id": self.call_id, "name": self.name, "arguments": "" if empty else self.text} | within
         of_kind = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return about | of_kind | {"content": [] if empty else [self.part()]}
 

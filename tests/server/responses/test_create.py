@@ -73,6 +73,25 @@ def test_tools_and_their_choice(api: TestClient, fake: FakeEngine) -> None:
     assert "weather" not in prompt(fake) and fake.calls[-1].params.grammar is not None
 
 
+def test_functions_in_a_namespace(api: TestClient, fake: FakeEngine) -> None:
+    """As Codex offers those of MCP servers: the model calls crm.find, the client gets find of crm."""
+    crm = {"type": "namespace", "name": "crm", "description": "Customers", "tools": [function("find", description="One"), function("add")]}
+    tools: list[dict[str, Any]] = [function("find"), crm]
+    fake.reply = '<tool_call>\n{"name": "crm.find"}\n</tool_call>\n<tool_call>\n{"name": "find"}\n</tool_call>'
+    told = create(api, tools=tools)
+    first, second = told["output"]
+    assert (first["namespace"], first["name"], second["name"]) == ("crm", "find", "find") and "namespace" not in second
+    assert Response.model_validate(told) and told["tools"] == tools
+    assert '"name": "crm.add"' in prompt(fake) and prompt(fake).count("Customers") == 1 and "Customers\\n\\nOne" in prompt(fake)
+    results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"} for call in told["output"]]
+    create(api, results, previous_response_id=told["id"], tools=tools)
+    assert "crm.find({})find({})" in prompt(fake)
+    create(api, [{"role": "user", "content": "Hi"}, *told["output"], *results], tools=tools)
+    assert fake.calls[-1].prompt == fake.calls[-2].prompt
+    create(api, tools=tools, tool_choice={"type": "function", "name": "crm.add"})
+    assert fake.calls[-1].params.grammar is not None and "crm.add" in prompt(fake) and "crm.find" not in prompt(fake)
+
+
 def test_reasoning_comes_as_an_item_of_its_own(api: TestClient, fake: FakeEngine) -> None:
     fake.reply = "I think.\n</think>\n\nYes"
     kwargs = {"chat_template_kwargs": {"enable_thinking": True}, "reasoning": {"effort": "low", "summary": "auto"}}
@@ -186,6 +205,10 @@ def test_the_prompts_tokens_are_counted(api: TestClient, fake: FakeEngine) -> No
         ({"input": [{"role": "user", "content": "x"}] * 5000}, "input", "4096"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search' is not available"),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "a list of tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools", "'custom' is not available"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools", "not namespaces"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools.0.name", "required"),
         ({"tools": [function("f")], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "g"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "tool_choice must be"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
