@@ -97,21 +97,44 @@ class ChatFormat:
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
         # Arguments as the model wrote them, where the template takes them so: the prompt then repeats its very tokens.
-        turns = [message.for_template("arguments is string" in template) for message in messages]
+        told = [message.for_template("arguments is string" in template) for message in messages]
         offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        try:
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **offered, **kwargs
-            )
-        except TemplateError as error:
-            # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
-            reason = str(error) if type(error) is TemplateError else "it cannot render them"
-            if isinstance(error, TemplateSyntaxError):
-                logger.error("the chat template is broken at its line %d: %s", error.lineno, error.message)
-            raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error
-        return str(text)
+        refusal: TemplateError | None = None
+        for turns in (told, _by_turns(told, "system"), _by_turns(told, "user")):
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **offered, **kwargs
+                )
+                return str(text)
+            except TemplateError as error:
+                refusal = refusal or error
+                if type(error) is not TemplateError:
+                    break
+            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error
+        # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
+        reason = str(refusal) if type(refusal) is TemplateError else "it cannot render them"
+        if isinstance(refusal, TemplateSyntaxError):
+            logger.error("the chat template is broken at its line %d: %s", refusal.lineno, refusal.message)
+        raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from refusal
+
+
+def _by_turns(told: Sequence[dict[str, Any]], first: str) -> list[dict[str, Any]]:
+    """The same words for a template that insists on users and answers by turns, behind one message of the system at most.
+
+    Agents put news of the system between the turns, and several messages where Mistral's and Gemma's templates want one. Those of the
+    system that are not at the beginning are the user's then. first: whose the first ones are, as some templates have no system at all.
+    """
+    turns: list[dict[str, Any]] = []
+    for turn in told:
+        role = turn["role"]
+        if role == "system":
+            role = first if not turns or turns[-1]["role"] == "system" else "user"
+        if turns and role == turns[-1]["role"] and role in ("system", "user"):
+            turns[-1] = turns[-1] | {"content": f"{turns[-1]['content']}\n\n{turn['content']}"}
+        else:
+            turns.append(turn | {"role": role})
+    return turns
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -161,6 +161,34 @@ def test_developer_is_the_system_and_text_parts_are_lines(client: TestClient, fa
     assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|system|>Be brief<|end|><|user|>a\nb<|end|><|assistant|>"
 
 
+STRICT = """{%- set turns = messages[1:] if messages[0].role == 'system' and SYSTEM else messages %}
+{%- for turn in turns %}{% if (turn.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- endfor %}{% for turn in messages %}{{ turn.role[0] + ':' + turn.content + ';' }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("system", "prompt"),
+    [
+        ("true", "s:be brief\n\nin French;u:one\n\ntwo\n\nnews;a:so;u:ok;"),
+        ("false", "u:be brief\n\nin French\n\none\n\ntwo\n\nnews;a:so;u:ok;"),
+    ],
+)
+def test_a_template_that_wants_users_and_answers_by_turns_gets_them(
+    client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, system: str, prompt: str
+) -> None:
+    """Coding agents send several messages of one role in a row, and some of the system between them."""
+    told = ["system be brief", "developer in French", "user one", "user two", "system news", "assistant so", "user ok"]
+    messages = [dict(zip(("role", "content"), line.split(" ", 1), strict=True)) for line in told]
+    monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT.replace("SYSTEM", system))
+    assert client.post(ROUTE, json={"messages": messages}).status_code == 200
+    assert fake.tokenizer.decode(fake.calls[0].prompt) == prompt
+    refused = client.post(ROUTE, json={"messages": [*messages[:6], messages[5], messages[6]]})
+    assert refused.status_code == 400 and "roles must alternate" in refused.json()["error"]["message"]
+    monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT[STRICT.rindex("{% for") :])  # one that takes them gets them as they are
+    assert client.post(ROUTE, json={"messages": messages}).status_code == 200
+    assert fake.tokenizer.decode(fake.calls[-1].prompt) == "s:be brief;s:in French;u:one;u:two;s:news;a:so;u:ok;"
+
+
 def test_a_template_may_refuse_but_never_break(
     client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
