@@ -135,7 +135,9 @@ class Chunks:
             if around is None:
                 around = self._around[index] = self._split(index, delta)
             return around[0] + _json(delta.text).encode() + around[1]
-        chunks = self._shape.chunks(index, delta)
+        whole = delta.logprobs is None or self._generation.params.include_stop_str_in_output
+        parts = [delta] if whole else _end_apart(delta)
+        chunks = [chunk for part in parts for chunk in self._shape.chunks(index, part)]
         if not chunks:
             return b""
         *before, last = chunks
@@ -154,6 +156,18 @@ class Chunks:
         before, mark, after = marked.rpartition(_json(_MARK).encode())  # from the right: the envelope holds names of the user's
         assert mark, "a chunk without its text"
         return before, after
+
+
+def _end_apart(delta: TokenDelta) -> list[TokenDelta]:
+    """The token that ends an answer behind the others: it has no text, and clients take the tokens of a chunk for its text."""
+    if delta.finish_reason != "stop" or isinstance(delta.stop_reason, str) or not delta.text:
+        return [delta]
+    said, end = slice(None, -1), slice(-1, None)
+    logprobs = delta.logprobs or []
+    first = replace(
+        delta, token_ids=delta.token_ids[said], sources=delta.sources[said], logprobs=logprobs[said], finish_reason=None, stop_reason=None
+    )
+    return [first, replace(delta, text="", token_ids=delta.token_ids[end], sources=delta.sources[end], logprobs=logprobs[end])]
 
 
 def event(payload: dict[str, Any]) -> bytes:

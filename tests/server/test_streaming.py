@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from foretoken.engine.request import TokenDelta
+from foretoken.engine.request import SamplingParams, TokenDelta, TokenLogprobs
 from foretoken.server import streaming
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
@@ -126,3 +126,23 @@ def test_whatever_the_text_a_chunk_is_one_event_that_holds_it(include_usage: boo
             usage = {"usage": None} if include_usage else {}
             choices = [{"index": index, "text": text, "finish_reason": None}]
             assert json.loads(spelled[6:]) == {"id": "x", "model": Shape.name, **usage, "choices": choices}
+
+
+@pytest.mark.parametrize("says_its_end", [False, True])
+def test_the_token_that_ends_an_answer_is_told_behind_the_text(says_its_end: bool) -> None:
+    """guidance takes the tokens of a chunk for its text: a step may bring the last words and the end at once."""
+
+    class Tokens(Shape):
+        def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
+            return [{"text": delta.text, "tokens": delta.token_ids, "said": len(delta.logprobs or ()), "end": delta.finish_reason}]
+
+    def told(stop_reason: str | None) -> list[list[Any]]:
+        logprobs = [TokenLogprobs(-0.5, 1, ())] * 3
+        delta = TokenDelta("r", 0, [5, 6, 2], "two words", [0, 0, -1], logprobs, "stop", stop_reason)
+        return [list(json.loads(line[6:])["choices"][0].values()) for line in chunks(0, delta).decode().split("\n\n") if line]
+
+    params = SamplingParams(include_stop_str_in_output=says_its_end)
+    chunks = Chunks(cast(Generation, SimpleNamespace(finished=False, params=params)), Tokens(), StreamOptions())
+    whole = [["two words", [5, 6, 2], 3, "stop"]]
+    assert told(None) == (whole if says_its_end else [["two words", [5, 6], 2, None], ["", [2], 1, "stop"]])
+    assert told("wor") == whole, "of a stop string the text has what stands before it"
