@@ -198,6 +198,8 @@ def _add_errors(app: FastAPI) -> None:
         """The framework's own: no such route, no such method."""
         path, codes = request.scope["path"][:100], {404: "not_found", 405: "method_not_allowed"}
         message = {404: f"there is no {path}", 405: f"{path} does not take {request.method[:20]}"}.get(error.status_code, "not possible")
+        if error.status_code == 404 and (meant := _meant(app, path)):
+            message += f", but there is {meant}: check the client's base URL"
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         headers = dict(error.headers or {})
         if error.status_code == 405:  # the framework names the methods of one route only, and a path may have several
@@ -210,6 +212,12 @@ def _methods(app: FastAPI, request: Request) -> set[str]:
     found = _route(app, request.scope)
     assert found is not None
     return {method for route in _routes(app) if route.path == found.path for method in route.methods or ()}
+
+
+def _meant(app: FastAPI, path: str) -> str | None:
+    """What of the API a path ends in that begins otherwise: clients put their own ends to a base URL, with /v1 or without."""
+    paths = [route.path for route in _routes(app) if route.path.startswith("/v1/")]
+    return max((known for known in paths if path.endswith(known.removeprefix("/v1"))), key=len, default=None)
 
 
 def _route(app: FastAPI, scope: Scope) -> Route | None:

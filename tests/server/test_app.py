@@ -83,6 +83,21 @@ def test_engine_errors_become_http(
         assert response.headers["x-request-id"] in response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
+        ("/v1/v1/messages", "/v1/messages"),  # one with it for a client that adds it
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),  # a whole address
+        ("/api/v1/completions", "/v1/completions"),
+        ("/nothing", None),
+    ],
+)
+def test_a_wrong_base_url_is_told_from_a_wrong_route(client: TestClient, path: str, meant: str | None) -> None:
+    hint = "" if meant is None else f", but there is {meant}: check the client's base URL"
+    assert error_of(client.post(path, json=CHAT))["message"] == f"there is no {path}{hint}"
+
+
 def test_health_follows_the_engine(fake: FakeEngine, client: TestClient) -> None:
     def statuses() -> list[int]:
         found = [client.get(path).status_code for path in ("/health", "/health/live", "/health/ready")]
