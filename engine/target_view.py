@@ -18,7 +18,7 @@ def target_view(target: LoadedModel) -> TargetView:
         config=config,
         tokenizer=target.tokenizer,
         num_layers=len(target.executor.kv_layers),
-        hidden_size=int(config["hidden_size"]),
+        hidden_size=int(text_config.hidden_size),  # by attribute: GPT-2 calls it n_embd in its file
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         embedding="model.embed_tokens.weight",
