@@ -98,15 +98,17 @@ def load_executor(
     """The network of a local folder, target or draft model, and how it runs. Raises ModelLoadError and ConfigError."""
     from ..kernels.config_limits import max_positions, refuse_layers
     from ..kernels.rope import UnsupportedModel
-    from ..kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
+    from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors
 
     limit = config.max_model_len
     try:
         refuse_layers(hf_config)
         _check_length(limit, max_positions(hf_config), folder)
-        plan = plan_network(config, hf_config, native_quantization)
         files = weight_files(folder)
         tensors = read_tensors(files)
+        if has_own_head(hf_config, tensors):
+            hf_config.tie_word_embeddings = False
+        plan = plan_network(config, hf_config, native_quantization)
         _require_memory(config, plan, tensors)
         progress(f"loading {config.model}: {plan.describe()}")
         if plan.program is not None:

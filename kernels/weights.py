@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from . import native, torch_executor
+from .config_limits import entry
 from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
@@ -25,6 +26,7 @@ from .program import Program
 from .weight_bank import WeightBank
 
 PROGRESS_INTERVAL_S = 2.0
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class WeightError(ValueError):
@@ -56,7 +58,9 @@ def load_program_executor(
     native executor. Weights are read one by one, and nothing of the files stays mapped.
     """
     program = network_program(hf_config, max_model_len, execution.dtype)
-    tensors = read_tensors(files)
+    tensors = _TensorFiles(files)
+    if HEAD in tensors and EMBEDDING not in tensors and HEAD not in program.weights:
+        tensors.rename(HEAD, EMBEDDING)  # of two equal tensors some savers keep the one whose name comes first
     check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
     weights = _CheckedTensors(tensors, program.weights, progress)
     return bind_program(program if bank is None else replace(program, shared=frozenset(program.weights)), weights, execution, bank)
@@ -97,8 +101,16 @@ def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
     return _TensorFiles(files)
 
 
+def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether there is a head that config.json calls the embedding once more, but that is another: transformers uses it as well."""
+    if not entry(hf_config, "tie_word_embeddings") or HEAD not in tensors or EMBEDDING not in tensors:
+        return False
+    embedding, head = tensors[EMBEDDING], tensors[HEAD]
+    return embedding.shape != head.shape or not torch.equal(embedding, head.to(embedding.dtype))
+
+
 def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
-    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes. Reads none.
+    """Raise WeightError unless tensors are what the program names: all there, none unused, of its shapes, unquantised. Reads none.
 
     Draft layers behind those of the network (MTP) are nobody's business here.
     """
@@ -110,8 +122,11 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     if complaints:
         raise WeightError(f"the checkpoint's tensors do not fit its config.json; {'; '.join(complaints)}")
     for name, shape in program.weights.items():
-        if tuple(tensors[name].shape) != shape:
-            raise WeightError(f"{name} has shape {tuple(tensors[name].shape)}, but config.json asks for {shape}")
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise WeightError(f"{name} has shape {tuple(tensor.shape)}, but config.json asks for {shape}")
+        if not tensor.is_floating_point():
+            raise _quantised(name, tensor)
 
 
 def draft_layer_names(names: Iterable[str]) -> set[str]:
@@ -132,9 +147,16 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _require_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        raise _quantised(name, tensor)
     # The extremes in one pass over the mapped file; a sum in another dtype would copy the tensor first.
     if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
         raise WeightError(f"{name} contains NaN or infinite values; the checkpoint is damaged")
+
+
+def _quantised(name: str, tensor: Tensor) -> WeightError:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return WeightError(f"{name} holds {kind}: the weights are quantised, which is not supported; use the model's unquantised weights")
 
 
 class _CheckedTensors(Mapping[str, Tensor]):
@@ -179,6 +201,7 @@ class _TensorFiles(Mapping[str, Tensor]):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._path_of: dict[str, Path] = {}
+        self._name_in_file: dict[str, str] = {}  # of those that are called otherwise there
         self._handles = {path: _open(path) for path in paths}
         for path, handle in self._handles.items():
             for name in handle.keys():
@@ -186,8 +209,12 @@ class _TensorFiles(Mapping[str, Tensor]):
                     raise WeightError(f"{name} is in both {self._path_of[name].name} and {path.name}")
                 self._path_of[name] = path
 
+    def rename(self, old: str, new: str) -> None:
+        self._path_of[new] = self._path_of.pop(old)
+        self._name_in_file[new] = old
+
     def __getitem__(self, name: str) -> Tensor:
-        return self._handles[self._path_of[name]].get_tensor(name)
+        return self._handles[self._path_of[name]].get_tensor(self._name_in_file.get(name, name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._path_of  # without reading it

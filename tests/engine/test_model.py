@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from decoding import Decoding
 from safetensors.torch import load_file, save_file
 
 from foretoken.engine.config import ModelConfig
@@ -161,6 +162,42 @@ def test_other_weight_formats_say_how_to_convert(folder: Path):
         load(folder / "config.json")
     (folder / "tiny.gguf").unlink()
     with pytest.raises(ModelLoadError, match="has no model.safetensors"):
+        load(folder)
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
+def test_a_head_of_its_own_is_used_whatever_config_json_says(folder: Path, executor: str):
+    """transformers unties these; the embedding in its place would give other tokens without a word."""
+    edit_config(folder, tie_word_embeddings=True)
+    tokens = [[5, 9, 13, 2, 60]]
+    own = Decoding(load(folder, executor=executor, dtype="float32").executor, max_len=8).feed(tokens).logits
+    edit_config(folder, tie_word_embeddings=False)
+    untied = Decoding(load(folder, executor=executor, dtype="float32").executor, max_len=8).feed(tokens).logits
+    assert own is not None and untied is not None and torch.equal(own, untied)
+
+
+@pytest.mark.parametrize("executor", ["torch", "transformers"])
+@pytest.mark.parametrize("kept", [EMBEDDING, HEAD])
+def test_of_a_tied_pair_one_is_enough(folder: Path, executor: str, kept: str):
+    edit_config(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    embedding, _ = tensors.pop(EMBEDDING), tensors.pop(HEAD)
+    save_file({**tensors, EMBEDDING: embedding, HEAD: embedding.clone()}, folder / "model.safetensors", {"format": "pt"})
+    both = Decoding(load(folder, executor=executor, dtype="float32").executor, max_len=8).feed([[5, 9, 13]]).logits
+    save_file({**tensors, kept: embedding}, folder / "model.safetensors", {"format": "pt"})
+    one = Decoding(load(folder, executor=executor, dtype="float32").executor, max_len=8).feed([[5, 9, 13]]).logits
+    assert both is not None and one is not None and torch.equal(both, one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_numbers_of_a_quantised_checkpoint_are_no_weights(folder: Path, dtype: torch.dtype):
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"{name} holds {str(dtype)[6:]}: the weights are quantised"):
         load(folder)
 
 
