@@ -23,7 +23,7 @@ from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
-from .model_folder import Progress, config_json, find_folder, one_line, read_json, weight_files
+from .model_folder import Progress, config_json, find_folder, one_line, read_json, refuse_pointers, weight_files
 from .network_plan import NetworkPlan, plan_network
 
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
@@ -200,8 +200,8 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         )
     if model_type not in CONFIG_MAPPING:
         raise ModelLoadError(f"{folder}: transformers {transformers.__version__} has no model type {model_type!r}")
-    if quantization := raw.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
+    if quantization := raw.get("quantization_config") or raw.get("compression_config") or read_json(folder, "hf_quant_config.json"):
+        method = quantization.get("quant_method") or (quantization.get("quantization") or {}).get("quant_algo") or "unknown"
         raise ModelLoadError(f"{folder} is quantised ({method}), which is not supported; use the model's unquantised weights")
     try:
         if same is not None:
@@ -215,8 +215,10 @@ def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
-        if not any(any(folder.glob(name)) for name in TOKENIZERS):  # transformers asks for packages instead
+        files = [file for name in TOKENIZERS for file in folder.glob(name)]
+        if not files:  # transformers asks for packages instead
             raise ModelLoadError(f"{folder} has no tokenizer: put the tokenizer.json there that belongs to the weights") from error
+        refuse_pointers(files)
         raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from .errors import ModelLoadError
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other formats
+ADAPTER = "adapter_config.json"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 Progress = Callable[[str], None]
 
@@ -81,6 +83,8 @@ def config_json(folder: Path) -> dict[str, Any]:
     """What config.json says. Raises ModelLoadError if there is none."""
     raw = read_json(folder, "config.json")
     if raw is None:
+        if (folder / ADAPTER).is_file():
+            raise ModelLoadError(_adapter_sentence(folder))
         ggufs = sorted(folder.glob("*.gguf"))
         raise ModelLoadError(_gguf_sentence(ggufs[0]) if ggufs else f"{folder} has no config.json; is it a model's folder?")
     return raw
@@ -88,6 +92,20 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
+    files = _weight_files(folder)
+    refuse_pointers(files)
+    return files
+
+
+def refuse_pointers(files: Iterable[Path]) -> None:
+    """Raise ModelLoadError for what `git clone` leaves in place of large files where Git LFS is not installed."""
+    for file in files:
+        with file.open("rb") as opened:
+            if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ModelLoadError(f"{file} is only a pointer of Git LFS: run `git lfs install` and `git lfs pull` in {file.parent}")
+
+
+def _weight_files(folder: Path) -> list[Path]:
     index = read_json(folder, "model.safetensors.index.json")
     if index is not None:
         weight_map = index.get("weight_map")
@@ -95,9 +113,10 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelLoadError(f"{folder / 'model.safetensors.index.json'} has no weight_map; fetch the file again")
         files = [folder / str(name) for name in sorted(set(weight_map.values()))]
         missing = [file.name for file in files if not file.is_file()]
-        if missing:
+        if missing and not (folder / "model.safetensors").is_file():  # else the index is of an earlier, larger save
             raise ModelLoadError(f"{folder} lacks {len(missing)} of its {len(files)} weight files, the first is {missing[0]}")
-        return files
+        if not missing:
+            return files
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if ggufs := sorted(folder.glob("*.gguf")):
@@ -107,9 +126,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} has its weights as {pickles[0].name} only, a format that can run code when it is read. If you trust it, "
             f"convert it once: {_conversion(folder)}; then serve ./converted"
         )
-    if (folder / "adapter_config.json").is_file():
-        raise ModelLoadError(f"{folder} is an adapter; merge it into its base model and serve the result")
-    raise ModelLoadError(f"{folder} has no model.safetensors")
+    if (folder / ADAPTER).is_file():
+        raise ModelLoadError(_adapter_sentence(folder))
+    others = sorted(file.name for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))  # Mistral's own format
+    if any(re.search(r"-\d+-of-\d+\.", name) for name in others):
+        raise ModelLoadError(f"{folder} has {others[0]} but no model.safetensors.index.json, which says what is where; fetch that too")
+    there = f"; if {others[0]} holds the whole network, name it so" if others else ""
+    raise ModelLoadError(f"{folder} has no model.safetensors{there}")
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -120,6 +143,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        refuse_pointers([file])
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file} is not a JSON object")
@@ -128,6 +152,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _adapter_sentence(folder: Path) -> str:
+    base = (read_json(folder, ADAPTER) or {}).get("base_model_name_or_path") or "its base model"
+    return f"{folder} is an adapter, which is not served by itself: merge it into {base} (peft: merge_and_unload) and serve the result"
 
 
 def _gguf_sentence(file: Path) -> str:

@@ -14,6 +14,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from .rope import UnsupportedModel
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+OTHER_TASKS = (
+    "ForMaskedLM",
+    "ForMultipleChoice",
+    "ForPreTraining",
+    "ForQuestionAnswering",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "RewardModel",
+)
+"""Ends of the names of networks that share a family's layers, but not its head: the embedding would be used in its place."""
 # Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
@@ -22,7 +32,12 @@ def refuse_layers(hf_config: transformers.PretrainedConfig) -> None:
     """Raise UnsupportedModel for a model that is no causal language model, or has layers that cannot be taken back."""
     kind = hf_config.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModel(f"transformers {transformers.__version__} has no causal language model of type {kind!r}")
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} has no causal language model of type {kind!r}: choose a model that continues text"
+        )
+    made_for = next(iter(entry(hf_config, "architectures") or ()), "")
+    if entry(hf_config, "is_encoder_decoder") or made_for.endswith(OTHER_TASKS):
+        raise UnsupportedModel(f"its config.json names it {made_for or kind}, which does not continue text: choose a causal language model")
     foreign = sorted(set(entry(hf_config.get_text_config(), "layer_types") or ()) - SERVABLE_LAYERS)
     if foreign:
         raise cannot_be_taken_back(kind, f"layers of type {foreign[0]!r}")

@@ -120,6 +120,9 @@ class TransformersExecutor:
                 output_loading_info=True,
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # what model classes raise over odd settings
+            if error.args == (ATTENTION,):  # looked up among attentions of the family's own
+                message = f"a {hf_config.model_type!r} model cannot be served: in transformers its attention cannot be replaced by another"
+                raise UnsupportedModel(message) from error
             told = f"{type(error).__name__}: {error}"
             raise UnsupportedModel(f"transformers cannot make a model of {folder}/config.json ({told}); correct its settings") from error
         model, report = loaded

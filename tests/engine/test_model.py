@@ -21,6 +21,7 @@ from foretoken.engine.model import (
     load_model,
     read_config,
 )
+from foretoken.engine.model_folder import LFS_POINTER
 
 VOCAB = 64
 
@@ -130,6 +131,21 @@ def test_context_length(folder: Path, executor: str):
 def test_configs_that_cannot_be_served(folder: Path, entries: dict[str, Any], phrase: str):
     edit_config(folder, **entries)
     with pytest.raises(ModelLoadError, match=phrase):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_networks_with_another_head_are_refused(tmp_path: Path, family: str):
+    """Their embedding would be taken for the head that they lack."""
+    folder = write_model(tmp_path / "model", family)
+    edit_config(folder, architectures=["SomeForSequenceClassification"], tie_word_embeddings=True)
+    with pytest.raises(ModelLoadError, match="names it SomeForSequenceClassification, which does not continue text"):
+        load(folder)
+
+
+def test_quantisation_that_config_json_does_not_tell(folder: Path):
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    with pytest.raises(ModelLoadError, match=r"quantised \(FP8\)"):
         read_config(folder)
 
 
@@ -248,6 +264,9 @@ class TestDamage:
 def test_damaged_or_missing_tokenizer(folder: Path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="the tokenizer in .* cannot be loaded"):
+        load(folder)
+    (folder / "tokenizer.json").write_bytes(LFS_POINTER)
+    with pytest.raises(ModelLoadError, match="tokenizer.json is only a pointer of Git LFS"):
         load(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match="has no tokenizer: put the tokenizer.json there"):

@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.errors import ModelLoadError
-from foretoken.engine.model_folder import find_folder, weight_files
+from foretoken.engine.model_folder import LFS_POINTER, config_json, find_folder, read_json, weight_files
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
@@ -88,3 +88,38 @@ def test_a_broken_index_is_told(tmp_path: Path, index: str):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelLoadError, match="model.safetensors.index.json"):
         weight_files(tmp_path)
+
+
+def test_an_index_of_an_earlier_save_is_passed_over(tmp_path: Path):
+    """transformers takes the shards away when it saves in one file, but leaves the index."""
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    with pytest.raises(ModelLoadError, match="lacks 1 of its 1 weight files"):
+        weight_files(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+def test_files_of_other_names_are_named(tmp_path: Path):
+    (tmp_path / "model.fp16.safetensors").touch()
+    with pytest.raises(ModelLoadError, match="has no model.safetensors; if model.fp16.safetensors holds the whole network, name it so"):
+        weight_files(tmp_path)
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(ModelLoadError, match="has model-00001-of-00002.safetensors but no model.safetensors.index.json"):
+        weight_files(tmp_path)
+
+
+def test_an_adapter_is_told_from_a_folder_that_is_none(tmp_path: Path):
+    """Adapters have no config.json."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some-org/base"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    for find in (config_json, weight_files):
+        with pytest.raises(ModelLoadError, match="is an adapter.*merge it into some-org/base"):
+            find(tmp_path)
+
+
+def test_pointers_of_git_lfs_are_told_from_damage(tmp_path: Path):
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes(LFS_POINTER + b"v1\noid sha256:0\nsize 12\n")
+    for find in (weight_files, lambda folder: read_json(folder, "config.json")):
+        with pytest.raises(ModelLoadError, match="only a pointer of Git LFS: run .*git lfs pull"):
+            find(tmp_path)

@@ -275,6 +275,18 @@ def test_recurrent_state_and_other_kinds_are_refused_by_config(config: transform
         refuse_unsupported(config)
 
 
+def test_an_encoder_with_a_decoder_is_refused_by_config():
+    with pytest.raises(UnsupportedModel, match="names it bart, which does not continue text"):
+        refuse_unsupported(transformers.BartConfig())
+
+
+def test_a_family_that_keeps_its_attention_is_told_from_wrong_settings(tmp_path: Path):
+    config = transformers.GPTJConfig(vocab_size=96, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, bos_token_id=1, eos_token_id=2)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="a 'gptj' model cannot be served: .*cannot be replaced"):
+        TransformersExecutor.load(tmp_path, config, torch.float32)
+
+
 def test_models_that_do_not_reach_our_attention_are_refused():
     sinks = transformers.GptOssConfig(
         **GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
