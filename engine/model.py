@@ -219,6 +219,12 @@ def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
         if not files:  # transformers asks for packages instead
             raise ModelLoadError(f"{folder} has no tokenizer: put the tokenizer.json there that belongs to the weights") from error
         refuse_pointers(files)
+        if "auto_map" in (read_json(folder, "tokenizer_config.json") or {}):
+            reason = "it needs Python code of its own (auto_map in tokenizer_config.json), which is never run"
+            raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {reason}; use a version that transformers knows") from error
+        if folder / "tokenizer.json" not in files:  # transformers names one of several packages, and not always the right one
+            remedy = f"put tokenizer.json there, or install what reads {files[0].name}: pip install sentencepiece protobuf tiktoken"
+            raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {remedy} ({one_line(error)})") from error
         raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
 

@@ -273,6 +273,18 @@ def test_damaged_or_missing_tokenizer(folder: Path):
         load(folder)
 
 
+def test_tokenizers_that_need_more_than_is_installed(folder: Path):
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({"tokenizer_class": "MyTokenizer", "auto_map": {"AutoTokenizer": ["mine.MyTokenizer", None]}}))
+    with pytest.raises(ModelLoadError, match="needs Python code of its own .auto_map in tokenizer_config.json., which is never run"):
+        load(folder)
+    config.write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"no model of sentencepiece")
+    with pytest.raises(ModelLoadError, match="put tokenizer.json there, or install what reads tokenizer.model: pip install sentencepiece"):
+        load(folder)
+
+
 def test_draft_models_need_no_tokenizer(folder: Path):
     for file in folder.glob("tokenizer*"):
         file.unlink()
