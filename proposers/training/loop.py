@@ -159,7 +159,9 @@ class Run:
         return {f"held_out_{name}": value for name, value in means(sums).items()}
 
     def _losses(self, batch: Packed) -> Losses:
-        with torch.autocast(self.plan.device.type, torch.bfloat16, enabled=self.plan.half):
+        # Its cache of narrowed weights is the whole process's and emptied by whichever thread leaves first: gradients of a weight that is
+        # used twice would then be rounded differently from one run to the next.
+        with torch.autocast(self.plan.device.type, torch.bfloat16, enabled=self.plan.half, cache_enabled=False):
             return self.trainee.loss(batch.to(self.plan.device))
 
     def line(self, row: dict[str, float]) -> str:

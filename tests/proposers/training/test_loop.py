@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,9 @@ import pytest
 import torch
 
 from foretoken.proposers.training.curves import append_row, read_rows
-from foretoken.proposers.training.loop import Plan, Run
+from foretoken.proposers.training.loop import Losses, Plan, Run
 from foretoken.proposers.training.optimizer import Optimizer, OptimizerSettings, is_matrix
-from foretoken.proposers.training.packing import Document, PackedStream, write
+from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
 from foretoken.proposers.training.schedule import Schedule
 from foretoken.proposers.training.target import Shape, TargetTrainee
 
@@ -89,6 +91,32 @@ def test_the_parts_of_a_step_add_up(stream: PackedStream, tmp_path: Path) -> Non
     weight = sum(part[0] for part in whole)
     metrics = {name: tuple(sum(part[2][name][i] for part in whole) for i in (0, 1)) for name in ("loss",)}
     assert metrics["loss"][1] == pytest.approx(weight)
+
+
+def test_a_batch_has_the_same_gradients_whatever_runs_beside_it(stream: PackedStream, tmp_path: Path) -> None:
+    """Else no two runs would end with the same weights, let alone one that was stopped in between."""
+
+    class Twice(TargetTrainee):
+        """Uses its weights for a second batch, too; `between` runs in the middle."""
+
+        between: Callable[[], object] | None = None
+
+        def loss(self, batch: Packed) -> Losses:
+            first, between, self.between = super().loss(batch), self.between, None
+            if between is not None:
+                between()
+            second = super().loss(stream[2])
+            return replace(first, total=first.total + second.total)
+
+    torch.manual_seed(0)
+    model = Twice(SHAPE.build(50))
+    run = Run(model, stream, replace(PLAN, half=True), tmp_path)
+    alone = run.gradients(stream[0])
+    with ThreadPoolExecutor(1) as another:
+        model.between = lambda: another.submit(run.gradients, stream[1]).result()
+        beside = run.gradients(stream[0])
+    for one, other in zip(alone[1], beside[1], strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
 
 
 def test_minutes_end_a_run_before_its_steps(stream: PackedStream, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
