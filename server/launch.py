@@ -29,7 +29,7 @@ from .admission import MAX_HEADER_BYTES
 from .banner import banner
 from .config import ServerConfig
 from .connection import Connection
-from .listener import reachable_from_outside, url
+from .listener import allow_many_connections, reachable_from_outside, tell_refused_connections, url
 from .loading import Loading
 from .logs import log_config
 from .responses.store import check_store
@@ -43,7 +43,6 @@ logger = logging.getLogger("foretoken.server")
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
 CONVERTIBLE = (".bin", ".gguf")  # weights that the loader refuses with advice on how to convert them
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
 
@@ -57,6 +56,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     config, made_key = with_key(config, reachable_from_outside(listener))
     require_model_folder(config.engine.model.model)
     check_store(config.response_store)
+    allow_many_connections()
     progress = Loading()
     with progress:
         progress("loading PyTorch")
@@ -105,6 +105,12 @@ def load(config: ServerConfig, progress: Loading) -> Engine:
     return dataclasses.replace(engine, banner=(*engine.banner, *(result.describe() for result in self_test(engine))))
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Those that ask the process to end. A terminal that closes is one, unless `nohup` has it that it is not."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
+
+
 def _end_at_once(sig: int, frame: FrameType | None) -> None:
     sys.exit(128 + sig)
 
@@ -122,14 +128,16 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        for sig in ENDING_SIGNALS:
+        tell_refused_connections(self._loop)
+        ending = ending_signals()
+        for sig in ending:
             signal.signal(sig, self.handle_exit)
         await self._engine.start()
         try:
             await super().serve(sockets)
         finally:
             await self._engine.stop()
-            for sig in ENDING_SIGNALS:
+            for sig in ending:
                 signal.signal(sig, signal.SIG_IGN)  # we are ending already, and an interrupted exit only prints a traceback
 
     @contextmanager

@@ -1,13 +1,24 @@
-"""The listening socket, opened before anything slow, so that a port in use is known within a second."""
+"""The listening socket, opened before anything slow, so that a port in use is known within a second; and how many may come in by it."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import logging
+import math
+import resource
 import socket
 import sys
+from contextlib import suppress
+from typing import Any
+
+logger = logging.getLogger("foretoken.server")
 
 BACKLOG = 2048
+MAX_OPEN_FILES = 65_536
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+TOLD_EVERY_S = 10.0
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 30, 10, 3
 
 
@@ -51,6 +62,32 @@ def url(listener: socket.socket) -> str:
 
 def reachable_from_outside(listener: socket.socket) -> bool:
     return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def allow_many_connections() -> None:
+    """Let the process open as many files as the system grants it: sessions begin with some 1,024, which as many idle clients use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # a system with a lower bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def tell_refused_connections(loop: asyncio.AbstractEventLoop) -> None:
+    """Log at times that clients wait for want of open files. asyncio tells of each try, thousands a second, with tracebacks."""
+    told = -math.inf
+
+    def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES):
+            loop.default_exception_handler(context)
+        elif (now := loop.time()) - told >= TOLD_EVERY_S:
+            told = now
+            advice = "new ones wait until others have gone; raise the limit of open files (ulimit -n) if there are to be as many"
+            logger.error("a connection cannot be opened (%s): %s", error.strerror, advice)
+
+    loop.set_exception_handler(on_error)
 
 
 def _detect_dead_peers(listener: socket.socket) -> None:

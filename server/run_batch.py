@@ -18,7 +18,7 @@ import httpx
 from tqdm import tqdm
 
 from .config import ServerConfig
-from .launch import ENDING_SIGNALS, require_model_folder
+from .launch import ending_signals, require_model_folder
 from .loading import Loading
 from .logs import log_config
 from .run_batch_files import OK, Answers, BatchError, Line, read_lines
@@ -120,7 +120,8 @@ async def _answer_all(
 
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    for sig in ENDING_SIGNALS:
+    ending = ending_signals()
+    for sig in ending:
         loop.add_signal_handler(sig, task.cancel)
     driver = AsyncEngine(engine)
     app = create_app(driver, config)
@@ -143,7 +144,7 @@ async def _answer_all(
     except ExceptionGroup as group:  # the first to fail ends them all
         raise group.exceptions[0] from None
     finally:
-        for sig in ENDING_SIGNALS:
+        for sig in ending:
             loop.remove_signal_handler(sig)
         await driver.stop()
 
