@@ -7,6 +7,7 @@ then (once in some 5,000 times, in recursive schemas), so guesses are read by a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,14 @@ from .token_mask import Mask
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+SLOW_MASK_S = 0.1
+"""Of the processor's time. Masks are made between steps: everybody's tokens wait for one that takes longer."""
+SLOW_MASKS_S = 0.5
+"""All that one output may take up with such masks. Where a text can be read in ever more ways they become slower with its length, which
+none of the compiler's limits knows beforehand."""
+
 _LEFT = "the output has left its grammar"
+_SLOW = "the grammar became too slow to follow: its text can be read in too many ways; simplify it"
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class GrammarState:
         self._ahead: LLMatcher | None = None  # has read all known tokens and _path behind them
         self._path: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], Mask | None] = {}  # by path behind the known tokens
+        self._slow_s = 0.0  # that slow masks have taken
         self._pool: list[Mask] = []
 
     def require(self) -> None:
@@ -78,7 +87,12 @@ class GrammarState:
         self._follow()
         key = tuple(path)
         if key not in self._masks:
+            started = time.thread_time()
             self._masks[key] = self._computed(key)
+            if (took := time.thread_time() - started) > SLOW_MASK_S:
+                self._slow_s += took
+                if self._slow_s > SLOW_MASKS_S:
+                    self.error = _SLOW
         return self._masks[key]
 
     def forced(self, limit: int) -> list[int]:

@@ -20,7 +20,7 @@ from llguidance.hf import from_tokenizer
 
 from .errors import InvalidGrammar
 from .gbnf import is_gbnf, lark_of
-from .grammar import CompiledGrammar, Sayable
+from .grammar import SLOW_MASK_S, CompiledGrammar, Sayable
 from .grammar_spec import GrammarSpec
 from .json_formats import with_exact_formats
 from .token_mask import Mask, bits_of
@@ -39,9 +39,6 @@ BYTES_PER_CHARACTER = 64  # ... and for what it is made from
 WHITESPACE = r"(|\x20|\x0A[\x20\x09]{0,16})"
 """Between the parts of JSON: none, a space or an indented line. Small models like to go on with spaces for ever."""
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-SLOWEST_MASK_S = 0.1
-"""Of the processor's time. Masks are made between steps, so a grammar whose first one takes longer would hold up everybody's tokens; where
-thousands of symbols can all be empty it grows with their square, which none of the limits above knows."""
 
 
 class GrammarCompiler:
@@ -145,7 +142,7 @@ def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
     again = compiled.open(())  # the first time builds the states of the lexer too, which all share
     started = time.thread_time()
     again.mask(())
-    if (took := time.thread_time() - started) > SLOWEST_MASK_S:
+    if (took := time.thread_time() - started) > SLOW_MASK_S:  # thousands of symbols that can all be empty: with their square it grows
         raise InvalidGrammar(f"the {what} cannot be enforced: every token would wait {took:.1f} s for it; use fewer symbols", spec.param)
     return compiled
 

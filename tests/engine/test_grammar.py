@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate, chain
 
 import pytest
 from grammars import compiled, encode, end_id, fresh_mask, ids, opened, tokenizer, vocab_size
 
+from foretoken.engine import grammar
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.grammar import GrammarState
 from foretoken.engine.grammar_spec import GrammarSpec
@@ -184,3 +186,15 @@ def test_choices_of_one_request_do_not_share_a_place() -> None:
     first += encode('{"name')
     assert ids(states[1].mask(())) == fresh_mask(grammar, [])
     assert ids(states[0].mask(())) != ids(states[1].mask(()))
+
+
+def test_an_output_that_holds_up_the_others_again_and_again_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, tokens = opened(GrammarSpec.regex("[a-z ]{1,200}"))
+    durations = [0.05] * 20 + [0.2] * 3 + [0.0]  # quick ones never count
+    clock = accumulate(chain.from_iterable((0.0, duration) for duration in durations))
+    monkeypatch.setattr(grammar.time, "thread_time", lambda: next(clock))
+    for _ in durations[:-1]:
+        state.require()
+        tokens += encode("a")
+    with pytest.raises(InvalidRequest, match="too slow to follow"):
+        state.require()
