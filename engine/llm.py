@@ -19,6 +19,7 @@ from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
 from .errors import EngineDead, InvalidRequest
 from .llm_options import engine_config
+from .message_parts import in_parts, wants_parts
 from .outputs import GrowingOutput, RequestOutput
 from .request import Request, SamplingParams
 from .stats import EngineStats
@@ -109,13 +110,14 @@ class LLM:
             raise TypeError('a conversation is a list of messages, such as [{"role": "user", "content": "..."}]; generate() takes texts')
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = []
+        as_parts = wants_parts(engine.tokenizer, chat_template)
         for conversation in conversations:
             turns = [{**message, "content": _joined(message.get("content"))} for message in conversation if isinstance(message, Mapping)]
             if chat_template is None and not engine.tokenizer.chat_template:
                 raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
             try:
                 text = engine.tokenizer.apply_chat_template(
-                    turns,
+                    in_parts(turns) if as_parts else turns,
                     chat_template=chat_template,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt and not continue_final_message,

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from ..engine.message_parts import in_parts, wants_parts
 from .chat_messages import Message
 from .errors import ApiError
 from .tools.parser import Tool
@@ -50,6 +51,7 @@ class ChatFormat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool, str], list[int]]) -> None:
         self._tokenizer = tokenizer
         self._encode = encode
+        self._wants_parts = wants_parts(tokenizer)
 
     async def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises InvalidRequest that names `param`."""
@@ -103,7 +105,12 @@ class ChatFormat:
         for turns in (told, _by_turns(told, "system"), _by_turns(told, "user")):
             try:
                 text = self._tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=generates, continue_final_message=continues, **offered, **kwargs
+                    in_parts(turns) if self._wants_parts else turns,
+                    tokenize=False,
+                    add_generation_prompt=generates,
+                    continue_final_message=continues,
+                    **offered,
+                    **kwargs,
                 )
                 return str(text)
             except TemplateError as error:

@@ -166,6 +166,9 @@ def test_chat_is_generate_behind_the_template(plain: LLM) -> None:
         plain.chat([{"role": "user", "content": [{"type": "image_url"}]}], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="template"):
         plain.chat(messages, GREEDY, use_tqdm=False, chat_template="{% for %}")
+    of_parts = "{% for m in messages %}<|user|>{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+    (output,) = plain.chat(messages, GREEDY, use_tqdm=False, chat_template=of_parts)
+    assert output.prompt == text
 
 
 def test_the_bar_shows_speed_and_acceptance(drafting: LLM, capsys: pytest.CaptureFixture[str]) -> None:

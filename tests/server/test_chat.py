@@ -47,6 +47,14 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
     assert fake.tokenizer.decode(prompt) == "<|user|>Hi<|end|><|assistant|>"
 
 
+def test_no_message_is_lost_to_a_template_that_reads_parts(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}"
+    monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+    client = TestClient(create_app(fake.as_engine(), ServerConfig()))
+    assert client.post(ROUTE, json=CHAT).status_code == 200
+    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|user|>Hi<|end|>"
+
+
 def test_metrics_are_vllms_shape(client: TestClient) -> None:
     metrics = client.post(ROUTE, json=CHAT).json()["metrics"]
     speculation = metrics.pop("speculative_decoding")

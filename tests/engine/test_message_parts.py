@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import CHAT_TEMPLATE, save_tokenizer
+
+from foretoken.engine.message_parts import in_parts, wants_parts
+
+OF_PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+OF_EITHER = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHAT_TEMPLATE, False),
+        (OF_PARTS, True),
+        (OF_EITHER, False),
+        ("{% for m in messages %}{{ 'user: ' + m.content[0].text }}{% endfor %}", True),
+        ("nothing of what is said", False),
+        ("{{ raise_exception('never') }}", False),
+        ("{% for %}", False),
+        (None, False),
+    ],
+)
+def test_templates_are_tried(tmp_path: Path, template: str | None, expected: bool) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    assert wants_parts(tokenizer, template) is expected
+    tokenizer.chat_template = template
+    assert wants_parts(tokenizer) is expected
+
+
+def test_turns_in_parts() -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": []}]
+    assert in_parts(turns) == [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {**turns[1], "content": []}]
