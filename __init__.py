@@ -8,15 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .engine.grammar_spec import GrammarSpec
     from .engine.llm import LLM
     from .engine.request import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "GrammarSpec", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     match name:
+        case "GrammarSpec":
+            from .engine.grammar_spec import GrammarSpec
+
+            return GrammarSpec
         case "LLM":
             from .engine.llm import LLM
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,11 @@ from tqdm import tqdm
 
 from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
+from .chat_template import reads_arguments_as_text, template_text
 from .errors import EngineDead, InvalidRequest
+from .interrupts import interrupts_held_back
 from .llm_options import engine_config
+from .llm_prompts import Message, Prompt, naming, parse_conversations, parse_prompts, turn_of
 from .message_parts import in_parts, wants_parts
 from .outputs import GrowingOutput, RequestOutput
 from .request import Request, SamplingParams
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("foretoken.engine")
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, {"prompt": text} or {"prompt_token_ids": [...]}."""
-Message = Mapping[str, Any]
 BAR_INTERVAL_S = 0.2
 
 
@@ -50,7 +50,7 @@ class LLM:
     list of them or JSON; None = the default (prompt lookup; the embedded model has drafters of its own), {"method": "off"} = none.
     Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
     "int4"; GPU: "int4", "fp8"), kv_cache_dtype (CPU: "int8"; GPU: "fp8"), device ("cpu", "cuda"), seed, ...; and threads, executor,
-    kv_cache_gb, batch_invariant.
+    kv_cache_gb, batch_invariant. Threads that share one take turns, call by call.
 
     Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.
     """
@@ -64,6 +64,7 @@ class LLM:
         self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
         self._close = weakref.finalize(self, self._engine.core.close)  # at the latest when the process ends
         self._num_prompts = 0
+        self._turn = threading.Lock()
 
     def generate(
         self,
@@ -77,19 +78,20 @@ class LLM:
         priority: one per prompt, lower goes first. Raises InvalidRequest before anything runs. A prompt that fails later has
         finish_reason "error"; the others are not affected.
         """
-        engine, parsed = self._running(), [_parsed(prompt) for prompt in _listed(prompts)]
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(parsed))
+        engine, parsed = self._running(), parse_prompts(prompts)
+        params = _one_each("sampling_params", SamplingParams() if sampling_params is None else sampling_params, SamplingParams, len(parsed))
         priorities = _one_each("priority", priority or 0, int, len(parsed))
-        jobs: list[Job] = []
-        now = time.monotonic()
-        for (text, token_ids, cache_salt), settings, rank in zip(parsed, params, priorities, strict=True):
-            if token_ids is None:
-                token_ids = engine.intake.encode(text or "")
-            request_id = str(self._num_prompts + len(jobs))
-            requests = engine.intake.requests(request_id, token_ids, settings, now, rank, cache_salt)
-            jobs.append(Job(requests, GrowingOutput(request_id, text, token_ids, settings.n, now)))
-        self._num_prompts += len(jobs)
-        self._run(engine, jobs, use_tqdm)
+        with self._turn:
+            jobs: list[Job] = []
+            now = time.monotonic()
+            for index, (prompt, settings, rank) in enumerate(zip(parsed, params, priorities, strict=True)):
+                request_id = str(self._num_prompts + index)
+                with naming("prompts", index, len(parsed)):
+                    token_ids = engine.intake.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
+                    requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt)
+                jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings.n, now)))
+            self._num_prompts += len(jobs)
+            self._run(engine, jobs, use_tqdm)
         return [job.output.build(engine.speculative) for job in jobs]
 
     def chat(
@@ -101,33 +103,38 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`."""
-        engine = self._running()
-        if isinstance(messages, str):
-            raise TypeError('a conversation is a list of messages, such as [{"role": "user", "content": "..."}]; generate() takes texts')
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`.
+
+        tools: offered in every conversation, in OpenAI's shape. A call of one comes as the model writes it, as text.
+        """
+        engine, conversations = self._running(), parse_conversations(messages)
+        template = chat_template or template_text(engine.tokenizer)
+        if not template:
+            raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
+        offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
         prompts: list[Prompt] = []
         as_parts = wants_parts(engine.tokenizer, chat_template)
-        for conversation in conversations:
-            turns = [{**message, "content": _joined(message.get("content"))} for message in conversation if isinstance(message, Mapping)]
-            if chat_template is None and not engine.tokenizer.chat_template:
-                raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
-            try:
-                text = engine.tokenizer.apply_chat_template(
-                    in_parts(turns) if as_parts else turns,
-                    chat_template=chat_template,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt and not continue_final_message,
-                    continue_final_message=continue_final_message,
-                    **(chat_template_kwargs or {}),
-                )
-            except TemplateError as error:
-                raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
-            # The template writes the special tokens itself.
-            prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
+        for index, conversation in enumerate(conversations):
+            with naming("conversations", index, len(conversations)):
+                turns = [turn_of(message, reads_arguments_as_text(template)) for message in conversation]
+                try:
+                    text = engine.tokenizer.apply_chat_template(
+                        in_parts(turns) if as_parts else turns,
+                        chat_template=chat_template,
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt and not continue_final_message,
+                        continue_final_message=continue_final_message,
+                        **offered,
+                        **(chat_template_kwargs or {}),
+                    )
+                except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
+                # The template writes the special tokens itself.
+                prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -154,33 +161,35 @@ class LLM:
         return self._engine
 
     def _run(self, engine: Engine, jobs: Sequence[Job], use_tqdm: bool) -> None:
-        """Step until every job has ended. Interrupted, it leaves nothing behind in the core."""
+        """Step until every job has ended. Interrupted between two steps, it leaves nothing behind in the core."""
         core, tokenizer = engine.core, engine.tokenizer
         outputs = {request.request_id: job.output for job in jobs for request in job.requests}
         unfinished = set(outputs)
-        progress = Progress(core.stats(), len(jobs)) if use_tqdm else None
-        try:
-            for job in jobs:
-                for request in job.requests:
-                    core.add_request(request)
-            while unfinished:
-                assert core.has_work, f"the engine is idle but owes {len(unfinished)} requests"
-                deltas = core.step(time.monotonic())
-                now = time.monotonic()
-                num_ended = 0
-                for delta in deltas:
-                    output = outputs[delta.request_id]
-                    output.add(delta, tokenizer, now)
-                    if delta.finish_reason is not None:
-                        unfinished.discard(delta.request_id)
-                        num_ended += output.finished
-                if progress is not None and (num_ended or progress.is_due(now)):
-                    progress.show(core.stats(), num_ended, now)
-        finally:
-            for request_id in unfinished:
-                core.abort(request_id)
-            if progress is not None:
-                progress.close()
+        with interrupts_held_back() as let_through:
+            progress = Progress(core.stats(), len(jobs)) if use_tqdm else None
+            try:
+                for job in jobs:
+                    for request in job.requests:
+                        core.add_request(request)
+                while unfinished:
+                    let_through()
+                    assert core.has_work, f"the engine is idle but owes {len(unfinished)} requests"
+                    deltas = core.step(time.monotonic())
+                    now = time.monotonic()
+                    num_ended = 0
+                    for delta in deltas:
+                        output = outputs[delta.request_id]
+                        output.add(delta, tokenizer, now)
+                        if delta.finish_reason is not None:
+                            unfinished.discard(delta.request_id)
+                            num_ended += output.finished
+                    if progress is not None and (num_ended or progress.is_due(now)):
+                        progress.show(core.stats(), num_ended, now)
+            finally:
+                for request_id in unfinished:
+                    core.abort(request_id)
+                if progress is not None:
+                    progress.close()
 
 
 class Progress:
@@ -207,43 +216,13 @@ class Progress:
         self._bar.close()
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """["a", "b"] as it is; "a" -> ["a"]; [1, 2] -> [[1, 2]]."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    return [listed] if listed and not isinstance(listed[0], (str, Mapping, Sequence)) else listed
-
-
-def _parsed(prompt: Prompt) -> tuple[str | None, list[int] | None, str]:
-    """(text, token ids, cache salt) as far as given; token ids go before text."""
-    match prompt:
-        case str():
-            return prompt, None, ""
-        case {"prompt_token_ids": token_ids}:
-            return prompt.get("prompt"), [operator.index(token) for token in token_ids], prompt.get("cache_salt", "")
-        case {"prompt": str(text)}:
-            return text, None, prompt.get("cache_salt", "")
-        case Sequence():
-            return None, [operator.index(token) for token in prompt], ""
-        case _:
-            raise TypeError('a prompt is a string, {"prompt": "..."}, {"prompt_token_ids": [...]} or a list of token ids')
-
-
 def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
     """One value for all prompts, or a list with one for each."""
-    if isinstance(value, Mapping) or not isinstance(value, (kind, Iterable)):
-        raise TypeError(f"{name} is {kind.__name__}, one for all prompts or one for each, not {value!r}")
-    values = [value] * count if isinstance(value, kind) else list(value)
+    is_one = isinstance(value, (kind, Mapping)) or not isinstance(value, Iterable)
+    values: list[Any] = [value] * count if is_one else list(value)
+    for one in values:
+        if not isinstance(one, kind):
+            raise TypeError(f"{name} is {kind.__name__}, one for all prompts or one for each, not {one!r}")
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
     return values
-
-
-def _joined(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """Text of a message; parts as in OpenAI's API are joined by line ends."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if wrong := [part for part in content if part.get("type", "text") != "text"]:
-        raise InvalidRequest(f"messages may hold text only, not {wrong[0].get('type')!r}", "messages")
-    return "\n".join(str(part["text"]) for part in content)

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from ..engine.chat_template import reads_arguments_as_text, template_text
 from ..engine.message_parts import in_parts, wants_parts
 from .chat_messages import Message
 from .errors import ApiError
@@ -98,8 +99,7 @@ class ChatFormat:
             raise ApiError(
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
-        # Arguments as the model wrote them, where the template takes them so: the prompt then repeats its very tokens.
-        told = [message.for_template("arguments is string" in template) for message in messages]
+        told = [message.for_template(reads_arguments_as_text(template)) for message in messages]
         offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
         refusal: TemplateError | None = None
         for turns in (told, _by_turns(told, "system"), _by_turns(told, "user")):
@@ -142,12 +142,6 @@ def _by_turns(told: Sequence[dict[str, Any]], first: str) -> list[dict[str, Any]
         else:
             turns.append(turn | {"role": role})
     return turns
-
-
-def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template; all of them where there are several, by name."""
-    template: Any = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

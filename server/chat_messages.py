@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ..engine.chat_template import call_arguments
 from .errors import ApiError
 from .request_base import OpenAIObject
 
@@ -44,14 +44,7 @@ class CalledFunction(OpenAIObject):
     arguments: str
 
     def for_template(self, as_text: bool) -> dict[str, Any]:
-        """Arguments that are no JSON object, as a model may once have written them, stay text."""
-        arguments: Any = self.arguments
-        if not as_text:
-            try:
-                arguments = json.loads(self.arguments or "{}")
-            except (ValueError, RecursionError):
-                pass
-        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
+        return {"name": self.name, "arguments": call_arguments(self.arguments, as_text)}
 
 
 class ToolCall(OpenAIObject):

@@ -80,8 +80,9 @@ def _generate(engine: Engine, prompt: str, values: dict[str, Any]) -> int:
 
 def _token_ids(engine: Engine, prompt: str, values: dict[str, Any]) -> list[int]:
     """As a question by the chat template, or as it is: by default whatever the model was made for. Raises InvalidRequest."""
+    from ..engine.chat_template import template_text
     from ..engine.errors import InvalidRequest
-    from .chat_format import ChatFormat, template_text
+    from .chat_format import ChatFormat
     from .chat_messages import Message
     from .errors import ApiError
 

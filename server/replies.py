@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..engine.chat_template import template_text
 from ..engine.grammar_spec import GrammarSpec
 from ..engine.thinking_budget import ThinkingBudget
-from .chat_format import ChatPrompt, template_text
+from .chat_format import ChatPrompt
 from .errors import ApiError
 from .reasoning import REASONING_FORMATS, ReasoningParser
 from .reasoning import detected as detected_reasoning

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, GrammarSpec, SamplingParams
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest
 from foretoken.engine.outputs import RequestOutput
 
@@ -118,10 +121,12 @@ def test_parameters_one_or_one_each(plain: LLM) -> None:
     assert len(tokens(plain.generate("x", use_tqdm=False))[0]) <= 16
     with pytest.raises(ValueError, match="2 entries for 1 prompts"):
         plain.generate(["x"], each, use_tqdm=False)
-    with pytest.raises(TypeError, match="a prompt is"):
+    with pytest.raises(TypeError, match="not 'text'"):
         plain.generate([{"text": "x"}], use_tqdm=False)
     with pytest.raises(TypeError, match="sampling_params is SamplingParams"):
         plain.generate("x", {"max_tokens": 5}, use_tqdm=False)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="sampling_params is SamplingParams, one for all prompts or one for each, not None"):
+        plain.generate(["x", "y"], [GREEDY, None], use_tqdm=False)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="list of messages"):
         plain.chat("hi", use_tqdm=False)  # pyright: ignore[reportArgumentType]
 
@@ -148,6 +153,59 @@ def test_interrupted_calls_leave_nothing_behind(plain: LLM, monkeypatch: pytest.
     assert not core.has_work
     core.check()
     assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
+
+
+def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a step would leave blocks that nobody owns."""
+    core = plain._running().core
+    step, whole = core.step, list[int]()
+
+    def interrupted(now: float) -> Any:
+        if core.stats().num_running:
+            os.kill(os.getpid(), signal.SIGINT)
+        deltas = step(now)
+        whole.append(len(deltas))
+        return deltas
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(core, "step", interrupted)
+        plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert len(whole) == 2, "the second step was interrupted, and ended all the same"
+    core.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
+
+
+def test_threads_take_turns(plain: LLM) -> None:
+    expected = {prompt: tokens(plain.generate(prompt, GREEDY, use_tqdm=False)) for prompt in PROMPTS}
+    with ThreadPoolExecutor(4) as pool:
+        asked = [(prompt, pool.submit(plain.generate, prompt, GREEDY, use_tqdm=False)) for prompt in PROMPTS * 5]
+    assert all(tokens(answer.result()) == expected[prompt] for prompt, answer in asked)
+    plain._running().core.check()
+
+
+def test_a_bad_prompt_of_many_is_named(plain: LLM) -> None:
+    with pytest.raises(ContextTooLong, match=r"^prompts\[1\]: the prompt has 600"):
+        plain.generate(["fine", [1] * 600], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match=r"^the prompt is empty"):
+        plain.generate("", GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match="0 entries for 1"):
+        plain.generate("x", [], use_tqdm=False)
+    with pytest.raises(TypeError, match=r"^conversations\[1\]: message 0 is str"):
+        plain.chat([[{"role": "user", "content": "hi"}], ["hi"]], GREEDY, use_tqdm=False)  # pyright: ignore[reportArgumentType]
+
+
+def test_tools_reach_the_template(plain: LLM) -> None:
+    template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    for tools, text in (([tool], "[weather]hi"), (None, "hi")):
+        (output,) = plain.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, chat_template=template, tools=tools)
+        assert output.prompt == text
+
+
+def test_an_output_of_a_given_form(plain: LLM) -> None:
+    settings = SamplingParams(temperature=0, max_tokens=16, grammar=GrammarSpec.choice(["yes", "no"]))
+    assert {output.outputs[0].text for output in plain.generate(PROMPTS, settings, use_tqdm=False)} <= {"yes", "no"}
 
 
 def test_chat_is_generate_behind_the_template(plain: LLM) -> None:
