@@ -82,8 +82,8 @@ def times(metric: str, answers: Iterable[Answer]) -> list[float]:
         match metric:
             case "ttft":
                 found.append(first)
-            case "tpot" if a.tokens > 1:
-                found.append((last - first) / (a.tokens - 1))
+            case "tpot" if a.token_s is not None:
+                found.append(a.token_s)
             case "itl":
                 found.extend(_gaps(a))
             case "e2el":

@@ -110,11 +110,7 @@ class Transformers:
 def turn(answers: Sequence[Answer], streamed: bool) -> Turn:
     """The answers to a group of requests that were sent together."""
     firsts = [answer.first_s for answer in answers if answer.first_s is not None]
-    gaps = [
-        (answer.last_s - answer.first_s) / (answer.tokens - 1)
-        for answer in answers
-        if answer.first_s is not None and answer.last_s is not None and answer.tokens > 1
-    ]
+    gaps = [answer.token_s for answer in answers if answer.token_s is not None]
     return Turn(
         tokens=sum(answer.tokens for answer in answers),
         seconds=max(answer.seconds for answer in answers),

@@ -55,6 +55,11 @@ class Answer:
     def last_s(self) -> float | None:
         return self.arrivals[-1] if self.arrivals else None
 
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token after the first text. An answer in one piece says nothing about them: least of all that they are zero."""
+        return (self.arrivals[-1] - self.arrivals[0]) / (self.tokens - 1) if self.chunks > 1 and self.tokens > 1 else None
+
 
 class LoadClient:
     """Requests to the server at base_url (with or without /v1)."""

@@ -67,7 +67,7 @@ def read(path: Path) -> list[Prompt]:
     """The prompts of a file, in its order; records without anything from a user are left out. Raises PromptSetError."""
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, ValueError) as error:
         raise PromptSetError(f"{path} cannot be read: {error}") from error
     if Path(path.name.removesuffix(".gz")).suffix == ".txt":

@@ -65,6 +65,7 @@ def test_figures_of_known_times() -> None:
         Outcome(0.0, Answer(0.5, 5, 10, "abc", (0.1, 0.2, 0.4))),
         Outcome(0.0, Answer(1.5, 11, 20, "defg", (0.3, 0.5, 0.8, 1.3))),
         Outcome(0.5, Answer(0.2, 1, 30, "h", (0.2,))),
+        Outcome(0.5, Answer(0.2, 8, 0, "h", (0.2,))),  # all in one piece: no time per token
         Outcome(0.6, Answer(0.2, 1, 0, "")),  # nothing but the end of the text
         Outcome(0.7, failure=ServerFailed("slow down", 429, 2.0)),
         Outcome(0.7, failure=ServerFailed("slow down", 429, 7.0)),
@@ -72,16 +73,16 @@ def test_figures_of_known_times() -> None:
     )
     run.not_sent = 4
     found = Report(percentiles=(50, 90), goals=(("ttft", 250.0), ("tpot", 80.0)), detailed=True).fields(run)
-    assert (found["completed"], found["failed"], found["not_sent"], found["rate_limited"], found["max_retry_after_s"]) == (4, 7, 4, 2, 7.0)
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (60, 18)
-    assert (found["request_throughput"], found["output_throughput"], found["total_token_throughput"]) == (0.4, 1.8, 7.8)
-    assert found["request_goodput"] == pytest.approx(0.3)  # the second's first token took too long
-    assert found["mean_ttft_ms"] == pytest.approx(200) and found["p90_ttft_ms"] == pytest.approx(280)
+    assert (found["completed"], found["failed"], found["not_sent"], found["rate_limited"], found["max_retry_after_s"]) == (5, 7, 4, 2, 7.0)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (60, 26)
+    assert (found["request_throughput"], found["output_throughput"], found["total_token_throughput"]) == (0.5, 2.6, 8.6)
+    assert found["request_goodput"] == pytest.approx(0.4)  # the second's first token took too long
+    assert found["mean_ttft_ms"] == pytest.approx(200) and found["p90_ttft_ms"] == pytest.approx(270)
     assert found["mean_tpot_ms"] == pytest.approx((0.3 / 4 + 1.0 / 10) / 2 * 1e3)
     assert found["median_itl_ms"] == found["p50_itl_ms"] == pytest.approx(200)  # of 100, 200, 200, 300, 500
-    assert found["mean_e2el_ms"] == pytest.approx((0.4 + 1.3 + 0.2) / 3 * 1e3)
-    assert found["tokens_per_chunk"] == 18 / 8 and found["client_cpu_share"] == 0.05
-    assert found["ttfts"] == [0.1, 0.3, 0.2, 0.0, 0.0, 0.0, 0.0] and found["errors"][-1] == "broken"
+    assert found["mean_e2el_ms"] == pytest.approx((0.4 + 1.3 + 0.2 + 0.2) / 4 * 1e3)
+    assert found["tokens_per_chunk"] == 26 / 9 and found["client_cpu_share"] == 0.05
+    assert found["ttfts"] == [0.1, 0.3, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0] and found["errors"][-1] == "broken"
     assert found["itls"][0] == pytest.approx([0.1, 0.2]) and found["start_times"][2] == 0.5
     assert failures(run) == ["2 failed: slow down", "1 failed: broken", "4 were not sent after that"]
 

@@ -72,6 +72,10 @@ def test_a_task_of_humanevalfix_shows_the_code_and_predicts_it(tmp_path: Path) -
 def test_plain_text_has_a_prompt_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("[one\n\ntwo\n")
     assert read(tmp_path / "a.txt") == [Prompt(("[one",)), Prompt(("two",))]
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")  # as Windows writes it
+    assert read(tmp_path / "a.txt") == [Prompt(("one",)), Prompt(("two",))]
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n\r\n{"text": "two"}\r\n')
+    assert read(tmp_path / "a.jsonl") == [Prompt(("one",)), Prompt(("two",))]
 
 
 def test_a_conversation_without_a_user_is_left_out(tmp_path: Path) -> None:
