@@ -1,11 +1,12 @@
 """Anybody's text as training data: jsonl with `text` or `messages`, text files, .xz of either, or folders of them. Names bad lines.
 
 A line of jsonl is {"text": "..."} or {"messages": [...], "tools": [...]} in OpenAI's shape; `tools` may be missing, and any other
-keys are left alone. Knows no tokens.
+keys are left alone. Files of records that are called .json, as lines or as one array, are read as what they are. Knows no tokens.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import lzma
@@ -69,7 +70,8 @@ def read_file(path: Path) -> Iterator[Record | Conversation]:
     """Records of one file. Raises DataError."""
     with _opened(path) as file:
         try:
-            yield from _json_lines(path, file) if _kind(path) in JSON_LINES else _whole(path, file)
+            kind = _kind(path)
+            yield from _json_lines(path, file) if kind in JSON_LINES else _json(path, file) if kind == ".json" else _whole(path, file)
         except (lzma.LZMAError, EOFError) as error:
             raise DataError(f"{path}: damaged .xz file ({error})") from error
 
@@ -106,16 +108,53 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterator[Record | Conversation]:
         try:
             if not (text := raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()):
                 continue
-            line: Any = json.loads(text)
-            if not isinstance(line, dict):
-                raise DataError(f"is {_a(line)}, not an object")
-            yield parse_record(cast("dict[str, Any]", line), f"{path.name}:{number}")
+            yield _record(json.loads(text), f"{path.name}:{number}", "\\ud" in text.lower())
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:{number}: not UTF-8 at byte {error.start + 1} of the line") from error
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from error
         except DataError as error:
             raise DataError(f"{path}:{number}: {error}") from error
+
+
+def _json(path: Path, file: BinaryIO) -> Iterator[Record | Conversation]:
+    """Records, where the first is one: data sets are often called so. Anything else is text, such as a package.json in a folder of code."""
+    raw = file.read()
+    whole = _parsed(raw)
+    records: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
+    if records and _is_record(records[0]):
+        for number, record in enumerate(records, 1):
+            try:
+                yield _record(record, f"{path.name}:{number}", True)
+            except DataError as error:
+                raise DataError(f"{path}: record {number}: {error}") from error
+    else:
+        is_lines = _is_record(_parsed(raw.lstrip().partition(b"\n")[0]))
+        yield from _json_lines(path, io.BytesIO(raw)) if is_lines else _whole(path, io.BytesIO(raw))
+
+
+def _parsed(raw: bytes) -> Any:
+    """None for what is no JSON."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and not {"text", "messages"}.isdisjoint(cast("dict[str, Any]", value))
+
+
+def _record(value: Any, origin: str, may_be_broken: bool) -> Record | Conversation:
+    """may_be_broken: JSON can spell halves of characters, which no tokenizer takes. Raises DataError without a place."""
+    if not isinstance(value, dict):
+        raise DataError(f"is {_a(value)}, not an object")
+    if may_be_broken:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"holds half a character, a lone surrogate: {error.object[error.start]!r}") from error
+    return parse_record(cast("dict[str, Any]", value), origin)
 
 
 def _whole(path: Path, file: BinaryIO) -> Iterator[Record]:

@@ -96,3 +96,28 @@ def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
     ]:
         with pytest.raises(DataError, match=message):
             list(read_data([tmp_path / name]))
+
+
+def test_records_in_a_file_called_json_are_records(tmp_path: Path) -> None:
+    rows = [{"text": "one"}, {"messages": CHAT}]
+    (tmp_path / "array.json").write_text(json.dumps(rows, indent=1))
+    write_lines(tmp_path / "lines.json", *rows)
+    (tmp_path / "single.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(rows[0], indent=1).encode())
+    expected = [document.key for document in read_data([write_lines(tmp_path / "rows.jsonl", *rows)])]
+    for name, count in (("array.json", 2), ("lines.json", 2), ("single.json", 1)):
+        assert [document.key for document in read_data([tmp_path / name])] == expected[:count], name
+    for name, content in (("package.json", '{"name": "text"}'), ("numbers.json", "[1, 2]"), ("broken.json", '{"a":\n')):
+        (tmp_path / name).write_text(content)
+        (document,) = read_data([tmp_path / name])
+        assert isinstance(document, Record) and document.text == content
+    (tmp_path / "bad.json").write_text(json.dumps([*rows, {"txt": "three"}]))
+    with pytest.raises(DataError, match="bad.json: record 3: has neither `text` nor `messages`"):
+        list(read_data([tmp_path / "bad.json"]))
+
+
+@pytest.mark.parametrize("record", [{"text": "a \ud83d b"}, {"messages": [{"role": "user", "content": "\udc00"}]}])
+def test_half_characters_are_refused_where_they_stand(tmp_path: Path, record: Any) -> None:
+    """No tokenizer takes them, and it would not say where they are."""
+    file = write_lines(tmp_path / "data.jsonl", {"text": "whole \U0001f600"}, record)
+    with pytest.raises(DataError, match=r"data.jsonl:2: holds half a character, a lone surrogate: '\\ud"):
+        list(read_data([file]))
