@@ -185,7 +185,7 @@ def test_threads_take_turns(plain: LLM) -> None:
 
 
 def test_a_bad_prompt_of_many_is_named(plain: LLM) -> None:
-    with pytest.raises(ContextTooLong, match=r"^prompts\[1\]: the prompt has 600"):
+    with pytest.raises(ContextTooLong, match=r"^prompts\[1\]: the prompt is too long: 600"):
         plain.generate(["fine", [1] * 600], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequest, match=r"^the prompt is empty"):
         plain.generate("", GREEDY, use_tqdm=False)
