@@ -102,7 +102,8 @@ class ChatFormat:
         told = [message.for_template(reads_arguments_as_text(template)) for message in messages]
         offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
         refusal: TemplateError | None = None
-        for turns in (told, _by_turns(told, "system"), _by_turns(told, "user")):
+        for first in (None, "system", "user"):
+            turns = told if first is None else _by_turns(told, first)
             try:
                 text = self._tokenizer.apply_chat_template(
                     in_parts(turns) if self._wants_parts else turns,

@@ -61,7 +61,7 @@ class Thinking(AnthropicObject):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None  # no summaries are made: the thinking itself is there
+    display: Literal["summarized", "updates", "omitted"] | None = None  # no summaries are made, nor updates: the thinking itself is there
 
 
 class OutputFormat(AnthropicObject):

@@ -194,6 +194,8 @@ def test_thinking_is_shown_to_those_who_ask_for_it(hermes: TestClient, fake: Fak
     assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
     assert str(fake.tokenizer.decode(fake.calls[0].prompt)).endswith("<think>\n")
     assert fake.calls[0].params.thinking.max_tokens == 100
+    for display in ("summarized", "updates"):  # the second is what Claude Code wants where another program reads its output
+        assert whole(hermes, max_tokens=200, thinking={"type": "adaptive", "display": display})["content"] == expected
     hidden = whole(hermes, max_tokens=200, thinking={"type": "adaptive", "display": "omitted"})
     assert hidden["content"] == expected[1:] and fake.calls[-1].params.thinking is None
 
