@@ -123,6 +123,8 @@ class AdaptivePolicy:
             self._lessons.learn()
         if not self._rest.covers(len(wishes)):
             self._scouting.read_prompts(wishes)
+        if self._has_begun:
+            base = self._as_begun(base, wishes)
         may_add = budget > 0 and self._scouting.found and self._probing.probe is None
         answer = self._scouting.add_to(base, wishes, budget, self._step) if may_add else base
         if answer is not base and self._has_begun:
@@ -137,6 +139,19 @@ class AdaptivePolicy:
         if not self._asked:
             self._plain_at = self._step
         return answer
+
+    def _as_begun(self, answer: Answer, wishes: Sequence[Wish]) -> Answer:
+        """The answer for a step that has begun with the guesses of those who were asked in the one before. Others would be another step,
+        behind that one: they wait for the next."""
+        asked = [self._was_open.get(wish.request.request_id) for wish in wishes]
+        is_new = [k > 0 and (one is None or one.proposer != p) for one, (p, k) in zip(asked, answer, strict=True)]
+        if not any(is_new):
+            return answer
+        self.has_left = True
+        probe = self._probing.probe
+        if probe is not None and any(new and wish.request.request_id == probe.request_id for new, wish in zip(is_new, wishes, strict=True)):
+            self._probing.probe = None
+        return [NOBODY if new else said for new, said in zip(is_new, answer, strict=True)]
 
     def _take_rest(self) -> None:
         self._rest.steps_left -= 1

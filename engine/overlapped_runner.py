@@ -13,6 +13,7 @@ only be computed behind it.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from .plan import PlanRow, StepPlan
 from .request import Request
 from .runner import Forward, Runner, batch_lists
 from .verifier import Verifier
+
+logger = logging.getLogger("foretoken.engine")
 
 MOST_STEPS_APART = 64
 """Steps between two that are begun, where none of them is wanted."""
@@ -67,13 +70,9 @@ class _Ahead:
     started: Started
     fed: Fetched  # [2, T] positions and token ids
 
-
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """Nodes of the step that was begun: those that the plan has, in its order."""
-
-    places: list[int]
-    are_all: bool
+    @property
+    def num_tokens(self) -> int:
+        return sum(1 + row.count for row in self.rows.values())
 
 
 class OverlappedRunner(Runner):
@@ -98,6 +97,7 @@ class OverlappedRunner(Runner):
         self._is_steady = False  # the latest one
         self._apart = 0  # steps between two that are begun: more where they are begun in vain
         self._pause = 0  # steps before one may be begun again
+        self._may_begin = True
         self.num_ahead = 0  # steps that were begun before they were planned
         self.num_used = 0  # those that were then planned
         self.num_matched = 0  # steps whose rows were walked on the device
@@ -130,9 +130,20 @@ class OverlappedRunner(Runner):
         if self._pause:
             self._pause -= 1
             return
-        rows = self._followers(plan, chains) if self._was_steady and plan.is_steady else []
+        rows = self._followers(plan, chains) if self._may_begin and self._was_steady and plan.is_steady else []
         if not rows:
             return
+        try:
+            self._ahead = self._handed_over(rows, plan, answer, chains)
+        except Exception:  # noqa: BLE001 - the step that is under way is fine, and nothing depends on the next one
+            self._may_begin = False
+            logger.warning("no step is begun before the one before it has ended any more", exc_info=True)
+        else:
+            self.num_ahead += 1
+
+    def _handed_over(
+        self, rows: list[tuple[Request, Follower]], plan: StepPlan, answer: Tensor, chains: ChainsAhead | None
+    ) -> _Ahead:
         followers = Followers.of([row for _, row in rows], answer.device, plan.block_size, self._starting.vocab_size)
         batch = following(followers, answer, None if chains is None else chains.token_ids)
         fed = self._starting.fetch(torch.stack([batch.positions, batch.token_ids]))
@@ -142,31 +153,36 @@ class OverlappedRunner(Runner):
         for request, row in rows:
             expected[request.request_id] = _Expected(request, first, row.count, row.table, row.draws)
             first += 1 + row.count
-        self._ahead = _Ahead(expected, started, fed)
-        self.num_ahead += 1
+        return _Ahead(expected, started, fed)
 
     def final_states(self, plan: StepPlan) -> Tensor:
-        self._ahead = None  # the step behind it would read its tokens where this pass writes its own
+        if self._ahead is not None:  # the step behind it would read its tokens where this pass writes its own
+            self._ahead = None
+            self._regret()
         return super().final_states(plan)
 
-    def _begun(self, plan: StepPlan) -> tuple[Started | None, _Nodes | None]:
-        """What was begun, if it is the plan's step, and where its rows are there."""
+    def _begun(self, plan: StepPlan) -> tuple[Started | None, list[int] | None]:
+        """What was begun, if it is the plan's step; and where its nodes are there, if the plan has not all of them."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        if ahead is None or not any(row.request.request_id in ahead.rows for row in plan.rows):
             return None, None
         nodes = self._taken(ahead, plan)
         if nodes is None:
-            self._pause = self._apart = min(2 * self._apart + 2, MOST_STEPS_APART)
+            self._regret()
             return None, None
         self._apart = max(self._apart - 1, 0)
         self.num_used += 1
-        if nodes.are_all:
+        if nodes == list(range(ahead.num_tokens)):
             return ahead.started, None
-        drawn = [place for row, place in zip(_owners(plan), nodes.places, strict=True) if self._wants_full_logits(row.request)]
-        return ahead.started.at(nodes.places, drawn), nodes
+        drawn = [node for row, node in zip(_owners(plan), nodes, strict=True) if self._wants_full_logits(row.request)]
+        return ahead.started.at(nodes, drawn), nodes
 
-    def _taken(self, ahead: _Ahead, plan: StepPlan) -> _Nodes | None:
-        """None if the plan is of another step."""
+    def _regret(self) -> None:
+        """A step was begun in vain: the next ones are begun more rarely."""
+        self._pause = self._apart = min(2 * self._apart + 2, MOST_STEPS_APART)
+
+    def _taken(self, ahead: _Ahead, plan: StepPlan) -> list[int] | None:
+        """Where the plan's nodes are in what was begun; None if the plan is of another step."""
         if plan.scored:
             return None
         positions, token_ids = ahead.fed.get().tolist()  # long here: the step before has been committed
@@ -179,9 +195,9 @@ class OverlappedRunner(Runner):
             if nodes is None:
                 return None
             places += nodes
-        return _Nodes(places, places == list(range(len(token_ids))))
+        return places
 
-    def _match(self, plan: StepPlan, started: Started, nodes: _Nodes | None) -> Tensor | None:
+    def _match(self, plan: StepPlan, started: Started, nodes: list[int] | None) -> Tensor | None:
         """Hand over the rest of a step: what its rows emit, on the device. None if only the verifier can do it. nodes: where its
         scores are, if not in the plan's order."""
         rows = [row for row in plan.rows if row.samples]
@@ -195,7 +211,7 @@ class OverlappedRunner(Runner):
         if any(chooses):
             starts: list[int] = guesses.row_starts.tolist()
             if nodes is not None:
-                starts = [nodes.places[start] for start in starts[:-1]]
+                starts = [nodes[start] for start in starts[:-1]]
             drawing = [(row, start) for row, start, own in zip(rows, starts, chooses, strict=False) if own]
             chosen = self._choose(started, [row for row, _ in drawing], [start for _, start in drawing])
             if chosen is None:
@@ -225,10 +241,15 @@ class OverlappedRunner(Runner):
             if request.num_output_tokens + 1 >= request.max_tokens or length + 1 >= self._max_model_len:
                 continue  # this step is its last
             chain, count = known.get(request.request_id, (0, 0))
-            most = length + len(row.draft_token_ids) + 1 + count  # places, if all guesses of this step are accepted
-            if (row.is_asked and not count) or most > min(len(row.block_table) * plan.block_size, self._max_model_len):
+            # Where a device guesses, a row that it can neither guess for now nor before is one that it cannot read.
+            if row.is_asked and not count and (chains is None or row.draft_token_ids or row.num_scheduled > 1):
                 return []
-            table = array("i", row.block_table[: -(-most // plan.block_size)])
+            least = length + len(row.draft_token_ids) + 1  # places, if all guesses of this step are accepted
+            room = min(len(row.block_table) * plan.block_size, self._max_model_len) - least
+            if room < 0:
+                return []
+            count = min(count, room)
+            table = array("i", row.block_table[: -(-(least + count) // plan.block_size)])
             rows.append((request, Follower(answer, length, chain, count, table, self._wants_full_logits(request))))
         return rows
 

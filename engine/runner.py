@@ -49,7 +49,7 @@ class Runner:
         return self.start(plan).finish()
 
     def start(self, plan: StepPlan) -> Forward:
-        """Hands the pass over. It is finished before another one starts."""
+        """Hands the pass over."""
         output = self.executor.run(self._batch(plan), self.kv, self._hidden)
         return Forward(lambda: output)
 

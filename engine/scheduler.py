@@ -75,6 +75,14 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 
+    @property
+    def _may_join(self) -> bool:
+        """Whether somebody waits whom the next step may admit."""
+        if not self._waiting or len(self.running) >= self.config.max_num_seqs:
+            return False
+        refused, num_free = self._refused
+        return refused != self._waiting[0][3].request_id or self.kv.pool.num_free > num_free
+
     def add(self, request: Request) -> None:
         assert request.request_id not in self.requests, f"{request.request_id} is known already"
         self.requests[request.request_id] = request
@@ -161,8 +169,7 @@ class Scheduler:
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
         is_plain = not (num_drafts or ingest or controller.policy.has_left)
         rounds = self._in_rounds(rows) if may_round and is_plain and len(rows) == num_running else None
-        may_join = bool(self._waiting) and len(self.running) < config.max_num_seqs
-        return Grants(rows, ingest, self.kv.block_size, not (may_join or controller.policy.has_left), rounds)
+        return Grants(rows, ingest, self.kv.block_size, not (self._may_join or controller.policy.has_left), rounds)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""

@@ -90,7 +90,8 @@ class Verifier:
 
     @property
     def only_matches(self) -> bool:
-        """Whether sample-and-match is all there is. Then a forward may bring what that says as `matched`, if no row wants logprobs."""
+        """Whether sample-and-match is all there is. Then a forward may bring what that says as `matched`, if no row wants logprobs; under
+        other rules it may where no row has a draft."""
         return self.method == "match" and self._typical is None and self._rates is None
 
     def forget(self, request_id: str) -> None:
@@ -112,9 +113,7 @@ class Verifier:
         if self._rates is not None:
             self._decree([walk for walk in walks if walk.row.draft_token_ids and walk.error is None], target.logits)
         open_walks = [w for w in walks if w.first_logits >= 0 and w.error is None and w.accepted is None]
-        if target.chosen is not None:
-            _look_up(open_walks, target.chosen)
-        elif target.logits is not None:
+        if target.logits is not None:
             self._choose(open_walks, plan, target.logits)
         verdicts = [_verdict(walk) for walk in walks]
         return verdicts if target.logits is None else _with_logprobs(walks, verdicts, target.logits)
@@ -131,12 +130,11 @@ class Verifier:
             if full_logits_wanted(row.request):
                 walk = _Walk(row, [-1] * (end - first), tops[first:end], first_logits, first_draft)
                 first_logits += end - first
-                if target.chosen is None:
-                    assert target.logits is not None, "the forward left out logits that full_logits_wanted"
-                    try:
-                        self.sampler.prepare(row.request, target.logits.shape[1])
-                    except InvalidRequest as error:
-                        walk.error = str(error)
+                assert target.logits is not None, "the forward left out logits that full_logits_wanted"
+                try:
+                    self.sampler.prepare(row.request, target.logits.shape[1])
+                except InvalidRequest as error:
+                    walk.error = str(error)
             else:
                 walk = _Walk(row, argmax[first:end], tops[first:end], -1, first_draft)
             walks.append(walk)
@@ -215,13 +213,6 @@ class Verifier:
             assert logits is not None
             (token,) = self.sampler.sample(logits[walk.first_logits + last][None], [walk.node(last)])
         walk.follow(path, token)
-
-
-def _look_up(walks: Sequence[_Walk], chosen: Tensor) -> None:
-    """Take over choices that were made before the step was waited for. Nobody guessed in it, and no row wants logprobs."""
-    known = chosen.tolist()
-    for walk in walks:
-        walk.tokens = known[walk.first_logits : walk.first_logits + len(walk.tokens)]
 
 
 def _coin_keys(row: PlanRow) -> Tensor:

@@ -87,9 +87,8 @@ class ForwardOutput:
 
     argmax: Tensor  # [N] int64, the best token id at each of logits_indices (the first column among equals)
     top: Tensor  # [N] float32, its logit; NaN or infinite if the row is not finite
-    logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0 or all choices are in `chosen`
+    logits: Tensor | None  # [M, V] float32 rows of batch.full_logits, None if M == 0 or all choices are in `matched`
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
-    chosen: Tensor | None = None  # [M] int64 on the CPU, the request's own choice by each row of logits, where it was made already
     matched: Tensor | None = None  # what each row emits, where that was found on the device (matching.py): there argmax and top stay
 
     def on_host(self) -> ForwardOutput:

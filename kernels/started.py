@@ -46,23 +46,17 @@ class Fetched:
 
 class Started:
     """A pass that was handed to the device. What it says of its nodes the next pass overwrites: by then it must have been used
-    there, matched, or sent, which keeps no logits."""
+    there, matched, or finished."""
 
     def __init__(self, computed: Computed, num_scores: int, wanted: Tensor) -> None:
         """computed: behind the pass's own entries there may be padding. wanted: full_logits of the batch, on the device."""
         self.argmax, self.top, self.scores, self.hidden = computed.argmax, computed.top, computed.logits, computed.hidden
         self._computed, self._num_scores, self._wanted = computed, num_scores, wanted
-        self._sent: list[Fetched] | None = None
 
     @cached_property
     def logits(self) -> Tensor | None:
         """As in ForwardOutput, on the device: copies of some of the scores."""
         return full_logits(self._computed, self._wanted)
-
-    def send(self) -> None:
-        """Let argmax and top come to the host. Nothing is done about logits: they are many, and mostly nobody asks for them."""
-        if self._sent is None:
-            self._sent = Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores])
 
     def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
         """What each row emits (matching.py), on the device. chosen: by the rows that choose from `scores`, there too."""
@@ -79,19 +73,12 @@ class Started:
         some = replace(self._computed, argmax=self.argmax[there], top=self.top[there], hidden=states)
         return Started(some, len(nodes), upload(torch.tensor(wanted, dtype=torch.int64), there.device))
 
-    def best(self) -> ForwardOutput:
-        """Wait for the device, and only for this pass. For argmax, top and states: who wants states only goes on with them there, so
-        that there is nothing to wait for."""
-        self.send()
-        assert self._sent is not None
-        argmax, top = (sent.get() for sent in self._sent)
-        return ForwardOutput(argmax, top, None, self.hidden)
-
     def finish(self) -> ForwardOutput:
-        """The same with logits, before another pass is started."""
+        """Wait for the device, before another pass is started. Logits and states stay there: mostly nobody asks for the first, and who
+        wants the others goes on with them there."""
         logits = self.logits
-        output = self.best()
-        return ForwardOutput(output.argmax, output.top, logits, output.hidden)
+        argmax, top = (sent.get() for sent in Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores]))
+        return ForwardOutput(argmax, top, logits, self.hidden)
 
 
 @runtime_checkable

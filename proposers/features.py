@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.record import record
+from ..kernels.started import Fetched
 from ..kernels.upload import upload
 from .base import Feedback
 
@@ -91,6 +92,7 @@ class Features:
         self._held: dict[str, _Held] = {}
         self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
         self._new_edges: dict[int, Tensor] = {}  # block -> [width], later than what stands there: on a device until they are many
+        self._leaving: tuple[dict[int, Tensor], Fetched] | None = None  # those that were many last, and their copy on its way
         self._device = torch.device("cpu")  # where the target leaves its states
 
     @staticmethod
@@ -153,15 +155,19 @@ class Features:
             self._edges.index_copy_(0, torch.tensor(blocks), states)
             return
         self._new_edges.update(zip(blocks, states.clone(), strict=True))
-        if len(self._new_edges) >= MOST_NEW_EDGES:  # one copy to the host for all of them: each would be waited for
-            self._edges[[*self._new_edges]] = torch.stack([*self._new_edges.values()]).cpu()
-            self._new_edges.clear()
+        if len(self._new_edges) >= MOST_NEW_EDGES:
+            # One copy to the host for all of them, and not waited for now: the target's next pass may have begun.
+            if self._leaving is not None:
+                left, copy = self._leaving
+                self._edges[[*left]] = copy.get()
+            self._leaving = self._new_edges, Fetched.of(torch.stack([*self._new_edges.values()]))[0]
+            self._new_edges = {}
 
     def prepend_edge(self, request_id: str, block: int) -> None:
         """Put the last state of a filled block in front of those held, which begin right behind the block."""
         held = self._held[request_id]
         rest = self.rows(request_id, held.start, held.stop)
-        states = torch.cat([self._new_edges.get(block, self._edges[block])[None].to(rest), rest])
+        states = torch.cat([self._edge(block)[None].to(rest), rest])
         held.start = held.first = held.start - 1
         held.pieces = deque([_Piece([states], 0, len(states))])
 
@@ -174,6 +180,11 @@ class Features:
             assert widths <= {self.width}, "states of another width"
             assert 0 <= held.first <= held.start <= held.stop, "states at no position"
             assert held.stop == held.first + sum(piece.end - piece.begin for piece in held.pieces), "states are lost"
+
+    def _edge(self, block: int) -> Tensor:
+        if (new := self._new_edges.get(block)) is not None:
+            return new
+        return self._edges[block] if self._leaving is None else self._leaving[0].get(block, self._edges[block])
 
     def _append(self, request_id: str, start: int, piece: _Piece) -> None:
         held = self._held.get(request_id)

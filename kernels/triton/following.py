@@ -27,9 +27,9 @@ def laid_out(followers: Followers, answer: Tensor, guesses: Tensor | None) -> Ra
     num_tokens, (num_rows, width) = len(followers.every), followers.tables.shape
     by_token = torch.empty(4, triton.cdiv(num_tokens, _EVEN) * _EVEN, dtype=torch.int64, device=answer.device)
     seq_lens = torch.empty(num_rows, dtype=torch.int32, device=answer.device)
-    some = by_token if guesses is None else guesses
+    chains = by_token if guesses is None else guesses  # which nobody reads then
     _lay_out[(num_rows,)](
-        followers.values, followers.tables, answer, some, by_token, seq_lens, width, answer.shape[1], some.stride(0),
+        followers.values, followers.tables, answer, chains, by_token, seq_lens, width, answer.shape[1], chains.stride(0),
         by_token.shape[1], followers.block_size, followers.vocab_size, LANES=_LANES, num_warps=1,
     )  # fmt: skip
     tokens, positions, slots, tree_mask = by_token[:, :num_tokens]

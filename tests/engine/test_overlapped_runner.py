@@ -23,7 +23,7 @@ from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.runner import Forward
 from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.kernels import started
-from foretoken.kernels.layout import ForwardOutput
+from foretoken.kernels.layout import ForwardOutput, RaggedBatch
 from foretoken.kernels.torch_executor import full_logits
 from foretoken.proposers.base import Draft, DraftContext, Proposer
 from foretoken.proposers.config import PredictionConfig, SpeculativeConfig
@@ -235,6 +235,34 @@ def test_steps_that_are_begun_in_vain_are_begun_more_rarely(monkeypatch: pytest.
     assert runner.num_ahead - begun == runner.num_used > 80
 
 
+def test_a_step_that_cannot_be_begun_harms_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    core = decoding_core(num_rows=1, max_tokens=30)
+    (request,) = core.scheduler.requests.values()
+
+    def failing(*_: object) -> RaggedBatch:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(overlapped_runner, "following", failing)
+    finish(core)
+    assert len(request.token_ids) == 33 and request.token_ids[3:] == simulation.run_alone(World(5), fresh(request))
+    assert sum("no step is begun" in record.message for record in caplog.records) == 1 and not num_failed(caplog)
+
+
+def test_a_row_that_the_drafter_cannot_read_stops_nobody() -> None:
+    """Its text is longer than the drafter can read."""
+    world = World(5)
+    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    drafter = simulation.draft_model("draft_model", ChainHashModel(simulation.VOCAB), 200, 4, 3, max_model_len=60)
+    core = overlapped_core(world, [drafter], SpeculativeConfig(disable_by_batch_size=16), 200)
+    settings = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+    for i, length in enumerate((3, 3, 70)):
+        core.add_request(Request(f"r{i}", [1 + (i + n) % 9 for n in range(length)], settings, 0.0, 12 if i == 2 else 60, seed=i))
+    steps = finish(core)
+    runner = core.runner
+    assert isinstance(runner, OverlappedRunner)
+    assert runner.num_ahead == runner.num_used > steps - 8
+
+
 def test_rows_that_want_logprobs_are_waited_for() -> None:
     core = decoding_core(num_rows=2, max_tokens=6)
     core.add_request(Request("l", [1], SamplingParams(temperature=1.0, logprobs=1, ignore_eos=True, detokenize=False), 0.0, 6, seed=1))
@@ -258,7 +286,7 @@ def test_a_request_that_comes_is_served_behind_the_step_that_has_begun() -> None
 
 
 def test_logits_are_copied_only_where_nobody_has_chosen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of steps that are begun ahead all choices are made on the device. Those of the first one, and of the last, are left to others."""
+    """All choices are made on the device."""
     copied: list[int] = []
 
     def counted(computed: started.Computed, wanted: torch.Tensor) -> torch.Tensor | None:
@@ -270,4 +298,4 @@ def test_logits_are_copied_only_where_nobody_has_chosen_yet(monkeypatch: pytest.
     steps = finish(core)
     runner = core.runner
     assert isinstance(runner, OverlappedRunner) and runner.num_used == 28 and steps == 30
-    assert sum(map(bool, copied)) <= 2
+    assert not any(copied)

@@ -142,10 +142,14 @@ def test_what_is_found_while_a_step_with_guesses_is_under_way_is_left_too() -> N
         controller.observe(StepPlan([row], 16), Verdict([said]), 0.0, StepTimes(seconds, (1e-5 * (not proposer), 1e-5 * (proposer == 1))))
         return proposer, k
 
-    asked = [step(has_begun=True)[0] for _ in range(60)]
+    # Nobody guessed in the step before: to ask for the first time is another step, too.
+    assert step(has_begun=True) == (-1, 0) and controller.policy.has_left
+    asked = [step(has_begun=False)[0] for _ in range(60)]
     assert asked[-10:] == [0] * 10 and not controller.policy.has_left
+    assert [step(has_begun=True)[0] for _ in range(4)] == [0] * 4 and not controller.policy.has_left
     repeats = True
-    assert step(has_begun=True)[0] == 0 and controller.policy.has_left
+    left = [(step(has_begun=True)[0], controller.policy.has_left) for _ in range(6)]
+    assert {who for who, _ in left} == {0} and any(has_left for _, has_left in left)
     assert [step(has_begun=False)[0] for _ in range(3)].count(1) >= 2 and not controller.policy.has_left
 
 
