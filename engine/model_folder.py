@@ -85,8 +85,11 @@ def config_json(folder: Path) -> dict[str, Any]:
     if raw is None:
         if (folder / ADAPTER).is_file():
             raise ModelLoadError(_adapter_sentence(folder))
-        ggufs = sorted(folder.glob("*.gguf"))
-        raise ModelLoadError(_gguf_sentence(ggufs[0]) if ggufs else f"{folder} has no config.json; is it a model's folder?")
+        if ggufs := sorted(folder.glob("*.gguf")):
+            raise ModelLoadError(_gguf_sentence(ggufs[0]))
+        inside = next(folder.glob("snapshots/*/config.json"), None)  # as the hub's cache has it
+        instead = f"name {inside.parent}" if inside else "name the folder that holds config.json and *.safetensors"
+        raise ModelLoadError(f"{folder} has no config.json: {instead}")
     return raw
 
 
@@ -131,8 +134,8 @@ def _weight_files(folder: Path) -> list[Path]:
     others = sorted(file.name for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))  # Mistral's own format
     if any(re.search(r"-\d+-of-\d+\.", name) for name in others):
         raise ModelLoadError(f"{folder} has {others[0]} but no model.safetensors.index.json, which says what is where; fetch that too")
-    there = f"; if {others[0]} holds the whole network, name it so" if others else ""
-    raise ModelLoadError(f"{folder} has no model.safetensors{there}")
+    there = f"if {others[0]} holds the whole network, name it so" if others else "weights are read from safetensors only"
+    raise ModelLoadError(f"{folder} has no model.safetensors: {there}")
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -161,7 +164,7 @@ def _adapter_sentence(folder: Path) -> str:
 
 def _gguf_sentence(file: Path) -> str:
     return (
-        f"{file.name} is a GGUF file; serve the original safetensors, or convert it once: "
+        f"{file.name} is a GGUF file; serve the original safetensors, or, after pip install gguf, convert it once: "
         f"{_conversion(file.parent, f', gguf_file={file.name!r}')}; then serve ./converted"
     )
 

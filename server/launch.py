@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ..engine.config import DEMO_MODEL
-from ..engine.errors import ModelLoadError
+from ..engine.model_folder import HUB_ID, config_json, find_folder, weight_files
 from .admission import MAX_HEADER_BYTES
 from .banner import banner
 from .config import ServerConfig
@@ -42,7 +42,6 @@ logger = logging.getLogger("foretoken.server")
 
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
-CONVERTIBLE = (".bin", ".gguf")  # weights that the loader refuses with advice on how to convert them
 ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
 
@@ -190,15 +189,8 @@ def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]
 def require_model_folder(model: str) -> None:
     """Say at once what a loader would find out seconds later. Hub ids pass. Raises ModelLoadError."""
     path = Path(model).expanduser()
-    if model == DEMO_MODEL:
+    if model == DEMO_MODEL or (HUB_ID.fullmatch(model) and not path.exists()):
         return
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelLoadError(f"model folder {model} has no config.json: name the folder that holds config.json and *.safetensors")
-        if not any(file.suffix in (".safetensors", *CONVERTIBLE) for file in path.iterdir()):
-            raise ModelLoadError(f"model folder {model} has no *.safetensors file: weights are read from safetensors only")
-    elif path.exists():
-        if path.suffix not in CONVERTIBLE:
-            raise ModelLoadError(f"model {model} is a file: name the folder that holds config.json and *.safetensors")
-    elif model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ModelLoadError(f"model folder {model} does not exist")
+    folder = find_folder(model, None, lambda line: None)
+    config_json(folder)
+    weight_files(folder)

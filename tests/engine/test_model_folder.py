@@ -101,7 +101,7 @@ def test_an_index_of_an_earlier_save_is_passed_over(tmp_path: Path):
 
 def test_files_of_other_names_are_named(tmp_path: Path):
     (tmp_path / "model.fp16.safetensors").touch()
-    with pytest.raises(ModelLoadError, match="has no model.safetensors; if model.fp16.safetensors holds the whole network, name it so"):
+    with pytest.raises(ModelLoadError, match="has no model.safetensors: if model.fp16.safetensors holds the whole network, name it so"):
         weight_files(tmp_path)
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     with pytest.raises(ModelLoadError, match="has model-00001-of-00002.safetensors but no model.safetensors.index.json"):
@@ -115,6 +115,16 @@ def test_an_adapter_is_told_from_a_folder_that_is_none(tmp_path: Path):
     for find in (config_json, weight_files):
         with pytest.raises(ModelLoadError, match="is an adapter.*merge it into some-org/base"):
             find(tmp_path)
+
+
+def test_a_folder_of_the_hubs_cache_is_told_from_the_snapshot_in_it(tmp_path: Path):
+    with pytest.raises(ModelLoadError, match="has no config.json: name the folder that holds config.json"):
+        config_json(tmp_path)
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    with pytest.raises(ModelLoadError, match=f"has no config.json: name {snapshot}"):
+        config_json(tmp_path)
 
 
 def test_pointers_of_git_lfs_are_told_from_damage(tmp_path: Path):
