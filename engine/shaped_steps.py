@@ -144,7 +144,8 @@ class ShapedSteps:
         kv, size = self.core.scheduler.kv, self.core.scheduler.kv.block_size
         known = kv.admit("long", self.text[: context + 1])
         assert known >= size, "the first block is not in the cache"
-        assert kv.reserve("long", context), "the cache has no room for the context"
+        has_room = kv.reserve("long", context)
+        assert has_room, "the cache has no room for the context"
         table = kv.block_table("long")
         places = range(known, context)
         self.core.runner.move_slots(

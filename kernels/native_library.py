@@ -46,8 +46,8 @@ def availability() -> Availability:
     if library is None:
         return Availability(
             None,
-            "no C++ compiler was found at install; install g++ (apt install g++), "
-            "then run pip install --force-reinstall --no-deps foretoken",
+            "no C++ compiler that can build it was found at install; install g++ 11 or newer (apt install g++), then run that "
+            "pip install again with --force-reinstall --no-deps",
         )
     isa = library.ft_isa()
     if isa < 0:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +54,23 @@ def start(target: Path, proposers: tuple[Any, ...], executor: str, dtype: str = 
             speculative,
         )
     )
+
+
+OPTIMISED = """
+import sys
+from foretoken import LLM, SamplingParams
+(output,) = LLM(sys.argv[1]).generate("The quick", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+assert False, "this must be no statement here"
+print(len(output.outputs[0].token_ids))
+"""
+
+
+def test_nothing_depends_on_what_assertions_do(tmp_path: Path) -> None:
+    """python -O, or PYTHONOPTIMIZE in a container, leaves them out; costs are measured, as nothing is kept yet."""
+    folder = save_llama(tmp_path / "target", hidden_size=32, num_layers=1, seed=0)
+    command = [sys.executable, "-O", "-W", "ignore", "-c", OPTIMISED, str(folder)]
+    done = subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "4\n", done.stderr
 
 
 def _kv_of(proposer: LearnedProposer) -> Any:
