@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,11 @@ def test_the_core_knows_no_clock_no_asyncio_and_no_web() -> None:
 def test_kernels_is_no_package_of_its_own() -> None:
     """transformers imports a package called `kernels` if it finds one: ours must never be it."""
     assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_types_are_announced_to_type_checkers_of_other_projects() -> None:
+    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in package_data["foretoken"] and (ROOT / "py.typed").is_file()
 
 
 def test_importing_the_face_loads_nothing_heavy() -> None:
