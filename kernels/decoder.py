@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedConfig
 
+from .config_limits import max_positions
 from .decoder_builder import DecoderBuilder
 from .families import FAMILIES
 from .program import Program
@@ -26,7 +27,7 @@ def supports(hf_config: PreTrainedConfig) -> bool:
 def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = None, dtype: torch.dtype = torch.float32) -> Program:
     """The program of a checkpoint of a family in FAMILIES, one op for each step of its paper. Raises UnsupportedModel.
 
-    max_model_len: positions it is to run with, default max_position_embeddings. dtype: number format it is to run in, to
+    max_model_len: positions it is to run with, by default all that it was made for. dtype: number format it is to run in, to
     which some families round their constants.
     """
     if hf_config.model_type not in FAMILIES:
@@ -37,4 +38,4 @@ def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = Non
         raise UnsupportedModel(f"architectures {config['architectures']}")
     if config.get("quantization_config"):
         raise UnsupportedModel("quantised checkpoint")
-    return family(DecoderBuilder(hf_config, max_model_len or int(config["max_position_embeddings"]), dtype))
+    return family(DecoderBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))

@@ -118,6 +118,13 @@ def test_context_length(folder: Path, executor: str):
         load(folder, max_model_len=129, executor=executor)
 
 
+@pytest.mark.parametrize("executor", ["auto", "torch", "transformers"])
+def test_context_length_with_the_scaling_that_model_cards_tell_to_add(folder: Path, executor: str):
+    """Qwen's: rope_scaling beside an unchanged max_position_embeddings."""
+    edit_config(folder, rope_parameters=None, rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})
+    assert load(folder, executor=executor).max_model_len == 512
+
+
 @pytest.mark.parametrize(
     ("entries", "phrase"),
     [
