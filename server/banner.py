@@ -83,10 +83,13 @@ def _examples(config: ServerConfig, engine: Engine, base_url: str, made_key: boo
     key = config.api_keys[0] if config.api_keys else None
     auth = f'-H "Authorization: Bearer {key if made_key else "$FORETOKEN_API_KEY"}" ' if key else ""  # in quotes in which $ counts
     sdk_key = repr(key if made_key else "...") if key else "'none'"
-    body = shlex.quote(json.dumps({"model": engine.model.name, "messages": [{"role": "user", "content": "Hello!"}]}))
+    chats = bool(engine.tokenizer.chat_template)
+    route = "chat/completions" if chats else "completions"
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Once upon a time"}
+    body = shlex.quote(json.dumps({"model": engine.model.name, **asked}))
     talk = f"foretoken chat --url {base_url}" + (f" --api-key {key}" if made_key else "")
     return [
-        ("chat", talk),
+        ("chat", talk if chats else "not with this model: it has no chat template, so /v1/completions continues prompts"),
         ("SDK", f"OpenAI(base_url='{base_url}/v1', api_key={sdk_key})"),
-        ("curl", f"curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' {auth}-d {body}"),
+        ("curl", f"curl {base_url}/v1/{route} -H 'Content-Type: application/json' {auth}-d {body}"),
     ]

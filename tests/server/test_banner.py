@@ -57,6 +57,12 @@ def test_lines_fit_the_terminal_but_those_to_be_copied(engine: Engine) -> None:
     assert "ft-made  (made now" in whole["api key"] and "Bearer ft-made" in whole["curl"] and "--api-key ft-made" in whole["chat"]
 
 
+def test_a_model_without_a_chat_template_is_shown_what_it_can_do(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    found = told(banner(ServerConfig(engine=engine.config), engine, URL, made_key=False))
+    assert f"{URL}/v1/completions -H" in found["curl"] and '"prompt": ' in found["curl"] and "no chat template" in found["chat"]
+
+
 def test_the_curl_command_is_one_for_a_shell(engine: Engine) -> None:
     """A key that we did not make is not shown: the shell puts it in."""
     found = told(banner(ServerConfig(engine=engine.config, api_keys=("mine",)), engine, URL, made_key=False))
