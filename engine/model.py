@@ -23,7 +23,7 @@ from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
-from .model_folder import Progress, config_json, find_folder, one_line, read_json, refuse_pointers, weight_files
+from .model_folder import Progress, config_json, find_folder, one_line, read_json, require_files, weight_files
 from .network_plan import NetworkPlan, plan_network
 
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
@@ -218,7 +218,7 @@ def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
         files = [file for name in TOKENIZERS for file in folder.glob(name)]
         if not files:  # transformers asks for packages instead
             raise ModelLoadError(f"{folder} has no tokenizer: put the tokenizer.json there that belongs to the weights") from error
-        refuse_pointers(files)
+        require_files(files)
         if "auto_map" in (read_json(folder, "tokenizer_config.json") or {}):
             reason = "it needs Python code of its own (auto_map in tokenizer_config.json), which is never run"
             raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {reason}; use a version that transformers knows") from error

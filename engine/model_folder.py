@@ -6,6 +6,7 @@ What is wrong with the files is told in one sentence, before anything is loaded.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,9 +35,15 @@ def find_folder(
     if model.split("/")[0] == DEMO_MODEL and model.count("/") <= 1:
         return embedded(model)
     path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        is_dir, is_file = path.is_dir(), path.is_file()
+    except PermissionError as error:
+        raise ModelLoadError(_unreadable(path, error.strerror)) from error
+    if is_dir:
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ModelLoadError(_unreadable(path, "Permission denied"))
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix == ".gguf":
             raise ModelLoadError(_gguf_sentence(path))
         raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
@@ -96,16 +103,20 @@ def config_json(folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
     files = _weight_files(folder)
-    refuse_pointers(files)
+    require_files(files)
     return files
 
 
-def refuse_pointers(files: Iterable[Path]) -> None:
-    """Raise ModelLoadError for what `git clone` leaves in place of large files where Git LFS is not installed."""
+def require_files(files: Iterable[Path]) -> None:
+    """Raise ModelLoadError for files that may not be read, and for what `git clone` leaves in their place without Git LFS."""
     for file in files:
-        with file.open("rb") as opened:
-            if opened.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise ModelLoadError(f"{file} is only a pointer of Git LFS: run `git lfs install` and `git lfs pull` in {file.parent}")
+        try:
+            with file.open("rb") as opened:
+                start = opened.read(len(LFS_POINTER))
+        except OSError as error:
+            raise ModelLoadError(_unreadable(file, error.strerror)) from error
+        if start == LFS_POINTER:
+            raise ModelLoadError(f"{file} is only a pointer of Git LFS: run `git lfs install` and `git lfs pull` in {file.parent}")
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -146,7 +157,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        refuse_pointers([file])
+        require_files([file])
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file} is not a JSON object")
@@ -155,6 +166,10 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _unreadable(path: Path, why: str | None) -> str:
+    return f"{path} cannot be read ({why}): it must be readable for the user that runs Foretoken, in a container too"
 
 
 def _adapter_sentence(folder: Path) -> str:

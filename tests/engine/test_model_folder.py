@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,29 @@ def test_a_folder_of_the_hubs_cache_is_told_from_the_snapshot_in_it(tmp_path: Pa
     (snapshot / "config.json").touch()
     with pytest.raises(ModelLoadError, match=f"has no config.json: name {snapshot}"):
         config_json(tmp_path)
+
+
+def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As by the user of a container, of folders that are mounted there. The owner of these tests may read everything."""
+
+    def denied(*args: object, **kwargs: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", denied)
+        patched.setattr(Path, "read_text", denied)
+        for find, name in ((weight_files, "model.safetensors"), (config_json, "config.json")):
+            with pytest.raises(ModelLoadError, match=f"{name} cannot be read .Permission denied.: it must be readable"):
+                find(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(ModelLoadError, match=f"{tmp_path} cannot be read"):
+            find_folder(str(tmp_path), None, lambda line: None)
+    monkeypatch.setattr(Path, "is_dir", denied)
+    with pytest.raises(ModelLoadError, match=f"{tmp_path} cannot be read"):
+        find_folder(str(tmp_path), None, lambda line: None)
 
 
 def test_pointers_of_git_lfs_are_told_from_damage(tmp_path: Path):
