@@ -35,26 +35,33 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def check_vocabularies(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raise SpeculativeConfigError if the two would read one text as different ids, naming the first difference.
+    """Raise SpeculativeConfigError if the two would read one text as different ids, naming the first difference."""
+    if difference := first_difference(target, draft):
+        hint = "a draft model needs the target's own vocabulary; take one of the same family, or set use_heterogeneous_vocab"
+        raise SpeculativeConfigError(f"{difference}: {hint}")
+
+
+def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
+    """What makes the two read one text as different ids; None if nothing does.
 
     Tokenizers are compared, not configs: embedding tables are padded (Qwen2.5 has 151,936 and 152,064 rows for the same ids).
     """
-    hint = "a draft model needs the target's own vocabulary; take one of the same family, or set use_heterogeneous_vocab"
     theirs, ours = ({token_id: token for token, token_id in t.get_vocab().items()} for t in (target, draft))
     for token_id in sorted(theirs.keys() | ours.keys()):
         if theirs.get(token_id) != ours.get(token_id):
             said, guessed = _named(theirs.get(token_id)), _named(ours.get(token_id))
-            raise SpeculativeConfigError(f"token id {token_id} is {said} in the target and {guessed} in the draft: {hint}")
+            return f"token id {token_id} is {said} in the target and {guessed} in the draft"
     if isinstance(target, PreTrainedTokenizerFast) and isinstance(draft, PreTrainedTokenizerFast):
         added_theirs, added_ours = target.get_added_vocab(), draft.get_added_vocab()
         if differing := sorted(added_theirs.keys() ^ added_ours.keys()):
             side = "target" if differing[0] in added_theirs else "draft"
-            raise SpeculativeConfigError(f"token {differing[0]!r} is an added token in the {side} only: {hint}")
+            return f"token {differing[0]!r} is an added token in the {side} only"
         rules_theirs, rules_ours = _merges(target), _merges(draft)
         if rules_theirs != rules_ours:
             rank = next(i for i, (a, b) in enumerate(zip([*rules_theirs, None], [*rules_ours, None], strict=False)) if a != b)
             said, guessed = (" + ".join(rules[rank]) if rank < len(rules) else "missing" for rules in (rules_theirs, rules_ours))
-            raise SpeculativeConfigError(f"merge {rank} is {said!r} in the target and {guessed!r} in the draft: {hint}")
+            return f"merge {rank} is {said!r} in the target and {guessed!r} in the draft"
+    return None
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from ..engine.model_folder import find_folder
 from ..proposers.training.draft import DraftTrainee
 from ..proposers.training.frozen import FrozenTarget
 from ..proposers.training.heads.base import Head
@@ -28,9 +30,10 @@ from ..proposers.training.heads.mtp import Mtp, MtpSettings
 from ..proposers.training.heads.pard import Pard, PardSettings
 from ..proposers.training.reading import DataError
 from ..proposers.training.target import Shape
+from ..proposers.vocabularies import first_difference, read_tokenizer
 from .drafter_data import ANSWERS, TEXT, DrafterData, learned_counts, prepare
 from .train_options import DraftOptions, HeadOptions
-from .train_run import Machine, WorkFolder, train
+from .train_run import Machine, WorkFolder, log, train
 
 FIRST_STAGE = 0.5                    # of an MLP speculator's training: on the data itself, before what the target makes of it
 SERVED_TOKENS = 5                    # guesses at a time, in the command to paste, where nothing else was asked for
@@ -63,6 +66,8 @@ def train_head(options: HeadOptions) -> None:
     training, sources = options.training, options.training.sources
     machine = Machine.choose(training.device, training.precision)
     settings = settings_of(options.method, options.num_speculative_tokens, options.settings)
+    if isinstance(settings, PardSettings):
+        settings = replace(settings, draft=_draft_for(options.model, str(settings.draft)))
     staged = options.method == "mlp_speculator"
     begun = {"model": options.model, "method": options.method, **asdict(options.prompting)}
     begun |= {name: str(value) for name, value in asdict(settings).items()}
@@ -77,13 +82,14 @@ def train_head(options: HeadOptions) -> None:
     head.export(sources.out)
     if options.method == "pard":     # is a model by itself
         data.tokenizer.save_pretrained(sources.out)
-    _announce(options.method, options.model, sources.out, curves, options.num_speculative_tokens or SERVED_TOKENS)
+    wanted, most = options.num_speculative_tokens or SERVED_TOKENS, most_guesses(settings)
+    _announce(options.method, options.model, sources.out, curves, wanted if most is None else min(wanted, most))
 
 
 def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[str, Any]) -> Any:
     """The method's settings with `given` fields; num_speculative_tokens is the field that says how many tokens are guessed.
 
-    Raises DataError for a field that it does not have, naming those that it has.
+    Raises DataError for a field that it does not have, naming those that it has, and for a value that cannot be one of that field.
     """
     k = num_speculative_tokens
     match method:
@@ -129,11 +135,42 @@ def make_head(target: FrozenTarget, settings: Any, counts: Tensor) -> Head:
         raise DataError(f"{error} (--set NAME=VALUE changes a setting)") from error
 
 
+def most_guesses(settings: Any) -> int | None:
+    """Tokens that such a head can guess at a time when served; None: as many as it is asked for."""
+    match settings:
+        case MedusaSettings():
+            return settings.num_heads
+        case MlpSpeculatorSettings():
+            return settings.num_positions
+        case DFlashSettings():
+            return settings.block_size - 1
+        case _:
+            return None
+
+
+def _draft_for(target: str, draft: str) -> Path:
+    """The folder of a draft that is to be adapted. Raises DataError if it reads text as other ids than the target does."""
+    target_folder, folder = (find_folder(name, None, log.info) for name in (target, draft))
+    if difference := first_difference(read_tokenizer(target_folder), read_tokenizer(folder)):
+        raise DataError(f"--set draft={draft}: {difference}; pard needs a draft with the target's own vocabulary")
+    return folder
+
+
 def _settings(kind: type[T], given: Mapping[str, Any], **defaults: int | None) -> T:
     known: tuple[Any, ...] = fields(kind)  # pyright: ignore[reportArgumentType]
     if unknown := [name for name in given if name not in {field.name for field in known}]:
         names = ", ".join(field.name if field.default is MISSING else f"{field.name}={field.default}" for field in known)
         raise DataError(f"--set {unknown[0]}: there is no such setting; this method has {names}")
+    hints = get_type_hints(kind)
+    for name, value in given.items():
+        try:
+            TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise DataError(f"--set {name}={value}: {error.errors()[0]['msg'].lower()}") from error
+        is_size = hints[name] in (int, int | None) and name != "mask_token"
+        lowest = 1 if is_size else 0     # shares, weights and a token's id may be 0
+        if isinstance(value, (int, float)) and value < lowest and not isinstance(value, bool):
+            raise DataError(f"--set {name}={value}: it must be at least {lowest}")
     return kind(**({name: value for name, value in defaults.items() if value is not None} | dict(given)))
 
 

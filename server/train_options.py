@@ -232,6 +232,8 @@ class Parser(CommandParser):
         return Sources(tuple(args.data), args.out, work, args.seed)
 
     def training(self, args: argparse.Namespace) -> Training:
+        if args.batch_tokens < 2:
+            self.error("--batch-tokens must be at least 2: a token is learned from the one before it")
         return Training(
             self.sources(args), args.tokens, args.epochs, args.minutes, args.batch_tokens, args.accumulate, args.lr,
             args.device, args.precision,

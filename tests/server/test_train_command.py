@@ -20,7 +20,7 @@ from foretoken.proposers.training.curves import read_rows
 from foretoken.proposers.training.reading import DataError
 from foretoken.server.cli import CONFIG, DATA, INTERRUPTED, USAGE
 from foretoken.server.train_command import main
-from foretoken.server.train_head import settings_of
+from foretoken.server.train_head import most_guesses, settings_of
 from foretoken.server.train_options import count, head_options, setting
 
 QUICK = ["--batch-tokens", "256", "--accumulate", "1", "--device", "cpu"]
@@ -66,6 +66,7 @@ def test_help_says_how() -> None:
         (["target", "--out", "x"], "--data"),
         (["target", "--data", "x", "--out", "y", "--tokens", "some"], "'some' is not a whole number"),
         (["target", "--data", "x", "--out", "y", "--hidden", "30"], "--hidden 30 must be a multiple"),
+        (["target", "--data", "x", "--out", "y", "--batch-tokens", "1"], "--batch-tokens must be at least 2"),
         (["draft", "--data", "x", "--out", "y", "--model", "z", "--kv-heads", "3"], "--heads 4 must be a multiple of --kv-heads 3"),
     ],
 )
@@ -174,6 +175,34 @@ def test_settings_by_name() -> None:
         settings_of("mlp_speculator", None, {"width": 3})
     with pytest.raises(DataError, match="foretoken train draft"):
         settings_of("pard", 3, {})
+    assert settings_of("eagle", None, {"noise": 0}).noise == 0 and settings_of("dflash", None, {"mask_token": 0}).mask_token == 0
+    for method, name, value, words in [
+        ("mlp_speculator", "inner_dim", "wide", "--set inner_dim=wide: input should be a valid integer"),
+        ("mlp_speculator", "inner_dim", -5, "--set inner_dim=-5: it must be at least 1"),
+        ("mtp", "num_steps", 0, "--set num_steps=0: it must be at least 1"),
+        ("medusa", "own_heads", 1, "--set own_heads=1: input should be a valid boolean"),
+        ("medusa", "decay", -0.5, "--set decay=-0.5: it must be at least 0"),
+        ("dflash", "taps", 3, "--set taps=3: input should be a valid tuple"),
+    ]:
+        with pytest.raises(DataError, match=re.escape(words)):
+            settings_of(method, None, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "most"),
+    [("medusa", {"num_heads": 3}, 3), ("mlp_speculator", {"num_positions": 4}, 4), ("dflash", {"block_size": 4}, 3), ("mtp", {}, None)],
+)
+def test_no_more_is_announced_than_a_head_guesses(method: str, settings: dict[str, int], most: int | None) -> None:
+    """The command that is printed would be refused."""
+    assert most_guesses(settings_of(method, None, settings)) == most
+
+
+def test_a_draft_of_other_tokens_is_not_adapted(trained: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--method", "pard", "--set", "draft=foretoken-demo/draft_model", "--data", str(corpus), "--out", str(tmp_path / "pard")]
+    assert main(["head", *flags, "--model", str(trained)]) == DATA
+    error = capsys.readouterr().err
+    assert "--set draft=foretoken-demo/draft_model: token id" in error and "the target's own vocabulary" in error
+    assert not (tmp_path / "pard.work").exists(), "it is known before the target has answered anything"
 
 
 def test_fetch_data_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
