@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _guarded(command: str, flags: Sequence[str]) -> int:
+    from safetensors import SafetensorError
+
     from ..engine.errors import ForetokenError
     from ..proposers.training.reading import DataError
 
@@ -74,7 +76,7 @@ def _guarded(command: str, flags: Sequence[str]) -> int:
         return _run(command, flags)
     except KeyboardInterrupt:
         return _say("stopped; what is done is kept, and the same command goes on with it", INTERRUPTED)
-    except (DataError, OSError) as error:
+    except (DataError, OSError, SafetensorError) as error:  # the last of a disk that is full, too
         return _fail(str(error), DATA)
     except ForetokenError as error:
         return _fail(str(error), CONFIG)

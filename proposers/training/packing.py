@@ -8,6 +8,7 @@ exactly where it stopped.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,14 +126,16 @@ def mean_tokens(stream: PackedStream) -> float:
 
 
 def write(path: Path, documents: Iterable[Document], vocab_size: int) -> int:
-    """Write the three files beside `path`; returns the number of tokens."""
+    """Write the three files beside `path`, the bounds only once the others are whole; returns the number of tokens. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     bounds = [0]
     with path.with_suffix(".ids").open("wb") as ids, path.with_suffix(".learn").open("wb") as learn:
         for document in documents:
-            document.token_ids.astype(dtype).tofile(ids)
-            document.learn.astype(np.uint8).tofile(learn)
+            ids.write(document.token_ids.astype(dtype).tobytes())    # tofile would lose the end on a full disk, and say nothing
+            learn.write(document.learn.astype(np.uint8).tobytes())
             bounds.append(bounds[-1] + len(document))
-    np.array(bounds, dtype=np.int64).tofile(path.with_suffix(".bounds"))
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(np.array(bounds, dtype=np.int64).tobytes())
+    os.replace(partial, path.with_suffix(".bounds"))
     return bounds[-1]

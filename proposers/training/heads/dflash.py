@@ -42,8 +42,13 @@ class DFlash(Head):
     """Qwen3 layers as wide as the target's, between its embedding and its head; the last norm begins as the target's."""
 
     def __init__(self, target: FrozenTarget, settings: DFlashSettings | None = None):
+        """Raises ValueError for blocks without a guess, and for layers or a mask token that the target does not have."""
         super().__init__(target)
         self.settings = settings or DFlashSettings()
+        if self.settings.block_size < 2:
+            raise ValueError("block_size must be at least 2: the anchor is no guess")
+        if wrong := [tap for tap in self.settings.taps if not 0 <= tap < target.num_layers]:
+            raise ValueError(f"taps must be from 0 to {target.num_layers - 1}, the target's layers, not {wrong[0]}")
         config = layer_config(target, self.settings)
         width = config.hidden_size
         self.config = config
@@ -57,11 +62,10 @@ class DFlash(Head):
         self.rotary: nn.Module = Qwen3RotaryEmbedding(config)
 
     def _mask_token(self) -> int:
-        config = self.target.config
-        for token in (self.settings.mask_token, config.pad_token_id):
-            if token is not None:
-                return token
-        return config.vocab_size - 1
+        size, given, padding = self.target.config.vocab_size, self.settings.mask_token, self.target.config.pad_token_id
+        if given is not None and not 0 <= given < size:
+            raise ValueError(f"mask_token must be one of the target's {size} tokens, not {given}")
+        return next((token for token in (given, padding) if token is not None and 0 <= token < size), size - 1)
 
     def forward(self, states: Tensor, blocks: Blocks) -> Tensor:
         """States behind the last norm, [R, hidden], which the target's head reads; those of anchors mean nothing.

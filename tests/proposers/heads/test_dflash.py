@@ -119,3 +119,16 @@ def test_defaults_fit_any_target(target: Tapped, tmp_path: Path) -> None:
     assert config["block_size"] == 8 and config["num_hidden_layers"] == 2 and config["rope_theta"] == 10000.0
     assert config["dflash_config"] == {"mask_token_id": 0, "target_layer_ids": [0, 1]}      # the padding token
     assert [published_taps(layers) for layers in (1, 2, 8, 36)] == [(0,), (0, 1), (1, 3, 5), (1, 17, 33)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (DFlashSettings(block_size=1), "at least 2"),
+        (DFlashSettings(taps=(0, 99)), "not 99"),
+        (DFlashSettings(mask_token=10**6), "mask_token"),
+    ],
+)
+def test_settings_that_the_target_cannot_have(target: Tapped, settings: DFlashSettings, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DFlash(target.frozen, settings)

@@ -43,3 +43,12 @@ def test_a_file_without_documents_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a", [document(1)], 100)
     with pytest.raises(ValueError, match="no documents"):
         PackedStream([tmp_path / "a"], 5)
+
+
+@pytest.mark.parametrize("kind", ["ids", "learn", "partial"])
+def test_a_full_disk_leaves_nothing_that_looks_whole(kind: str, tmp_path: Path) -> None:
+    """A training that goes on would take it for all of the data."""
+    (tmp_path / f"a.{kind}").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "a", [document(5, 6, 7)], 100)
+    assert not (tmp_path / "a.bounds").exists()
