@@ -33,7 +33,7 @@ from ..proposers.training.target import Shape
 from ..proposers.vocabularies import first_difference, read_tokenizer
 from .drafter_data import ANSWERS, TEXT, DrafterData, learned_counts, prepare
 from .train_options import DraftOptions, HeadOptions
-from .train_run import Machine, WorkFolder, log, train
+from .train_run import Machine, WorkFolder, log, open_to_readers, train
 
 FIRST_STAGE = 0.5                    # of an MLP speculator's training: on the data itself, before what the target makes of it
 SERVED_TOKENS = 5                    # guesses at a time, in the command to paste, where nothing else was asked for
@@ -58,7 +58,7 @@ def train_draft(options: DraftOptions) -> None:
     half.generation_config = target.model.generation_config
     half.save_pretrained(sources.out)
     data.tokenizer.save_pretrained(sources.out)
-    _announce("draft_model", options.model, sources.out, curves, SERVED_TOKENS)
+    _finish("draft_model", options.model, sources.out, curves, SERVED_TOKENS)
 
 
 def train_head(options: HeadOptions) -> None:
@@ -83,7 +83,7 @@ def train_head(options: HeadOptions) -> None:
     if options.method == "pard":     # is a model by itself
         data.tokenizer.save_pretrained(sources.out)
     wanted, most = options.num_speculative_tokens or SERVED_TOKENS, most_guesses(settings)
-    _announce(options.method, options.model, sources.out, curves, wanted if most is None else min(wanted, most))
+    _finish(options.method, options.model, sources.out, curves, wanted if most is None else min(wanted, most))
 
 
 def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[str, Any]) -> Any:
@@ -162,6 +162,7 @@ def _settings(kind: type[T], given: Mapping[str, Any], **defaults: int | None) -
         names = ", ".join(field.name if field.default is MISSING else f"{field.name}={field.default}" for field in known)
         raise DataError(f"--set {unknown[0]}: there is no such setting; this method has {names}")
     hints = get_type_hints(kind)
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}     # a recipe has lists
     for name, value in given.items():
         try:
             TypeAdapter(hints[name]).validate_python(value, strict=True)
@@ -171,14 +172,15 @@ def _settings(kind: type[T], given: Mapping[str, Any], **defaults: int | None) -
         lowest = 1 if is_size else 0     # shares, weights and a token's id may be 0
         if isinstance(value, (int, float)) and value < lowest and not isinstance(value, bool):
             raise DataError(f"--set {name}={value}: it must be at least {lowest}")
-    return kind(**({name: value for name, value in defaults.items() if value is not None} | dict(given)))
+    return kind(**({name: value for name, value in defaults.items() if value is not None} | given))
 
 
 def _counts(data: DrafterData, target: FrozenTarget) -> Tensor:
     return torch.from_numpy(learned_counts(data.folder.packed(ANSWERS), target.config.vocab_size))
 
 
-def _announce(method: str, model: str, out: Path, curves: Path, k: int) -> None:
+def _finish(method: str, model: str, out: Path, curves: Path, k: int) -> None:
+    open_to_readers(out)
     config = json.dumps({"method": method, "model": str(out), "num_speculative_tokens": k})
     print(f"trained {out} (curves and log in {curves}); serve it with")
     print(f"  foretoken serve {shlex.quote(model)} --speculative-config {shlex.quote(config)}")

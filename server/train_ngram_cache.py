@@ -19,7 +19,7 @@ from ..proposers.training.packing import LEARN, PackedFile
 from ..proposers.training.reading import DataError
 from .drafter_data import ANSWERS, prepare
 from .train_options import NgramCacheOptions
-from .train_run import WorkFolder, log
+from .train_run import WorkFolder, log, open_to_readers
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def train_ngram_cache(options: NgramCacheOptions) -> None:
     data = prepare(sources, options.model, options.prompting, folder, ground_truth=False)
     limits = CountLimits(options.max_n, options.min_count, options.max_runs)
     made = make_ngram_cache(folder.packed(ANSWERS), limits, len(data.tokenizer), sources.out)
+    open_to_readers(sources.out)
     config = json.dumps({"method": "ngram_cache", "model": str(sources.out)})
     print(f"counted {sources.out}: {made.runs:,} runs of up to {options.max_n} tokens, from {made.tokens:,} tokens of answers")
     for line in made.check.lines() if made.check else ("nothing is held out of so little data: how often it is right is not known",):

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,6 +140,13 @@ def train(trainee: Trainee, folder: WorkFolder, name: str, training: Training, m
     if not run.train(show):
         raise KeyboardInterrupt
     return run.work
+
+
+def open_to_readers(folder: Path) -> None:
+    """What was exported, for everybody who may read the rest of it: safetensors makes its files the owner's alone, and a server in a
+    container is somebody else."""
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", weights)
 
 
 def show(line: str) -> None:

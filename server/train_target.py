@@ -16,7 +16,7 @@ from ..proposers.training.packing import Document
 from ..proposers.training.target import Shape, TargetTrainee, write_model
 from ..proposers.training.tokenizer import train_tokenizer
 from .train_options import TargetOptions
-from .train_run import Machine, WorkFolder, cut, log, read_shuffled, train
+from .train_run import Machine, WorkFolder, cut, log, open_to_readers, read_shuffled, train
 
 TOKENIZER_CHARACTERS = 30_000_000    # are plenty to count merges in
 CHARACTERS_PER_TOKEN = 3             # about, and rather too few: long texts are cut into pieces that fill the context
@@ -34,6 +34,7 @@ def train_target(options: TargetOptions) -> None:
     model.config.max_position_embeddings = options.context       # of a mask's and a cache's concern only: RoPE has no table
     curves = train(TargetTrainee(model), folder, "text", training, machine)
     write_model(model, tokenizer, sources.out)
+    open_to_readers(sources.out)
     print(f"trained {sources.out} (curves and log in {curves}); serve it with\n  foretoken serve {shlex.quote(str(sources.out))}")
 
 

@@ -105,6 +105,8 @@ def test_a_target_can_be_loaded_and_has_learned(trained: Path) -> None:
     assert model.dtype == torch.bfloat16 and model.config.max_position_embeddings == 128 and model.config.num_hidden_layers == 6
     tokenizer = AutoTokenizer.from_pretrained(trained)
     assert len(tokenizer) == model.config.vocab_size and tokenizer.model_max_length == 128
+    modes = {path.name: oct(path.stat().st_mode) for path in trained.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"], "who may read the one may read the other"
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "dflash", "pard"])
@@ -175,6 +177,7 @@ def test_settings_by_name() -> None:
         settings_of("mlp_speculator", None, {"width": 3})
     with pytest.raises(DataError, match="foretoken train draft"):
         settings_of("pard", 3, {})
+    assert settings_of("eagle3", None, {"taps": [2, 5, 8]}).taps == (2, 5, 8), "as recipes have them"
     assert settings_of("eagle", None, {"noise": 0}).noise == 0 and settings_of("dflash", None, {"mask_token": 0}).mask_token == 0
     for method, name, value, words in [
         ("mlp_speculator", "inner_dim", "wide", "--set inner_dim=wide: input should be a valid integer"),
