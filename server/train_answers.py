@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,7 +18,9 @@ from ..engine.bench.speculation_turn import Answer
 from ..engine.boot import Engine, boot
 from ..engine.llm_options import engine_config
 from ..proposers.training.answers import check_answer
+from ..proposers.training.corpus import Conversation
 from ..proposers.training.encoding import Prompt, encode_prompt
+from ..proposers.training.reading import DataError, parse_record
 from .train_cells import Cells
 from .train_members import FamilyFolder
 
@@ -62,11 +65,17 @@ class Booted:
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, per_domain: int, room: int) -> dict[str, list[Asked]]:
-    """By domain, evenly over the file's prompts; those of more than `room` tokens are left out."""
+    """By domain, evenly over the file's prompts; those of more than `room` tokens are left out. Raises DataError with file and line."""
     rows: dict[str, list[Prompt]] = {}
-    with path.open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            rows.setdefault(row.pop("domain"), []).append(Prompt(**row))
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
+        if line.strip():
+            try:
+                domain, prompt = _prompt(json.loads(line))
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: {error}") from error
+            rows.setdefault(domain, []).append(prompt)
+    if not rows:
+        raise DataError(f"{path}: there are no prompts in it")
     asked: dict[str, list[Asked]] = {}
     for domain, prompts in rows.items():
         step = max(1, len(prompts) // per_domain)
@@ -74,6 +83,16 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, per_domain: int
         fitting = (one for i in evenly if len((one := Asked(prompts[i], encode_prompt(prompts[i], tokenizer))).token_ids) <= room)
         asked[domain] = list(islice(fitting, per_domain))
     return asked
+
+
+def _prompt(row: Any) -> tuple[str, Prompt]:
+    """One record and its domain: "prompts" where it names none. Its reference may be missing. Raises DataError, without a place."""
+    if not isinstance(row, dict) or "messages" not in row:
+        raise DataError("is no object with `messages`")
+    parsed = parse_record({"messages": row["messages"], "tools": row.get("tools")}, "")
+    assert isinstance(parsed, Conversation)
+    reference = row.get("reference") or {"role": "assistant", "content": ""}
+    return str(row.get("domain") or "prompts"), Prompt(parsed.messages, parsed.tools, reference)
 
 
 def plain_answers(plain: Booted, domain: str, asked: Sequence[Asked], effort: Effort, cells: Cells) -> list[Answer]:

@@ -119,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--models", type=Path, required=True, metavar="DIR", help="folder of the family: target/, and one folder for each learned method")
-    add("--prompts", type=Path, required=True, metavar="FILE", help="held-out prompts, jsonl: domain, messages, tools, reference")
+    add("--prompts", type=Path, required=True, metavar="FILE",
+        help="held-out prompts, jsonl: messages, and as you like domain, tools, reference")
     add("--out", type=Path, required=True, metavar="DIR", help="where results go; the same folder again goes on where a run stopped")
     add("--per-domain", type=count, default=24, metavar="N", help="prompts of each domain (default %(default)s)")
     add("--methods", metavar="A,B", help="proposers to measure (default: all that the family has, ngram and suffix)")

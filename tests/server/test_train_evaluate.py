@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 from variants import slow_but
 
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.model_folder import embedded
+from foretoken.proposers.training.reading import DataError
 from foretoken.server import train_acceptance, train_answers, train_speed
 from foretoken.server.load_client import Answer
 from foretoken.server.train_cells import Cells
@@ -175,3 +177,21 @@ def test_mistakes_are_named(words: list[str], complaint: str, tmp_path: Path, ca
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--out", str(tmp_path)])
     assert stopped.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_prompts_of_ones_own_need_messages_only(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(FAMILY / "target")
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "Hello!"}]}\r\n\r\n' + json.dumps(ROWS[1]).encode())
+    asked = train_answers.read_prompts(path, tokenizer, 5, 1000)
+    assert {domain: len(some) for domain, some in asked.items()} == {"prompts": 1, "json": 1}
+    assert asked["prompts"][0].prompt.reference["content"] == "" and asked["json"][0].prompt.reference["content"] == '{"name": "Ada"}'
+    for line, words in [
+        ('{"prompt": "Hello!"}', "own.jsonl:1: is no object with `messages`"),
+        ('{"messages": [{"role": "human", "content": "a"}]}', "own.jsonl:1: message 1: role 'human'"),
+        ("{", "own.jsonl:1: Expecting property name"),
+        ("", "own.jsonl: there are no prompts in it"),
+    ]:
+        path.write_text(line)
+        with pytest.raises(DataError, match=words):
+            train_answers.read_prompts(path, tokenizer, 5, 1000)
