@@ -41,11 +41,13 @@ class WorkFolder:
         """Begin the folder, or go on with it. Raises DataError if it was begun with other settings, or if OUT is somebody else's."""
         record = sources.work / "settings.json"
         data = sorted(str(path.resolve()) for path in sources.data)
-        given = json.loads(json.dumps({"data": data, "seed": sources.seed, **settings}))
+        given = json.loads(json.dumps({"data": data, "data_bytes": _num_bytes(sources.data), "seed": sources.seed, **settings}))
         if record.exists() and any(path != record for path in sources.work.iterdir()):  # else a mistake ended it before anything was made
             begun = json.loads(record.read_text(encoding="utf-8"))
+            if begun.get("data_bytes") is None or given["data_bytes"] is None:  # of an older version; or what is packed is all there is
+                begun["data_bytes"] = given["data_bytes"]
             if changed := [name for name in {**begun, **given} if begun.get(name) != given.get(name)]:
-                was = ", ".join(f"{name} {begun.get(name)}" for name in changed)
+                was = ", ".join(f"{name} {begun[name]}" for name in changed if name in begun) or f"no {', '.join(changed)}"
                 raise DataError(f"{sources.work} was begun with {was}: use that again, choose another --work, or delete the folder")
             return WorkFolder(sources.work)
         if sources.out.exists() and (not sources.out.is_dir() or any(sources.out.iterdir())):
@@ -71,6 +73,15 @@ class WorkFolder:
         write(self.packed(f"{name}_held_out"), parts[True], vocab_size)
         tokens = write(self.packed(name), parts[False], vocab_size)
         log.info("packed %s tokens in %s documents; %s held out", f"{tokens:,}", f"{len(parts[False]):,}", f"{len(parts[True]):,}")
+
+
+def _num_bytes(data: Iterable[Path]) -> int | None:
+    """Of all files together, so that text which has grown since is not taken for what was packed; None if one is gone."""
+    files = [file for path in data for file in (path.rglob("*") if path.is_dir() else [path])]
+    try:
+        return sum(file.stat().st_size for file in files if not file.is_dir())
+    except OSError:
+        return None
 
 
 def read_shuffled(sources: Sources) -> list[AnyDocument]:

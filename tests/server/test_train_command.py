@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from foretoken.proposers.training.reading import DataError
 from foretoken.server.cli import CONFIG, DATA, INTERRUPTED, USAGE
 from foretoken.server.train_command import main
 from foretoken.server.train_head import most_guesses, settings_of
-from foretoken.server.train_options import count, head_options, setting
+from foretoken.server.train_options import Sources, count, head_options, setting
+from foretoken.server.train_run import WorkFolder
 
 QUICK = ["--batch-tokens", "256", "--accumulate", "1", "--device", "cpu"]
 SMALL = ["--hidden", "32", "--layers", "6", "--heads", "4", "--kv-heads", "2", "--intermediate", "48"]
@@ -163,6 +165,21 @@ def test_a_stopped_training_goes_on_and_ends_as_if_it_had_not(corpus: Path, tmp_
 def test_another_training_does_not_go_on_with_these_files(trained: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target", "--data", str(corpus), "--out", str(trained), *QUICK, *SMALL, "--vocab-size", "600", "--context", "128"]) == DATA
     assert "vocab_size 512" in capsys.readouterr().err
+
+
+def test_data_that_has_grown_is_not_taken_for_what_was_packed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").write_text("one")
+    sources = Sources((data,), tmp_path / "out", tmp_path / "work", 0)
+    folder = WorkFolder.claim(sources, {})
+    folder.packed("text.bounds").write_text("")
+    WorkFolder.claim(sources, {})
+    (data / "b.txt").write_text("more")
+    with pytest.raises(DataError, match="was begun with data_bytes 3"):
+        WorkFolder.claim(sources, {})
+    shutil.rmtree(data)
+    WorkFolder.claim(sources, {})    # what is packed is all that is needed
 
 
 def test_settings_by_name() -> None:
