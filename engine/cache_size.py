@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..kernels.cgroups import folders
 from .config import CacheConfig
 from .errors import ConfigError
 
@@ -50,16 +51,14 @@ def free_bytes(device: str) -> int:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken without swapping: the machine's, or what the container's limit leaves."""
+    """Memory that can be taken without swapping: the machine's, or what the limits of the container or the service leave."""
     free = [_meminfo_available(root / "proc/meminfo")]
-    for limit_file, usage_file in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),  # version 2
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _read_int(root / limit_file), _read_int(root / usage_file)
-        if limit is not None and usage is not None:
-            cached = _read_entry((root / usage_file).with_name("memory.stat"), "inactive_file") or 0  # given back on demand
-            free.append(max(0, limit - usage + cached))
+    for group in folders("memory", root):
+        for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, usage = _read_int(group / limit_file), _read_int(group / usage_file)
+            if limit is not None and usage is not None:
+                cached = _read_entry(group / "memory.stat", "inactive_file") or 0  # given back on demand
+                free.append(max(0, limit - usage + cached))
     known = [value for value in free if value is not None]
     return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 

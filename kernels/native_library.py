@@ -10,6 +10,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cgroups import folders
 from .native_abi import declare, fits
 
 ISAS = ("avx512", "avx512_bf16", "amx")
@@ -70,14 +71,17 @@ def threads() -> int:
     return 1 if library is None else library.ft_threads()
 
 
-def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores that this process may use: those it may run on, no more than a container's quota (`docker --cpus 2`) pays for."""
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: those it may run on, no more than a quota pays for (`docker --cpus 2`, systemd's CPUQuota=)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):  # not Linux, or not cgroup 2
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    for group in folders("cpu", root):
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
+        except (OSError, ValueError):  # not of version 2, or without a quota
+            continue
+        if quota != "max":
+            cores = max(1, min(cores, round(int(quota) / int(period))))
+    return cores
 
 
 def _path() -> Path | None:

@@ -61,6 +61,14 @@ class TestFreeMemory:
         self.write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
         assert free_memory_bytes(tmp_path) == 4000 * 1024
 
+    def test_of_a_service(self, tmp_path: Path):
+        self.write(tmp_path, "proc/meminfo", "MemAvailable:   4000 kB\n")
+        self.write(tmp_path, "proc/self/cgroup", "0::/system.slice/our.service\n")
+        for group, limit in (("system.slice", "2000000\n"), ("system.slice/our.service", "max\n")):
+            self.write(tmp_path, f"sys/fs/cgroup/{group}/memory.max", limit)
+            self.write(tmp_path, f"sys/fs/cgroup/{group}/memory.current", "500000\n")
+        assert free_memory_bytes(tmp_path) == 1500000
+
     def test_of_this_machine_and_of_one_without_proc(self, tmp_path: Path):
         assert free_memory_bytes() > 2**20
         assert free_memory_bytes(tmp_path) > 2**20

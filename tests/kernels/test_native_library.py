@@ -10,12 +10,17 @@ from foretoken.kernels.native_library import availability, load, usable_cores
 
 
 @pytest.mark.parametrize(("text", "most"), [("max 100000", 10**6), ("100000 100000", 1), ("50000 100000", 1), ("garbage", 10**6)])
-def test_a_containers_quota_bounds_the_cores(tmp_path: Path, text: str, most: int) -> None:
-    path = tmp_path / "cpu.max"
-    path.write_text(text)
-    unlimited = usable_cores(tmp_path / "missing")
+def test_a_quota_bounds_the_cores(tmp_path: Path, text: str, most: int) -> None:
+    unlimited = usable_cores(tmp_path)
     assert unlimited >= 1
-    assert usable_cores(path) == min(unlimited, most)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/our.service\n")
+    groups = tmp_path / "sys/fs/cgroup"
+    (groups / "system.slice/our.service").mkdir(parents=True)
+    for folder in ("", "system.slice/our.service"):  # a container's own, and a service's
+        (groups / folder / "cpu.max").write_text(text)
+        assert usable_cores(tmp_path) == min(unlimited, most)
+        (groups / folder / "cpu.max").unlink()
 
 
 def test_without_a_library_the_reason_says_what_to_do() -> None:
