@@ -54,18 +54,22 @@ def request_line(scope: Scope, status: int) -> str:
 
 
 def _generated(generation: Generation) -> dict[str, object]:
-    """What the engine did for a request that has ended."""
+    """What the engine did for a request that has ended. Of choices that were given up it never says all: the last keys would be lies."""
     usage, metrics = generation.usage(), generation.metrics()
     speculation = metrics["speculative_decoding"]
-    return {
+    facts = {
         "id": generation.request_id,
         "finish_reason": ",".join(sorted({choice.finish_reason or "abort" for choice in generation.choices})),
         "choices": len(generation.choices),
         "prompt_tokens": usage["prompt_tokens"],
-        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
         "output_tokens": usage["completion_tokens"],
-        "queue_ms": metrics.get("queue_time_ms"),
         "ttft_ms": metrics.get("time_to_first_token_ms"),
+    }
+    if any(choice.finish_reason not in ("stop", "length") for choice in generation.choices):
+        return facts
+    return facts | {
+        "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+        "queue_ms": metrics.get("queue_time_ms"),
         "drafted": speculation["num_draft_tokens"],
         "accepted": speculation["num_accepted_draft_tokens"],
         "mean_accepted_length": speculation["mean_acceptance_length"],

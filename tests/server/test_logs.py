@@ -65,6 +65,8 @@ def test_a_failure_on_the_way_is_told(client: TestClient, fake: FakeEngine, capl
     client.post("/v1/chat/completions", json=CHAT | {"stream": True})
     client.post("/v1/chat/completions", json=CHAT)
     assert [(line["status"], line["finish_reason"]) for line in lines(caplog)] == [("200", "error"), ("500", "error")]
+    for line in lines(caplog):  # what only the end would have told is not told to be 0
+        assert int(line["output_tokens"]) and not {"cached_tokens", "drafted", "accepted", "mean_accepted_length"} & set(line)
 
 
 def test_what_was_refused_has_a_line_without_tokens(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
