@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -24,6 +26,7 @@ from .page import PAGE_FILES
 logger = logging.getLogger("foretoken.server")
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ping", *PAGE_FILES})
+OWN_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa")  # of no public name; containers know us as host.docker.internal
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 2**10
 BODY_DEADLINE_S = 30.0
@@ -76,9 +79,20 @@ class Gate:
     bent through the Host header.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, priorities: Sequence[int] = ()) -> None:
-        """priorities: the best that a request with each of the keys may have; none = 0 for all."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        priorities: Sequence[int] = (),
+        origins: Sequence[str] | None = None,
+    ) -> None:
+        """priorities: the best that a request with each of the keys may have; none = 0 for all.
+
+        origins: where there are no keys, the web pages under whose names this server may be asked for beside its own; None = any name.
+        """
         self._app = app
+        self._names = None if origins is None or "*" in origins else {urlsplit(origin).hostname for origin in origins}
         self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._priorities = priorities or [0] * len(api_keys)
         self._max_body_bytes = max_body_bytes
@@ -92,6 +106,8 @@ class Gate:
             tenant, best_priority = self._caller(scope["path"], headers)
             scope.setdefault("state", {}).update(tenant=tenant, best_priority=best_priority)
             self._check_head(headers)
+            if not self._digests and scope["path"] not in OPEN_PATHS:
+                self._check_name(headers.get("host", ""))
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -132,6 +148,16 @@ class Gate:
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
 
+    def _check_name(self, host: str) -> None:
+        """A page may have its own name point here, and is of our origin to the browser then: without a key the name is what tells it."""
+        if self._names is None or is_own_name(name := _name(host)) or name in self._names:
+            return
+        message = (
+            f"without an API key this server answers under names of this machine only, not as {name[:100]!r}, which may be a web page's: "
+            "start it with --api-key, or name the page in --allowed-origins"
+        )
+        raise ApiError(403, message, type="permission_error", code="unknown_host")
+
     def _bounded(self, receive: Receive) -> Receive:
         """Chunked bodies declare no length, and a slow sender holds a connection: both are counted as they come."""
         received, complete = 0, False
@@ -158,3 +184,21 @@ class Gate:
     def _too_large(self) -> ApiError:
         # The connection stays: closed on a client that still sends, it would take the answer with it. The rest is read, and dropped.
         return ApiError(413, f"the request body is larger than {self._max_body_bytes:,} bytes", code="request_too_large")
+
+
+def is_own_name(name: str) -> bool:
+    """Whether no stranger can have it point here: an address, a name without dots, and what is below OWN_DOMAINS."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        name = name.rstrip(".")
+        return "." not in name or name.endswith(OWN_DOMAINS)
+    return True
+
+
+def _name(host: str) -> str:
+    """Of a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # half an IPv6 address
+        return host

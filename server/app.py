@@ -74,7 +74,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
         serving.on_response(scope, status)
 
     # The last one added is the outermost: preflights carry no key, and refusals must be readable by a page's script.
-    app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes, priorities=config.key_priorities)
+    app.add_middleware(
+        Gate,
+        api_keys=config.api_keys,
+        max_body_bytes=config.max_body_bytes,
+        priorities=config.key_priorities,
+        origins=None if config.insecure_no_auth else config.allowed_origins,
+    )
     app.add_middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,

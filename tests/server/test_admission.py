@@ -49,6 +49,30 @@ def test_a_wrong_key_is_a_401(locked: TestClient, header: str) -> None:
     assert "first-key" not in response.text
 
 
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [
+        ("localhost:8000", True), ("127.0.0.1", True), ("[::1]:8000", True), ("192.168.0.7:80", True), ("box", True), ("", True),
+        ("a.localhost.", True), ("host.docker.internal:1", True), ("Chat.example:443", True), ("evil.example", False),
+        ("127.0.0.1.evil.example:8000", False),
+        ("evil.example.", False), ("localhost.evil.example", False), ("[a.b", False),
+    ],
+)  # fmt: skip
+def test_without_a_key_a_page_cannot_come_in_under_a_name_of_its_own(fake: FakeEngine, host: str, served: bool) -> None:
+    client = TestClient(create_app(fake.as_engine(), ServerConfig(allowed_origins=("https://chat.example",))))
+    answers = [client.post("/v1/chat/completions", json=CHAT, headers={"Host": host}), client.get("/v1/models", headers={"Host": host})]
+    assert {answer.status_code for answer in answers} == {200 if served else 403}
+    assert served or answers[0].json()["error"]["code"] == "unknown_host"
+    assert client.get("/health", headers={"Host": host}).status_code == 200
+
+
+def test_where_a_key_or_nothing_protects_any_name_does(fake: FakeEngine) -> None:
+    headers = {"Host": "our.example", "Authorization": "Bearer first-key"}
+    for config in (ServerConfig(api_keys=("first-key",)), ServerConfig(insecure_no_auth=True), ServerConfig(allowed_origins=("*",))):
+        client = TestClient(create_app(fake.as_engine(), config))
+        assert client.get("/v1/models", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize("key", ["first-key", "second-key"])
 def test_any_of_the_keys_opens(locked: TestClient, key: str) -> None:
     assert locked.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
