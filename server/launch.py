@@ -158,7 +158,7 @@ class Server(uvicorn.Server):
             in_flight, timeout_s = self._engine.num_in_flight + self._engine.num_guests, self._drain_timeout_s
             logger.info("%s: %d requests in flight may finish within %g s; a second signal ends them", name, in_flight, timeout_s)
             self._draining = self._loop.create_task(self._drain(timeout_s))
-        else:
+        elif name != "SIGHUP":  # a terminal that closes sends it, and then its shell
             logger.info("%s: ending the requests in flight", name)
             self.status = ABORTED
             self.config.timeout_graceful_shutdown = 1
