@@ -30,7 +30,7 @@ from .banner import banner
 from .config import ServerConfig
 from .connection import Connection
 from .listener import allow_many_connections, reachable_from_outside, tell_refused_connections, url
-from .loading import Loading
+from .loading import Loading, tell
 from .logs import log_config
 from .responses.store import check_store
 
@@ -70,7 +70,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     def announce() -> None:
         progress("ready")
         columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-        print("\n".join(banner(config, engine, url(listener), made_key, columns)), file=sys.stderr, flush=True)
+        tell("\n".join(banner(config, engine, url(listener), made_key, columns)))
 
     web = uvicorn.Config(
         create_app(driver, config),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ class Loading:
 
     def __call__(self, message: str) -> None:
         if self._bar is None or self._closed.is_set():
-            print(self._line(message), file=sys.stderr, flush=True)
+            tell(self._line(message))
             return
         self._keep_line()
         self._message = message
@@ -62,3 +63,9 @@ class Loading:
 
     def _line(self, message: str) -> str:
         return f"foretoken: [{time.monotonic() - self._start:5.1f} s] {message}"
+
+
+def tell(text: str) -> None:
+    """Lines on stderr. One that takes none, on a full disk or without a reader, holds up nothing: a log is no reason not to serve."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -98,3 +98,16 @@ print("end")
     assert shown.count("] one") >= 3, "every half second"
     kept = [line.rpartition("\r")[2].strip() for line in shown.replace("\r\n", "\n").split("\n") if line.strip()]
     assert kept[-1] == "end" and sum("] one" in line for line in kept) == (0 if brief else 1), kept
+
+
+@pytest.mark.parametrize("log", ["a full disk", "a pipe that nobody reads"])
+def test_a_log_that_takes_nothing_stops_nothing(log: str) -> None:
+    code = "from foretoken.server.loading import Loading\nwith Loading() as loading:\n    loading('one')\nloading('two')\nprint('end')"
+    if log == "a full disk":
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, env=environment())
+    os.close(stderr)
+    assert (ended.returncode, ended.stdout) == (0, b"end\n")
