@@ -17,12 +17,11 @@ from tqdm import tqdm
 
 from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
-from .chat_template import reads_arguments_as_text, template_text
+from .chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
 from .errors import EngineDead, InvalidRequest
 from .interrupts import interrupts_held_back
 from .llm_options import engine_config
 from .llm_prompts import Message, Prompt, naming, parse_conversations, parse_prompts, turn_of
-from .message_parts import in_parts, wants_parts
 from .outputs import GrowingOutput, RequestOutput
 from .request import Request, SamplingParams
 from .stats import EngineStats

@@ -15,8 +15,7 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from ..engine.chat_template import reads_arguments_as_text, template_text
-from ..engine.message_parts import in_parts, wants_parts
+from ..engine.chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
 from .chat_messages import Message
 from .errors import ApiError
 from .tools.parser import Tool

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_models import CHAT_TEMPLATE, save_tokenizer
 
-from foretoken.engine.message_parts import in_parts, wants_parts
+from foretoken.engine.chat_template import in_parts, wants_parts
 
 OF_PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
 OF_EITHER = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
