@@ -188,10 +188,16 @@ def publish(family: Path, out: Path) -> None:
         destination = out / source.relative_to(family)
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = destination.with_name(destination.name + ".partial")
-        if source.name == "tokenizer.json":  # is written with a line for each token: more than half of it is spaces
-            table = json.loads(source.read_text(encoding="utf-8"))
-            partial.write_text(json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+        if source.name == "tokenizer.json":
+            partial.write_text(_brief(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
         else:
             shutil.copyfile(source, partial)
         partial.replace(destination)
 
+
+def _brief(table: dict[str, Any]) -> str:
+    """A tokenizer is written with a line for each token and a list for each merge: more than half of it is spaces and quotes."""
+    merges: list[Any] = table["model"].get("merges", [])
+    if not any(" " in part for merge in merges for part in merge):  # tokens of bytes have none: then a pair may be one string
+        table["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":"))
