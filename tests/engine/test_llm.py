@@ -155,6 +155,15 @@ def test_interrupted_calls_leave_nothing_behind(plain: LLM, monkeypatch: pytest.
     assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As a program at a terminal does: those in the background of a shell are started deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a step would leave blocks that nobody owns."""
     core = plain._running().core
