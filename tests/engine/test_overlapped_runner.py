@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,24 +48,33 @@ def num_failed(caplog: pytest.LogCaptureFixture) -> int:
     return sum("failed and is tried again" in record.message for record in caplog.records)
 
 
-def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Arrivals, ends, cancels, preemption and guesses in between; each output must equal the request run alone and plainly."""
+Settings = Callable[[World, SpeculativeConfig], SpeculativeConfig]
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, seeds: range, settings: Settings) -> list[Counting]:
+    """Runners of worlds that speculate like that: arrivals, ends, cancels and preemption; each output must equal the request run alone and
+    plainly."""
     runners: list[Counting] = []
 
     def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
         if speculative.off:
             return plain_core(world, proposers, speculative, num_blocks, *rest)
-        if world.seed % 2:
-            speculative = SpeculativeConfig(disable_by_batch_size=0)  # nobody guesses, ever
-        core = overlapped_core(world, proposers, speculative, num_blocks, *rest)
+        core = overlapped_core(world, proposers, settings(world, speculative), num_blocks, *rest)
         assert isinstance(core.runner, Counting)
         runners.append(core.runner)
         return core
 
     monkeypatch.setattr(overlapping, "OverlappedRunner", Counting)
     monkeypatch.setattr(simulation, "build_core", build)
-    for seed in range(120):
+    for seed in seeds:
         simulate(seed)
+    return runners
+
+
+def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """With guesses of all kinds; in every other one nobody ever guesses."""
+    nobody = SpeculativeConfig(disable_by_batch_size=0)
+    runners = simulated(monkeypatch, range(120), lambda world, speculative: nobody if world.seed % 2 else speculative)
     assert sum(runner.num_used for runner in runners) > 1000 and not num_failed(caplog)
     assert sum(runner.num_ahead - runner.num_used for runner in runners) > 20, "nothing that was begun was ever dropped"
     assert sum(runner.num_matched for runner in runners) > 500
@@ -72,27 +82,15 @@ def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 def test_worlds_of_a_draft_model_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its chains are begun behind the walk, and the target's next pass behind them."""
-    runners: list[Counting] = []
 
     def proposers(world: World) -> list[Proposer]:
         world.head, world.draft_model = False, "poor" if world.seed % 3 else "perfect"
         network = ChainHashModel(simulation.VOCAB, errs=world.draft_model == "poor")
         return [simulation.draft_model("draft_model", network, world.num_blocks, world.block_size, 1 + world.seed % 5)]
 
-    def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
-        if speculative.off:
-            return plain_core(world, proposers, speculative, num_blocks, *rest)
-        speculative = SpeculativeConfig(disable_by_batch_size=16 if world.seed % 4 else 2)
-        core = overlapped_core(world, proposers, speculative, num_blocks, *rest)
-        assert isinstance(core.runner, Counting)
-        runners.append(core.runner)
-        return core
-
-    monkeypatch.setattr(overlapping, "OverlappedRunner", Counting)
-    monkeypatch.setattr(simulation, "build_core", build)
     monkeypatch.setattr(World, "proposers", proposers)
-    for seed in range(150):
-        simulate(seed)
+    some, most = SpeculativeConfig(disable_by_batch_size=2), SpeculativeConfig(disable_by_batch_size=16)
+    runners = simulated(monkeypatch, range(150), lambda world, _: most if world.seed % 4 else some)
     with_guesses, used = sum(runner.num_with_guesses for runner in runners), sum(runner.num_used for runner in runners)
     assert not num_failed(caplog)
     assert with_guesses > 300 and sum(runner.num_ahead for runner in runners) < 1.2 * used
