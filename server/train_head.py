@@ -162,14 +162,14 @@ def _settings(kind: type[T], given: Mapping[str, Any], **defaults: int | None) -
         names = ", ".join(field.name if field.default is MISSING else f"{field.name}={field.default}" for field in known)
         raise DataError(f"--set {unknown[0]}: there is no such setting; this method has {names}")
     hints = get_type_hints(kind)
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}     # a recipe has lists
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}  # a recipe has lists
     for name, value in given.items():
         try:
             TypeAdapter(hints[name]).validate_python(value, strict=True)
         except ValidationError as error:
             raise DataError(f"--set {name}={value}: {error.errors()[0]['msg'].lower()}") from error
         is_size = hints[name] in (int, int | None) and name != "mask_token"
-        lowest = 1 if is_size else 0     # shares, weights and a token's id may be 0
+        lowest = 1 if is_size else 0  # shares, weights and a token's id may be 0
         if isinstance(value, (int, float)) and value < lowest and not isinstance(value, bool):
             raise DataError(f"--set {name}={value}: it must be at least {lowest}")
     return kind(**({name: value for name, value in defaults.items() if value is not None} | given))

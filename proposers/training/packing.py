@@ -132,7 +132,7 @@ def write(path: Path, documents: Iterable[Document], vocab_size: int) -> int:
     bounds = [0]
     with path.with_suffix(".ids").open("wb") as ids, path.with_suffix(".learn").open("wb") as learn:
         for document in documents:
-            ids.write(document.token_ids.astype(dtype).tobytes())    # tofile would lose the end on a full disk, and say nothing
+            ids.write(document.token_ids.astype(dtype).tobytes())  # tofile would lose the end on a full disk, and say nothing
             learn.write(document.learn.astype(np.uint8).tobytes())
             bounds.append(bounds[-1] + len(document))
     partial = path.with_suffix(".partial")
