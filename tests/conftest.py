@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORETOKEN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before() -> Iterator[None]:
+    """Commands set torch's for a process of their own, and sums are rounded by how many there are."""
+    torch = sys.modules.get("torch")  # not for its own sake: many tests do without
+    before = 1 if torch is None else torch.get_num_threads()
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.engine.bench.measurement import GENERATE, MACHINE, NETWORK, SERVER, STREAMED
 from foretoken.kernels.native_library import Availability
 from foretoken.server.bench_kernels import JSON_NAME, PLOT_NAME, main
 from foretoken.server.cli import run
-
-
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_one_command_measures_all_levels_and_writes_all_files(

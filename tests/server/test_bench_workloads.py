@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.engine.bench.workloads import Comparison, median_interval
 from foretoken.server.bench_workloads import holds, main
 
 GOOD = Comparison("chat at 1", 8, 20, 1.01, 0.98, 1.05, 100.0, 2.0, 0.4, True)
-
-
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_every_kind_that_has_prompts_is_compared(tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

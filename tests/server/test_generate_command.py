@@ -5,24 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.server.generate_command import generate
 
 FLAGS = ("--dtype", "float32", "--threads", "1", "--kv-cache-gb", "0.01")
 QUESTION = "one two one two"
-
-
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from speculation_figures import figures
 
@@ -16,13 +14,6 @@ from foretoken.server.tune import FINALISTS, MARK, Heat, heats, main, settings_f
 
 METHODS = {"ngram": Method("ngram", ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},))}
 ADAPTIVE, FIXED = Setting("ngram", 7, adaptive=True), Setting("ngram", 3)
-
-
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_heats_grow_while_settings_fall_out() -> None:

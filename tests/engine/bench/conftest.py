@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.engine.bench.checkpoints import Model
 from foretoken.engine.bench.measurement import Effort, Subject
@@ -30,7 +28,5 @@ def effort() -> Effort:
 
 
 @pytest.fixture
-def subject(tiny_target: Path) -> Iterator[Subject]:
-    threads = torch.get_num_threads()
-    yield Subject(Model("tiny", "a tiny model", tiny_target), "float32", threads=1)
-    torch.set_num_threads(threads)
+def subject(tiny_target: Path) -> Subject:
+    return Subject(Model("tiny", "a tiny model", tiny_target), "float32", threads=1)
