@@ -4,12 +4,12 @@
 // Prefetch of the weights that follow, two lines: measured. With one row the processor's own keeps up with memory, and more would be in
 // its way. A few rows are still faster than memory: the stream must pass through L1 without evicting them, for their misses would queue
 // behind its own. More are slower than memory: then L2 is filled far enough ahead that no row waits.
-constexpr int kNearAhead = 4096;  // bytes
+constexpr int kNearAhead = 4096, kFarAhead = 16384;  // bytes
 template <int kRows>
-inline void prefetch_stream(const char* weights, int64_t first, int64_t second) {
+inline void prefetch_stream(const char* weights) {
   if (kRows > 4) {
-    prefetch_line(weights + first);
-    prefetch_line(weights + second);
+    prefetch_line(weights + kFarAhead);
+    prefetch_line(weights + kFarAhead + 64);
   } else if (kRows > 1) {
     prefetch_line_once(weights + kNearAhead);
     prefetch_line_once(weights + kNearAhead + 64);
@@ -17,30 +17,54 @@ inline void prefetch_stream(const char* weights, int64_t first, int64_t second) 
 }
 
 // Every output has two accumulators, for its even and its odd steps, each in ascending order; their sum is the result, whatever the
-// number of rows. (A single chain of additions, each waiting for the last, would read weights at half the speed of the cache.)
+// number of rows and panels. (A single chain of additions, each waiting for the last, would read weights at half the speed of the cache.)
 //
-// Dot: start(pass, row) of the even sums; enter(weights) as they are multiplied; add(sums, weights, bytes of a row); join(even, odd).
-template <typename Dot, int kRows>
-inline void multiply_panel(const Pass& pass) {
+// Dot: start(pass, row) of the even sums; enter(weights) as they are multiplied; add(sums, weights, inputs); join(even, odd).
+template <typename Dot, int kPanels, int kRows>
+inline void multiply_panels(const Pass& pass) {
   const char* weights = pass.weights;
-  const int64_t row_stride = pass.row_stride, first_ahead = pass.ahead[0], second_ahead = pass.ahead[1];
+  const int64_t row_stride = pass.row_stride, panel_bytes = pass.panel_bytes;
   // Rows are addressed from every fifth: pointers to all would not fit into registers.
   constexpr int kFifths = (kRows + 4) / 5;
   const char* fifths[kFifths];
   for (int i = 0; i < kFifths; ++i) fifths[i] = pass.rows + (5 * i + 2) * row_stride;
-  const auto row = [&](int r) { return fifths[r / 5] + (r % 5 - 2) * row_stride; };
-  typename Dot::Sum even[kRows], odd[kRows];
+  typename Dot::Sum even[kPanels][kRows], odd[kPanels][kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) even[r] = Dot::start(pass, r), odd[r] = typename Dot::Sum{};
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) even[p][r] = Dot::start(pass, r), odd[p][r] = typename Dot::Sum{};
+  }
+
+  // a step of every panel
+  const auto enter = [&](int at, Int (&entered)[kPanels]) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      entered[p] = Dot::enter(_mm512_load_si512(weights + p * panel_bytes + at));
+      asm("" : "+v"(entered[p]));  // stays in a register: gcc 12 would load it anew for every row
+    }
+  };
+  // a row's inputs, loaded once, times all panels
+  const auto add = [&](int r, int at, const Int (&entered)[kPanels], typename Dot::Sum (&sums)[kPanels][kRows]) {
+    Int inputs = splat_bits(fifths[r / 5] + (r % 5 - 2) * row_stride + at);
+    if (kPanels > 1) asm("" : "+v"(inputs));
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) sums[p][r] = Dot::add(sums[p][r], entered[p], inputs);
+  };
   const char* const end = weights + int64_t(pass.steps) * 64;
   for (; end - weights > 64; weights += 128) {
-    prefetch_stream<kRows>(weights, first_ahead, second_ahead);
-    Int first = Dot::enter(_mm512_load_si512(weights)), second = Dot::enter(_mm512_load_si512(weights + 64));
-    asm("" : "+v"(first), "+v"(second));  // stay in registers: gcc 12 would load them anew for every row
+    Int first[kPanels], second[kPanels];
+    enter(0, first);
+    if (kPanels == 1) {
+      prefetch_stream<kRows>(weights);
+      enter(64, second);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      even[r] = Dot::add(even[r], first, splat_bits(row(r)));
-      odd[r] = Dot::add(odd[r], second, splat_bits(row(r) + 4));
+      for (int r = 0; r < kRows; ++r) add(r, 0, first, even), add(r, 4, second, odd);
+    } else {  // one step after the other: registers hold no more weights
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) add(r, 0, first, even);
+      enter(64, second);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) add(r, 4, second, odd);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kFifths; ++i) {
@@ -49,33 +73,38 @@ inline void multiply_panel(const Pass& pass) {
     }
   }
   if (weights < end) {
-    const Int last = Dot::enter(_mm512_load_si512(weights));
+    Int last[kPanels];
+    enter(0, last);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) even[r] = Dot::add(even[r], last, splat_bits(row(r)));
+    for (int r = 0; r < kRows; ++r) add(r, 0, last, even);
   }
+
   float* const sums = pass.sums;
   const int sum_stride = pass.sum_stride;
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) store(sums + r * sum_stride, Dot::join(even[r], odd[r]));
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) store(sums + r * sum_stride + p * kPanel, Dot::join(even[p][r], odd[p][r]));
+  }
 }
 
 // multiply[rows - 1].
-template <typename Dot, typename Numbers>
+template <typename Dot, int kPanels, typename Numbers>
 struct DotPasses;
-template <typename Dot, int... kLess>
-struct DotPasses<Dot, std::integer_sequence<int, kLess...>> {
-  static constexpr Multiply multiply[] = {multiply_panel<Dot, kLess + 1>...};
+template <typename Dot, int kPanels, int... kLess>
+struct DotPasses<Dot, kPanels, std::integer_sequence<int, kLess...>> {
+  static constexpr Multiply multiply[] = {multiply_panels<Dot, kPanels, kLess + 1>...};
 };
 template <typename Dot>
-struct DotFormat : DotPasses<Dot, std::make_integer_sequence<int, Dot::kPassRows>> {
-  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = Dot::kPassRows;
+struct DotFormat {
+  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = 14, kSide = 2, kSideRows = 7;
+  static constexpr auto& multiply = DotPasses<Dot, 1, std::make_integer_sequence<int, kPassRows>>::multiply;
+  static constexpr auto& multiply_side = DotPasses<Dot, kSide, std::make_integer_sequence<int, kSideRows>>::multiply;
 };
 
-// kPassRows: so many that there are registers for two sums each and two vectors of weights. A weight is then read once for up to 14
-// tokens, which counts where it comes from memory.
 struct Float32Dot {
   using Sum = Vec;
-  static constexpr int kInputs = 1, kPassRows = 14;
+  static constexpr int kInputs = 1;
   static Vec start(const Pass&, int) { return zero(); }
   static Int enter(Int weights) { return weights; }
   static Vec add(Vec sums, Int weights, Int inputs) {
@@ -86,7 +115,7 @@ struct Float32Dot {
 
 struct BFloat16Dot {
   using Sum = Vec;
-  static constexpr int kInputs = 2, kPassRows = 14;
+  static constexpr int kInputs = 2;
   static Vec start(const Pass&, int) { return zero(); }
   static Int enter(Int weights) { return weights; }
   static Vec add(Vec sums, Int weights, Int inputs) { return dot_bf16(sums, inputs, weights); }
@@ -97,7 +126,7 @@ struct BFloat16Dot {
 // inputs every product would need an instruction more, for each row.)
 struct Int8Dot {
   using Sum = Int;
-  static constexpr int kInputs = 4, kPassRows = 14;
+  static constexpr int kInputs = 4;
   static Int start(const Pass& pass, int r) { return _mm512_set1_epi32(-128 * pass.input_sums[r * pass.sums_stride]); }
   static Int enter(Int weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(int8_t(0x80))); }
   static Int add(Int sums, Int weights, Int inputs) { return dot_u8s8(sums, weights, inputs); }

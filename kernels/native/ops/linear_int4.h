@@ -49,9 +49,14 @@ inline void multiply_int4_panel(const Pass& pass) {
   for (int r = 0; r < kRows; ++r) store(pass.sums + r * pass.sum_stride, _mm512_castsi512_ps(sums[r]));
 }
 
+template <typename Numbers>
+struct Int4Passes;
+template <int... kLess>
+struct Int4Passes<std::integer_sequence<int, kLess...>> {
+  static constexpr Multiply multiply[] = {multiply_int4_panel<kLess + 1>...};
+};
 struct Int4Format {
-  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile, kPassRows = 8;
-  static constexpr Multiply multiply[kPassRows] = {multiply_int4_panel<1>, multiply_int4_panel<2>, multiply_int4_panel<3>,
-                                                   multiply_int4_panel<4>, multiply_int4_panel<5>, multiply_int4_panel<6>,
-                                                   multiply_int4_panel<7>, multiply_int4_panel<8>};
+  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile, kPassRows = 8, kSide = 1, kSideRows = kPassRows;
+  static constexpr auto& multiply = Int4Passes<std::make_integer_sequence<int, kPassRows>>::multiply;
+  static constexpr auto& multiply_side = multiply;
 };

@@ -1,7 +1,9 @@
-// How a weight is walked: some rows at a time, as many as registers hold, pass over one panel after the other, in the order of memory.
-// The processor's own prefetch keeps up with one stream of weights and with hardly any other pattern (two panels side by side are faster
-// in the cache for one or two rows, by a fifth, and slower from memory by as much), and eight rows are enough to make arithmetic the
-// limit: all further passes over a panel find it in the cache. Included by linear.h.
+// How a weight is walked: some rows at a time, as many as registers hold. Included by linear.h.
+//
+// The first pass over a panel reads it from memory, which takes as long as many rows' arithmetic: it has as many rows as it may have, and
+// one panel, for the processor's own prefetch keeps up with one stream and with hardly any other pattern. The passes behind it find the
+// panel in the core's own cache. They have two panels side by side, so that a row's inputs are loaded once for both: with one, loads hold
+// up the products, by a tenth with fourteen rows and by a third with four.
 
 // Panels finished together, an even number for pairs of gate and up: as many as L1 holds sums of beside the rows, for between two groups
 // the products stand still.
@@ -10,16 +12,15 @@ constexpr int kGroupSums = 288;                    // ... and in between so many
 constexpr int kTileRows = 448;                     // whose sums wait together
 static_assert(kTileRows * (kGroupPanels * kPanel * sizeof(float) + sizeof(LaneBests)) <= kLinearScratch, "sums, then the best of each row");
 
-constexpr int kFarAhead = 16384;  // bytes of weights
-constexpr int kFewestRows = 4;    // of a pass behind the first
+constexpr int kFewestRows = 4;                     // of the passes behind the first
 
-// One pass: some rows times a panel.
+// One pass: some rows times a panel, or two.
 struct Pass {
   const char* weights;          // the panel
+  int64_t panel_bytes;          // from it to the next
   int steps;                    // of the format, along the inputs
   const char* rows;
   int64_t row_stride;           // bytes
-  int64_t ahead[2];             // the lines prefetched with every two that are read: so many bytes behind the first of these
   const int32_t* input_sums;    // int8 and int4: of the first row
   int64_t sums_stride;          // from row to row
   float* sums;                  // result, [rows][sum_stride] of float32 or int32
@@ -28,37 +29,40 @@ struct Pass {
 
 using Multiply = void (*)(const Pass&);
 
-// Format: kStepInputs and kStepBytes of a step, kPassRows; multiply[rows - 1].
+// Format: kStepInputs and kStepBytes of a step; multiply[rows - 1] up to kPassRows: the passes over one panel; multiply_side[rows - 1] up to
+// kSideRows: those over kSide panels.
 template <typename Format>
 inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, float* tile) {
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
+  pass.panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
   pass.row_stride = x.stride;
   pass.sums_stride = w.precision == Precision::kInt4 ? w.inputs / kGroup : 1;
-  const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
   for (int first_row = 0; first_row < x.rows; first_row += kTileRows) {
-    const int rows = min_of(kTileRows, x.rows - first_row), passes = (rows + Format::kPassRows - 1) / Format::kPassRows;
-    // The first reads the panel from memory, which takes as long as many rows' arithmetic: it has as many as it may have, those behind
-    // it what is left, of about equally many rows but not too few.
-    const int first_pass = passes > 1 ? min_of(Format::kPassRows, rows - kFewestRows * (passes - 1)) : rows;
+    const int rows = min_of(kTileRows, x.rows - first_row);
+    const int first_rows = rows > Format::kPassRows ? min_of(Format::kPassRows, rows - kFewestRows) : rows;
+    const int others = rows - first_rows, passes = (others + Format::kSideRows - 1) / Format::kSideRows;
     const int most_panels = max_of(kGroupPanels, min_of(kMostPanels, kGroupSums / rows / 2 * 2));
     if (e.best) clear_bests(bests, rows);
     for (int done = 0, panels; done < num_panels; done += panels) {
       const int group = first_panel + done;
       panels = min_of(most_panels, num_panels - done);
       pass.sum_stride = panels * kPanel;
-      for (int p = 0; p < panels; ++p) {
-        pass.weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
-        for (int i = 0, begin = 0, end; i < passes; ++i, begin = end) {
-          end = i ? first_pass + (rows - first_pass) * i / (passes - 1) : first_pass;
-          pass.rows = static_cast<const char*>(x.data) + (first_row + begin) * x.stride;
-          // The others fetch some of the next panel, so that memory is busy during all of them.
-          pass.ahead[0] = i ? panel_bytes : kFarAhead, pass.ahead[1] = i ? panel_bytes : kFarAhead + 64;
-          if (x.input_sums) pass.input_sums = x.input_sums + (first_row + begin) * pass.sums_stride;
-          pass.sums = tile + begin * pass.sum_stride + p * kPanel;
-          Format::multiply[end - begin - 1](pass);
+      const auto run = [&](Multiply multiply, int panel, int row) {
+        pass.weights = static_cast<const char*>(w.weights) + (group + panel) * pass.panel_bytes;
+        pass.rows = static_cast<const char*>(x.data) + (first_row + row) * x.stride;
+        if (x.input_sums) pass.input_sums = x.input_sums + (first_row + row) * pass.sums_stride;
+        pass.sums = tile + row * pass.sum_stride + panel * kPanel;
+        multiply(pass);
+      };
+      for (int p = 0, side; p < panels; p += side) {
+        side = min_of(Format::kSide, panels - p);
+        for (int i = 0; i < side; ++i) run(Format::multiply[first_rows - 1], p + i, 0);
+        for (int i = 0, begin = first_rows, end; i < passes; ++i, begin = end) {
+          end = first_rows + others * (i + 1) / passes;
+          run((side == Format::kSide ? Format::multiply_side : Format::multiply)[end - begin - 1], p, begin);
         }
       }
       finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride, bests);
