@@ -7,11 +7,11 @@ import ctypes
 import torch
 from torch import Tensor
 
+from .large_pages import in_large_pages
 from .layout import KVLayerSpec
 from .native_abi import CacheType
 
 BLOCK_SIZE = 16
-_ALIGNMENT = 64
 
 
 class NativeKV:
@@ -24,9 +24,8 @@ class NativeKV:
         self.block_size = block_size
         self._library, self._layers, self._type = library, layers, type
         sizes = [block_bytes(library, layer, type) * num_blocks for layer in layers]
-        self._memory = [torch.empty(size + _ALIGNMENT, dtype=torch.uint8) for size in sizes]
-        bases = [-(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT for memory in self._memory]
-        self.bases = (ctypes.c_void_p * len(layers))(*bases)
+        self._memory = [in_large_pages(size) for size in sizes]
+        self.bases = (ctypes.c_void_p * len(layers))(*(memory.data_ptr() for memory in self._memory))
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """See `KVTensors.write`."""

@@ -6,30 +6,24 @@ Owns the packed memory. Knows no program: a weight is some matrices [out, in] si
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from .large_pages import in_large_pages
 from .native_abi import INT4_TILE, PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
-_LARGE_PAGE = 2 * 2**20
 _REGION_BYTES = 32 * 2**20
 
 
 class WeightMemory:
-    """Hands out memory for packed weights, in large pages where the system has them.
-
-    Read from start to end, weights in 2 MB pages arrive up to 1.4 times as fast as in 4 KB pages: the processor's prefetch stops at
-    the end of a page. So small weights share a region. Nothing is ever given back but all of it.
-    """
+    """Hands out memory for packed weights, in large pages: small weights share a region. Nothing is ever given back but all of it."""
 
     def __init__(self) -> None:
         self._region = torch.empty(0, dtype=torch.uint8)
@@ -38,23 +32,10 @@ class WeightMemory:
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, aligned to 64 bytes, not initialised."""
         if self._used + num_bytes > len(self._region):
-            self._region, self._used = _region(max(num_bytes, _REGION_BYTES)), 0
+            self._region, self._used = in_large_pages(max(num_bytes, _REGION_BYTES)), 0
         taken = self._region[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // 64) * 64
         return taken
-
-
-def _region(num_bytes: int) -> Tensor:
-    """Memory of its own that begins at a large page; it is taken from the system as it is written."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
-    else:  # Linux, where shared memory, which is what mmap gives unless told otherwise, has no large pages as a rule
-        memory = mmap.mmap(-1, num_bytes + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    region = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the map
-    start = -region.data_ptr() % _LARGE_PAGE
-    return region[start : start + num_bytes]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Memory in large pages."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from foretoken.kernels.large_pages import LARGE_PAGE, in_large_pages
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 64, LARGE_PAGE - 1, LARGE_PAGE, 3 * LARGE_PAGE + 100])
+def test_memory_is_aligned_and_as_long_as_asked_for(num_bytes: int) -> None:
+    memory = in_large_pages(num_bytes)
+    memory.fill_(7)
+    assert len(memory) == num_bytes
+    assert num_bytes == 0 or memory.data_ptr() % (LARGE_PAGE if num_bytes >= LARGE_PAGE else 64) == 0
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE") or not Path("/proc/self/smaps").exists(), reason="Linux tells")
+def test_the_system_is_asked_for_large_pages_and_gives_nothing_before_it_is_written() -> None:
+    memory = in_large_pages(8 * LARGE_PAGE)
+    found = _mapping_of(memory.data_ptr())
+    assert "hg" in found["VmFlags"].split()
+    assert found["Rss"].split()[0] == "0"
+
+
+def _mapping_of(address: int) -> dict[str, str]:
+    """The lines of /proc/self/smaps about the mapping that holds an address."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.split()[0]:
+            start, end = (int(number, 16) for number in line.split()[0].split("-"))
+            fields = {"inside": "yes"} if start <= address < end else {}
+        elif fields:
+            fields[name] = value.strip()
+            if name == "VmFlags":
+                return fields
+    raise AssertionError("no mapping holds it")
