@@ -65,9 +65,10 @@ def attend(tokens: int, rows: int, dim: int, heads: int = 32, kv_heads: int = 8,
 
 def one_of_each() -> None:
     """Of those that read the most, as a single request needs them; each is in a group of its own too."""
-    attend(1, 1, 128)
     workspace = linear.Workspace("cpu")
-    linear.skinny_linear(empty(1, 4096), empty(4096, 4096), workspace, None, empty(1, 4096))
+    for dtype in (HALF, FP8):
+        attend(1, 1, 128, cache=dtype)
+        linear.skinny_linear(empty(1, 4096), empty(4096, 4096, dtype=dtype), workspace, None, empty(1, 4096))
     linear_int4.skinny_int4_linear(empty(1, 4096), four_bits(28672, 4096), workspace, empty(28672), empty(1, 28672))
 
 

@@ -44,11 +44,18 @@ def built(group: str, cache: Path, *capability: str) -> list[dict[str, Any]]:
 def check_attention(code: str) -> None:
     assert "wgmma" in code or "mma.sync" in code, "no tensor cores"
     assert _loads_ahead(code) >= 2, "a tile is fetched when it is needed"
+    check_widening(code)
 
 
 def check_product(code: str) -> None:
     assert "wgmma" in code or "mma.sync" in code, "no tensor cores"
     assert _loads_ahead(code) >= 4, "too few weights are on their way"
+    check_widening(code)
+
+
+def check_widening(code: str) -> None:
+    """From e4m3, two numbers an instruction: one by one they go through the unit that has a quarter of the lanes."""
+    assert not re.search(r"cvt(\.rn)?\.bf16\.f16", code), "8-bit floats take longer to be widened than to be read"
 
 
 def check_narrow_product(code: str) -> None:
@@ -59,10 +66,11 @@ def check_narrow_product(code: str) -> None:
 
 def test_one_of_each(tmp_path: Path):
     """The first of what the next three build."""
-    codes = {one["name"]: one["code"] for one in build("one_of_each", tmp_path)}
-    check_attention(codes["attend"])
-    check_product(codes["_linear"])
-    check_narrow_product(codes["_linear_int4"])
+    checks = {"attend": check_attention, "_linear": check_product, "_linear_int4": check_narrow_product}
+    found = [one for one in build("one_of_each", tmp_path) if one["name"] in checks]
+    assert {one["name"] for one in found} == set(checks)
+    for one in found:
+        checks[one["name"]](one["code"])
 
 
 @pytest.mark.slow
