@@ -97,6 +97,7 @@ def _save(report: Report, folder: Path, started: float) -> Path:
 
 def _run_tests(paths: Sequence[str], limit_s: float) -> TestResult:
     command = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider"]
+    command.append("--continue-on-collection-errors")  # a file that cannot be imported there costs its own tests
     # What is built for a GPU without one needs none here, and takes the time of tests that do.
     command += ["-o", "timeout=90", "--ignore", "tests/kernels/triton/test_compilation.py"]
     if torch.cuda.is_available() and importlib.util.find_spec("xdist") is not None:
@@ -117,6 +118,8 @@ def read_tests(lines: Sequence[str]) -> TestResult:
         if outcome is not None and "::" in line:
             before, _, after = f"{line} ".partition(f" {outcome} ")
             outcomes[before if before.startswith("tests/") else after.strip()] = outcome
+        elif line.startswith("ERROR tests/"):  # a whole file, of which only the summary speaks
+            outcomes[line.split()[1]] = "ERROR"
     counts = Counter(outcomes.values())
     summary = ", ".join(f"{counts[outcome]} {outcome.lower()}" for outcome in ("FAILED", "ERROR", "PASSED", "SKIPPED") if counts[outcome])
     failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]

@@ -13,7 +13,7 @@ import pytest
 
 from foretoken.engine.bench.gpu_bench import Figure
 from foretoken.engine.bench.gpu_cases import CASES
-from foretoken.engine.bench.gpu_check import main, read_tests, run_cases
+from foretoken.engine.bench.gpu_check import _run_tests, main, read_tests, run_cases
 from foretoken.engine.bench.gpu_report import CaseResult, Report, TestResult
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +63,18 @@ def test_tests_are_counted_however_far_they_came() -> None:
     found = read_tests(lines)
     assert (found.summary, found.failed) == ("1 failed, 2 passed, 1 skipped", ["tests/gpu/test_a.py::test_two"])
     assert read_tests(["ImportError: no"]).failed == ["no test ran"]
+
+
+@pytest.mark.parametrize("said", ["ERROR tests/gpu/test_c.py", "ERROR tests/gpu/test_c.py - ModuleNotFoundError: No module named 'x'"])
+def test_a_file_that_cannot_be_imported_has_failed(said: str) -> None:
+    found = read_tests(["tests/gpu/test_a.py::test_one PASSED [100%]", said])
+    assert (found.summary, found.failed) == ("1 error, 1 passed", ["tests/gpu/test_c.py"])
+
+
+def test_a_file_that_cannot_be_imported_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "test_good.py").write_text("def test_one():\n    pass\n")
+    assert "1 passed" in "".join(_run_tests([str(tmp_path)], 120.0).tail)
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
