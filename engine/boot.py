@@ -165,7 +165,8 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
         return Runner(executor, drafters.target_kv, hidden, full_logits_wanted)
     drafted = max((p.max_tokens for p in drafters.proposers.proposers if p.name != PREDICTION), default=0)  # few requests bring one
     progress("capturing graphs")
-    executor.capture(drafters.target_kv, hidden, config.scheduler.max_num_seqs, 1 + drafted, progress)
+    scheduler = config.scheduler
+    executor.capture(drafters.target_kv, hidden, scheduler.max_num_seqs, 1 + drafted, scheduler.max_num_batched_tokens, progress)
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
 
 

@@ -238,15 +238,19 @@ class GraphExecutor:
         hidden: tuple[int, ...],
         most_rows: int,
         tokens_per_row: int = 1,
+        most_tokens: int = 1,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Record passes of up to so many rows now, of one token each and of tokens_per_row, so that no request waits for it; and
-        compile what comes behind them.
+        compile what comes behind them, and what all others of up to most_tokens take.
 
         The largest goes first: others fit its memory. Passes of other shapes are recorded when they come, or have come often.
         """
         if self._recorder is None:
             return
+        with torch.inference_mode():
+            for rung in sorted(self.ladder.samples(most_tokens, most_rows), key=lambda rung: rung.rows, reverse=True):
+                self.network.compute(self._static(rung, kv).batch, kv, hidden, self._inputs(rung))
         shapes = {(rows * tokens, rows) for rows in self.ladder.below(most_rows) for tokens in {1, tokens_per_row}}
         for tokens, rows in sorted(shapes, reverse=True):
             if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:

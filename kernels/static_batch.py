@@ -81,6 +81,21 @@ class Ladder:
         size, rows = self.rung(batch), self.up(len(batch.seq_lens))
         return None if size is None or rows is None else Rung(size.tokens, rows, rows, size.has_firsts)
 
+    def samples(self, most_tokens: int, most_rows: int) -> set[Rung]:
+        """Passes that between them take every kernel that any pass of up to so many tokens and rows takes.
+
+        Those of the ladder, and beyond it what attention is cut by: powers of two of tokens a row, and rows that fill 132
+        multiprocessors once, twice, four times ..., or a half and a quarter of them.
+        """
+        every = self.below(most_tokens)
+        found = {self.rung_of(size, min(most_rows, -(-size // n)), 1) for size in every for n in TOKENS_PER_ROW}
+        first, powers = max(every, default=0) + 1, [1 << power for power in range(most_tokens.bit_length())]
+        for tokens in {first, most_tokens, *powers}:
+            for rows in {1, most_rows, *(n + max(n // 16, 1) for n in powers)}:
+                if first <= tokens <= most_tokens and rows <= min(tokens, most_rows):
+                    found.add(Rung(tokens, rows, rows))
+        return {rung for rung in found if rung is not None}
+
     def below(self, most: int) -> Ladder:
         """Sizes up to the first that holds `most`."""
         last = self.up(most)

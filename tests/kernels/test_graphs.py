@@ -17,7 +17,7 @@ from foretoken.kernels import graphs, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.graphs import PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
-from foretoken.kernels.static_batch import StaticBatch
+from foretoken.kernels.static_batch import Ladder, StaticBatch
 from foretoken.kernels.torch_executor import Computed
 from foretoken.kernels.torch_kv import TorchKV
 
@@ -82,6 +82,18 @@ def test_while_somebody_waits_only_what_comes_often_is_recorded() -> None:
     executor.run(rows(3, 2), kv)
     executor.run_chain(chain, kv, torch.tensor([2, 3]))
     assert executor.captured.num_graphs == ready + 2 and recorder.num_replays == 3
+
+
+def test_what_is_not_recorded_has_been_computed_once_before_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its kernels are there. Nothing of it is written, and it is no pass that comes often."""
+    recorder = FakeRecorder()
+    executor = GraphExecutor(small_network(), Ladder((1, 2, 4, 8)), recorder)
+    kv, batches = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), seen_by(executor, monkeypatch)
+    executor.capture(kv, (), most_rows=2, most_tokens=20)
+    sizes = {(len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices)) for batch in batches}
+    assert sizes >= {(rung.tokens, rung.rows, rung.scores) for rung in executor.ladder.samples(20, 2)} >= {(8, 1, 8), (20, 2, 2)}
+    assert all(bool((batch.slot_mapping == -1).all()) for batch in batches)
+    assert executor.captured.num_graphs == len(executor._passes) == 2
 
 
 @pytest.mark.parametrize("is_patient", [False, True])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from small_networks import small_network
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.static_batch import TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import TorchExecutor, full_logits
+from foretoken.kernels.triton import attention
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 CPU = torch.device("cpu")
@@ -145,3 +148,42 @@ def test_what_lies_on_the_device_is_taken_like_what_comes_from_the_host(has_firs
         for field in dataclasses.fields(RaggedBatch):
             found, expected = getattr(taken.batch, field.name), getattr(filled.batch, field.name)
             assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected, field.name
+
+
+class _Noted:
+    """A kernel of which only the builds are wanted."""
+
+    def __init__(self) -> None:
+        self.builds: set[tuple[tuple[str, object], ...]] = set()
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *_, **constants: self.builds.add(tuple(constants.items()))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 16), (28, 4)])
+@pytest.mark.parametrize(("most_tokens", "most_rows"), [(2048, 128), (4096, 33), (600, 1)])
+def test_the_samples_of_a_ladder_take_every_kernel_of_attention(
+    heads: int, kv_heads: int, most_tokens: int, most_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would be built while requests wait."""
+    ladder, kernel = Ladder(), _Noted()
+    monkeypatch.setattr(attention, "attend", kernel)
+    monkeypatch.setattr(attention, "join", kernel)
+
+    def attend(rung: Rung) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        batch = StaticBatch(rung, empty(rung.rows, 512, dtype=torch.int32), 16).batch
+        cache = empty(16, kv_heads, 128)
+        attention.ragged_paged_attention(empty(rung.tokens, heads, 128), cache, cache, batch, 0.1)
+
+    for rung in ladder.samples(most_tokens, most_rows):
+        attend(rung)
+    known = set(kernel.builds)
+    dice = random.Random(0)
+    for _ in range(1500):
+        rows = dice.randint(1, most_rows)
+        tokens = min(most_tokens, dice.choice([rows, rows * dice.randint(1, 8), dice.randint(rows, 700), dice.randint(rows, 4096)]))
+        attend(ladder.rung_of(tokens, rows, rows) or Rung(tokens, rows, rows))
+    assert len(known) > 2 and kernel.builds == known
