@@ -5,30 +5,32 @@ The package's face. Importing it loads nothing heavy; torch and the engine come 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine.grammar_spec import GrammarSpec
+    from .engine.grammar_spec import GrammarSpec, GuidedDecodingParams, StructuredOutputsParams
     from .engine.llm import LLM
+    from .engine.llm_prompts import TextPrompt, TokensPrompt
+    from .engine.outputs import CompletionOutput, RequestOutput
     from .engine.request import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "GrammarSpec", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "CompletionOutput", "GrammarSpec", "GuidedDecodingParams", "RequestOutput", "SamplingParams", "StructuredOutputsParams",
+    "TextPrompt", "TokensPrompt", "__version__",
+]  # fmt: skip
+_HOMES = {
+    "llm": {"LLM"},
+    "request": {"SamplingParams"},
+    "grammar_spec": {"GrammarSpec", "GuidedDecodingParams", "StructuredOutputsParams"},
+    "llm_prompts": {"TextPrompt", "TokensPrompt"},
+    "outputs": {"CompletionOutput", "RequestOutput"},
+}
 
 
 def __getattr__(name: str) -> Any:
-    match name:
-        case "GrammarSpec":
-            from .engine.grammar_spec import GrammarSpec
-
-            return GrammarSpec
-        case "LLM":
-            from .engine.llm import LLM
-
-            return LLM
-        case "SamplingParams":
-            from .engine.request import SamplingParams
-
-            return SamplingParams
-        case _:
-            raise AttributeError(f"module 'foretoken' has no attribute {name!r}")
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f".engine.{home}", __name__), name)
+    raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

@@ -15,7 +15,7 @@ class ModelLoadError(ConfigError):
     """A model folder is missing, incomplete, damaged or of a kind that cannot be served."""
 
 
-class InvalidRequest(ForetokenError):
+class InvalidRequest(ForetokenError, ValueError):
     """A request that cannot be served as asked."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -31,7 +31,7 @@ class ContextTooLong(InvalidRequest):
         super().__init__(message, param, "context_length_exceeded")
 
 
-class InvalidGrammar(InvalidRequest, ValueError):
+class InvalidGrammar(InvalidRequest):
     """The form that a request wants its output to have is not valid, too large, or cannot be enforced."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, NoReturn
 
 from .errors import InvalidGrammar
@@ -138,3 +138,44 @@ class GrammarSpec:
             raise InvalidGrammar(_NO_CHOICES, self.param)
         if len(choices) > MAX_ALTERNATIVES:
             raise InvalidGrammar(f"there are {len(choices):,} choices; the limit is {MAX_ALTERNATIVES:,}", self.param)
+
+
+@dataclass
+class StructuredOutputsParams:
+    """The same in vLLM's words: one of the first five. Raises InvalidGrammar."""
+
+    json: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    backend: InitVar[str | None] = None
+    disable_fallback: InitVar[bool] = False
+
+    def __post_init__(self, backend: str | None, disable_fallback: bool) -> None:
+        _ = self.spec
+
+    @property
+    def spec(self) -> GrammarSpec:
+        asked = [(name, value) for name, value in vars(self).items() if value is not None and value is not False]
+        match asked:
+            case [("json", schema)]:
+                return GrammarSpec.json_schema(schema)
+            case [("regex", pattern)]:
+                return GrammarSpec.regex(pattern)
+            case [("choice", choices)]:
+                return GrammarSpec.choice(choices)
+            case [("grammar", text)]:
+                return GrammarSpec.grammar(text)
+            case [("json_object", _)]:
+                return GrammarSpec.json_object()
+            case _:
+                given = " and ".join(name for name, _ in asked) or "none"
+                raise InvalidGrammar(f"of a form only json, regex, choice, grammar or json_object is served, not {given}", "grammar")
+
+
+GuidedDecodingParams = StructuredOutputsParams

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from .errors import EngineDead, InvalidRequest
 from .interrupts import interrupts_held_back
 from .llm_options import engine_config
 from .llm_prompts import Message, Prompt, naming, parse_conversations, parse_prompts, turn_of
+from .model_folder import read_json
 from .outputs import GrowingOutput, RequestOutput
 from .request import Request, SamplingParams
 from .stats import EngineStats
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretoken.engine")
 
 BAR_INTERVAL_S = 0.2
+RECOMMENDED = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,25 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete all prompts together; outputs in their order. One SamplingParams for all, or one per prompt.
+        """Complete all prompts together; outputs in their order. One SamplingParams for all, or one per prompt; None = the model's own.
 
+        At the latest an output ends where the context does, whatever its max_tokens. prompt_token_ids: an older way to give prompts.
         priority: one per prompt, lower goes first. Raises InvalidRequest before anything runs. A prompt that fails later has
         finish_reason "error"; the others are not affected.
         """
-        engine, parsed = self._running(), parse_prompts(prompts)
-        params = _one_each("sampling_params", SamplingParams() if sampling_params is None else sampling_params, SamplingParams, len(parsed))
+        if lora_request is not None:
+            raise InvalidRequest("lora_request: adapters are not served; merge it into the model", "lora_request")
+        engine, parsed = self._running(), parse_prompts(prompts if prompt_token_ids is None else prompt_token_ids)
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each("sampling_params", given, SamplingParams, len(parsed))
         priorities = _one_each("priority", priority or 0, int, len(parsed))
         with self._turn:
             jobs: list[Job] = []
@@ -87,6 +96,8 @@ class LLM:
                 request_id = str(self._num_prompts + index)
                 with naming("prompts", index, len(parsed)):
                     token_ids = engine.intake.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
+                    room = engine.model.max_model_len - len(token_ids)
+                    settings = replace(settings, max_tokens=room) if (settings.max_tokens or 0) > room > 0 else settings.clone()
                     requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt)
                 jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings.n, now)))
             self._num_prompts += len(jobs)
@@ -104,6 +115,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`.
@@ -134,10 +146,15 @@ class LLM:
                     raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
                 # The template writes the special tokens itself.
                 prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
-        return self.generate(prompts, sampling_params, use_tqdm, priority)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request, priority=priority)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self._running().tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
+        said = read_json(self._running().model.path, "generation_config.json") or {}
+        return SamplingParams(**{ours: said[name] for name, ours in RECOMMENDED.items() if said.get(name) is not None})
 
     def stats(self) -> EngineStats:
         """Totals since the start."""

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +20,18 @@ from .errors import InvalidRequest
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, {"prompt": text} or {"prompt_token_ids": [...]}."""
 Message = Mapping[str, Any]
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt, typed: the dict that it is."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TextPrompt, total=False):
+    prompt_token_ids: list[int]
+
 
 KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 SHAPES = 'a prompt is a string, {"prompt": "..."}, {"prompt_token_ids": [...]} or a list of token ids'
@@ -35,7 +47,7 @@ class ParsedPrompt:
     cache_salt: str = ""
 
 
-def parse_prompts(prompts: Prompt | Iterable[Prompt]) -> list[ParsedPrompt]:
+def parse_prompts(prompts: Prompt | Iterable[Prompt] | None) -> list[ParsedPrompt]:
     """["a", "b"] are two, "a" is one, [1, 2] is one, a table of token ids is one a row. Raises TypeError."""
     if isinstance(prompts, (str, Mapping)):
         return [_parsed(prompts)]

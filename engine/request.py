@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..kernels.record import record
 from .errors import InvalidRequest
-from .grammar_spec import GrammarSpec
+from .grammar_spec import GrammarSpec, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from .grammar import GrammarState
@@ -26,6 +26,10 @@ MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
 _NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
 """What None means for fields of SamplingParams that vLLM's scripts may give as None, which is the default there."""
+_WITHOUT: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False), "length_penalty": (None, 1.0), "early_stopping": (None, False), "truncate_prompt_tokens": (None,),
+}  # fmt: skip
+"""Fields of vLLM that are not served, in their order below, and the values that mean so."""
 _CORPUS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -64,11 +68,11 @@ class Speculation:
         return cls(method, num, corpus_id)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SamplingParams:
     """How to choose tokens and when to stop. Names and defaults are vLLM's; temperature 0 is greedy.
 
-    Raises InvalidRequest, with the field's name, for values out of range.
+    Raises InvalidRequest, with the field's name, for values out of range. LLM works with checked copies, so fields may be assigned.
     """
 
     n: int = 1
@@ -98,16 +102,29 @@ class SamplingParams:
     speculation: Speculation | Mapping[str, Any] | None = None
     grammar: GrammarSpec | None = None  # the form that the output must have
     thinking: ThinkingBudget | None = None  # how long it may reason
+    structured_outputs: StructuredOutputsParams | None = None  # becomes `grammar`
+    guided_decoding: StructuredOutputsParams | None = None  # its older name
+    # What scripts for vLLM write out.
+    spaces_between_special_tokens: InitVar[bool | None] = None
+    best_of: InitVar[int | None] = None
+    use_beam_search: InitVar[bool | None] = None
+    length_penalty: InitVar[float | None] = None
+    early_stopping: InitVar[bool | str | None] = None
+    truncate_prompt_tokens: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, spaces_between_special_tokens: bool | None, best_of: int | None, *unserved: Any) -> None:
         for name, nothing in _NOTHING.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, nothing)
+                setattr(self, name, nothing)
+        for (name, without), value in zip((_WITHOUT | {"best_of": (None, self.n)}).items(), (*unserved, best_of), strict=True):
+            if value not in without:
+                raise InvalidRequest(f"{name} is not served", name)
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
-        object.__setattr__(self, "stop", tuple(stops))
+        self.stop = tuple(stops)
         if isinstance(self.bad_words, str):
-            object.__setattr__(self, "bad_words", (self.bad_words,))
-        object.__setattr__(self, "speculation", Speculation.parse(self.speculation))
+            self.bad_words = (self.bad_words,)
+        self.speculation = Speculation.parse(self.speculation)
+        self._take_grammar()
         _integer("n", self.n, 1, MAX_CHOICES)
         _in_range("temperature", self.temperature, 0, 100)
         _in_range("top_p", self.top_p, 0, 1)
@@ -129,7 +146,7 @@ class SamplingParams:
         if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
             raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
         if self.seed == -1:  # any, as at vLLM and llama.cpp, whose clients write their default out
-            object.__setattr__(self, "seed", None)
+            self.seed = None
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
         if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in stops):
@@ -144,10 +161,25 @@ class SamplingParams:
             raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must name at least one token", "allowed_token_ids")
-        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
-            raise InvalidRequest("grammar must be a GrammarSpec, such as GrammarSpec.json_schema({...})", "grammar")
         if self.grammar is not None and self.allowed_token_ids is not None:
             raise InvalidRequest("allowed_token_ids cannot be combined with a grammar: say there what is allowed", "allowed_token_ids")
+
+    def _take_grammar(self) -> None:
+        """The form of the output under the one name that the engine knows."""
+        for name in ("structured_outputs", "guided_decoding"):
+            if (form := getattr(self, name)) is not None:
+                if not isinstance(form, StructuredOutputsParams):
+                    raise InvalidRequest(f"{name} must be StructuredOutputsParams, such as StructuredOutputsParams(json={{...}})", name)
+                if self.grammar is not None:
+                    raise InvalidRequest(f"{name} is one of several forms; give one", name)
+                self.grammar = form.spec
+                setattr(self, name, None)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest("grammar must be a GrammarSpec, such as GrammarSpec.json_schema({...})", "grammar")
+
+    def clone(self) -> SamplingParams:
+        """A copy, checked."""
+        return replace(self)
 
     @property
     def greedy(self) -> bool:

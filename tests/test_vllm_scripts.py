@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from running_server import RunningServer
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
+from foretoken.engine.errors import ContextTooLong, InvalidRequest
 from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, ProposerConfig, SpeculativeConfig
 from foretoken.server.config import ServerConfig
 
@@ -212,3 +213,62 @@ def test_one_request_without_speculation(tiny_target: Path) -> None:
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert all(output.metrics is not None and output.metrics.speculative_decoding.num_draft_tokens == 0 for output in outputs)
     assert [output.outputs[0].token_ids for output in outputs] == _generate(llm)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_target: Path) -> LLM:
+    return LLM(model=str(tiny_target), speculative_config={"method": "off"}, kv_cache_gb=0.005)
+
+
+def test_structured_outputs(llm: LLM) -> None:
+    forms = [
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=["Positive", "Negative"])),
+        SamplingParams(guided_decoding=GuidedDecodingParams(regex=r"[0-9]{3}\n", backend="xgrammar"), stop=["\n"]),
+        SamplingParams(structured_outputs=StructuredOutputsParams(json={"const": 7})),
+        SamplingParams(structured_outputs=StructuredOutputsParams(grammar='root ::= "SELECT " number\nnumber ::= "1 " | "2 "')),
+    ]
+    texts = [output.outputs[0].text for output in llm.generate(PROMPTS[:1] * 4, forms, use_tqdm=False)]
+    assert texts[0] in ("Positive", "Negative") and len(texts[1]) == 3 and texts[1].isdigit() and texts[2] == "7" and "SELECT " in texts[3]
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)).grammar is not None
+    for wrong in ({}, {"regex": "a", "choice": ["b"]}, {"json": {}, "disable_any_whitespace": True}):
+        with pytest.raises(ValueError, match="only json, regex, choice"):
+            StructuredOutputsParams(**wrong)
+    with pytest.raises(ValueError, match="several forms"):
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), guided_decoding=GuidedDecodingParams(regex="a"))
+
+
+def test_parameters_as_old_scripts_write_them(llm: LLM) -> None:
+    """Fields are assigned after construction; what the engine runs with is checked all the same."""
+    params = SamplingParams(n=1, best_of=1, use_beam_search=False, length_penalty=1.0, spaces_between_special_tokens=False)
+    params.max_tokens = 3
+    params.ignore_eos = True
+    ids = llm.get_tokenizer().encode(PROMPTS[0])
+    (output,) = llm.generate(sampling_params=params, prompt_token_ids=[ids], use_tqdm=False, lora_request=None)
+    assert output.prompt_token_ids == ids and len(output.outputs[0].token_ids) == 3 and params.clone() == params
+    prompts = [TokensPrompt(prompt_token_ids=ids), TextPrompt(prompt=PROMPTS[0])]
+    assert [o.prompt_token_ids for o in llm.generate(prompts, params, use_tqdm=False)] == [ids, ids]
+    params.top_p = 2
+    with pytest.raises(ValueError, match="top_p must be a number from 0 to 1"):
+        llm.generate("x", params)
+    with pytest.raises(InvalidRequest, match="adapters are not served"):
+        llm.generate("x", lora_request="adapter")  # pyright: ignore[reportArgumentType]
+    for name, value in {"use_beam_search": True, "best_of": 3, "truncate_prompt_tokens": 5}.items():
+        with pytest.raises(ValueError, match=f"{name} is not served"):
+            SamplingParams(**{name: value})
+
+
+def test_an_output_ends_where_the_context_does(llm: LLM, tiny_target: Path) -> None:
+    (output,) = llm.generate([[5] * 500], SamplingParams(max_tokens=8192, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 12 and output.outputs[0].finish_reason == "length"
+    with LLM(tiny_target, {"method": "off"}, num_gpu_blocks_override=4) as small, pytest.raises(ContextTooLong, match="KV cache holds"):
+        small.generate("x", SamplingParams(max_tokens=8192))
+
+
+def test_the_models_own_sampling(tiny_target: Path, tmp_path: Path) -> None:
+    for file in tiny_target.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "max_new_tokens": 3, "do_sample": true}')
+    with LLM(tmp_path, {"method": "off"}) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20, max_tokens=3)
+        assert len(llm.generate("x", use_tqdm=False)[0].outputs[0].token_ids) <= 3
