@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine.grammar_spec import GrammarSpec, GuidedDecodingParams, StructuredOutputsParams
     from .engine.llm import LLM
+    from .engine.llm_metrics import Counter, Gauge, Histogram, Vector
     from .engine.llm_prompts import TextPrompt, TokensPrompt
     from .engine.outputs import CompletionOutput, RequestOutput
     from .engine.request import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "CompletionOutput", "GrammarSpec", "GuidedDecodingParams", "RequestOutput", "SamplingParams", "StructuredOutputsParams",
-    "TextPrompt", "TokensPrompt", "__version__",
+    "LLM", "CompletionOutput", "Counter", "Gauge", "GrammarSpec", "GuidedDecodingParams", "Histogram", "RequestOutput", "SamplingParams",
+    "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "Vector", "__version__",
 ]  # fmt: skip
 _HOMES = {
     "llm": {"LLM"},
     "request": {"SamplingParams"},
     "grammar_spec": {"GrammarSpec", "GuidedDecodingParams", "StructuredOutputsParams"},
+    "llm_metrics": {"Counter", "Gauge", "Histogram", "Vector"},
     "llm_prompts": {"TextPrompt", "TokensPrompt"},
     "outputs": {"CompletionOutput", "RequestOutput"},
 }

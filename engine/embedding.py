@@ -94,11 +94,11 @@ class Reading:
     def __init__(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> None:
         self._texts = [_Text(_request(f"embedding-{next(self._numbers)}", text)) for text in texts]
         self._pooling = pooling
-        self._first_unread = 0  # those before it are done
+        self.num_done = 0  # texts, the first ones
 
     @property
     def done(self) -> bool:
-        return self._first_unread == len(self._texts)
+        return self.num_done == len(self._texts)
 
     def advance(self, core: EngineCore) -> float:
         """One pass, and its seconds. 0, and nothing done, if free blocks are too few for the next text now. Raises InvalidRequest."""
@@ -108,7 +108,7 @@ class Reading:
         if core.has_work:
             left = max(left // BUSY_SHARE, 1)
         rows: list[PlanRow] = []
-        texts = self._texts[self._first_unread :][: config.max_num_seqs]
+        texts = self._texts[self.num_done :][: config.max_num_seqs]
         for text in texts:
             name, num_tokens = text.request.request_id, len(text.request.token_ids)
             if left == 0 or not (text.num_read or kv.open_scratch(name, num_tokens)):
@@ -127,7 +127,7 @@ class Reading:
             if not text.num_left:
                 kv.free(text.request.request_id)
                 core.committer.prompt_tokens += text.num_read
-                self._first_unread += 1
+                self.num_done += 1
         return time.perf_counter() - started
 
     def close(self, core: EngineCore) -> None:

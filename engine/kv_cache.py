@@ -213,6 +213,11 @@ class KVCache:
             self.pool.release(block)
         self.scratch.discard(request_id)
 
+    def forget_prefixes(self) -> None:
+        """What is computed will be found no more."""
+        self.pool.prefixes.clear()
+        self.pool.by_digest.clear()
+
     def check(self) -> None:
         """Raise if a block is lost, shared by mistake, both free and in use, or remembered under a wrong name."""
         pool = self.pool

@@ -18,12 +18,15 @@ from tqdm import tqdm
 from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
 from .chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
+from .embedding import Reading
+from .engine_metrics import ENGINE, EngineCollector
 from .errors import EngineDead, InvalidRequest
 from .interrupts import interrupts_held_back
+from .llm_metrics import Metric, read
 from .llm_options import engine_config
-from .llm_prompts import Message, Prompt, naming, parse_conversations, parse_prompts, turn_of
+from .llm_prompts import Message, ParsedPrompt, Prompt, naming, parse_conversations, parse_prompts, turn_of
 from .model_folder import read_json
-from .outputs import GrowingOutput, RequestOutput
+from .outputs import EmbeddingOutput, EmbeddingRequestOutput, GrowingOutput, RequestOutput
 from .request import Request, SamplingParams
 from .stats import EngineStats
 
@@ -95,7 +98,7 @@ class LLM:
             for index, (prompt, settings, rank) in enumerate(zip(parsed, params, priorities, strict=True)):
                 request_id = str(self._num_prompts + index)
                 with naming("prompts", index, len(parsed)):
-                    token_ids = engine.intake.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
+                    token_ids = _token_ids(engine, prompt)
                     room = engine.model.max_model_len - len(token_ids)
                     settings = replace(settings, max_tokens=room) if (settings.max_tokens or 0) > room > 0 else settings.clone()
                     requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt)
@@ -148,6 +151,26 @@ class LLM:
                 prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request, priority=priority)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
+        """Texts as vectors of length 1: the states of their last tokens, as of the server's embeddings. Raises InvalidRequest."""
+        engine, parsed = self._running(), parse_prompts(prompts)
+        texts: list[list[int]] = []
+        for index, prompt in enumerate(parsed):
+            with naming("prompts", index, len(parsed)):
+                texts.append(_token_ids(engine, prompt))
+                engine.intake.check_text("the prompt", texts[-1])
+        reading = Reading(texts, "last")
+        with self._turn, interrupts_held_back() as let_through, tqdm(total=len(texts), unit="prompt", disable=not use_tqdm) as progress:
+            try:
+                while not reading.done:
+                    let_through()
+                    reading.advance(engine.core)
+                    progress.update(reading.num_done - progress.n)
+            finally:
+                reading.close(engine.core)
+        vectors: list[list[float]] = reading.vectors().tolist() if texts else []
+        return [EmbeddingRequestOutput(str(i), EmbeddingOutput(v), t) for i, (v, t) in enumerate(zip(vectors, texts, strict=True))]
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self._running().tokenizer
 
@@ -159,6 +182,16 @@ class LLM:
     def stats(self) -> EngineStats:
         """Totals since the start."""
         return self._running().core.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """The same as a server tells of its engine, under the same names."""
+        engine = self._running()
+        return read(EngineCollector(engine.core.stats, (engine.model.name, ENGINE)))
+
+    def reset_prefix_cache(self) -> bool:
+        with self._turn:
+            self._running().core.scheduler.kv.forget_prefixes()
+        return True
 
     def shutdown(self) -> None:
         """Give the model's memory back, and write what is kept across restarts. Nothing works afterwards."""
@@ -230,6 +263,10 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _token_ids(engine: Engine, prompt: ParsedPrompt) -> list[int]:
+    return engine.intake.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
 
 
 def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:

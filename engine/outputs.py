@@ -96,6 +96,21 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # as of a choice's tokens; None for the first, which follows nothing
 
 
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """A prompt as a vector."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
 class GrowingOutput:
     """A RequestOutput in the making."""
 

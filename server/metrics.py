@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
+from ..engine.engine_metrics import ENGINE, LABELS, EngineCollector, share
 from ..engine.request import FinishReason, SpeculationStats
 from ..engine.stats import EngineStats
-from .engine_metrics import LABELS, EngineCollector, share
 
 logger = logging.getLogger("foretoken.server")
 
@@ -30,7 +30,6 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _ACCEPTED = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)  # 1 = every guess was rejected
-ENGINE = "0"  # one process is one replica
 
 
 class Metrics:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running_server import RunningServer
 
-from foretoken import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
+from foretoken import LLM, Counter, Gauge, GuidedDecodingParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt, Vector
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
 from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, ProposerConfig, SpeculativeConfig
 from foretoken.server.config import ServerConfig
@@ -199,20 +199,17 @@ def test_a_loop_over_k_and_acceptance_read_offline(k: int, tiny_target: Path, pl
     llm = LLM(model=str(tiny_target), speculative_config=draft)
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True), use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == plain_tokens
+    metrics = {metric.name.removeprefix("vllm:spec_decode_num_"): metric for metric in llm.get_metrics()}
+    drafts, accepted, by_depth = metrics["drafts"], metrics["accepted_tokens"], metrics["accepted_tokens_per_pos"]
+    assert isinstance(drafts, Counter) and isinstance(accepted, Counter) and isinstance(by_depth, Vector)
+    assert sum(by_depth.values) == accepted.value > 0 and len(by_depth.values) == k and by_depth.values[0] <= drafts.value
+    assert drafts.labels == by_depth.labels and isinstance(metrics["vllm:num_requests_running"], Gauge)
     for output in outputs:
         assert output.metrics is not None
         speculation = output.metrics.speculative_decoding
         assert speculation.num_spec_tokens == k and speculation.draft_acceptance_rate > 0.9
         assert 1 < speculation.mean_acceptance_length <= k + 1
         assert sum(speculation.acceptance_histogram) == speculation.num_spec_steps > 0
-
-
-def test_one_request_without_speculation(tiny_target: Path) -> None:
-    llm = LLM(model=str(tiny_target), speculative_config={"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 2})
-    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, speculation={"method": "off"})
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    assert all(output.metrics is not None and output.metrics.speculative_decoding.num_draft_tokens == 0 for output in outputs)
-    assert [output.outputs[0].token_ids for output in outputs] == _generate(llm)
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +269,15 @@ def test_the_models_own_sampling(tiny_target: Path, tmp_path: Path) -> None:
     with LLM(tmp_path, {"method": "off"}) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20, max_tokens=3)
         assert len(llm.generate("x", use_tqdm=False)[0].outputs[0].token_ids) <= 3
+
+
+def test_embeddings_and_the_prefix_cache(llm: LLM) -> None:
+    outputs = llm.embed(["a text", TextPrompt(prompt="another one"), "a text"], use_tqdm=False)
+    vectors = [output.outputs.embedding for output in outputs]
+    assert vectors[0] == vectors[2] != vectors[1] and sum(x * x for x in vectors[0]) == pytest.approx(1)
+    with pytest.raises(InvalidRequest, match=r"prompts\[1\]: the prompt is too long"):
+        llm.embed(["fine", [1] * 600])
+    long = [TokensPrompt(prompt_token_ids=[7] * 100)]
+    cached = [llm.generate(long, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
+    assert llm.reset_prefix_cache() and [*cached, llm.generate(long, use_tqdm=False)[0].num_cached_tokens] == [0, 96, 0]
+    llm._running().core.check()

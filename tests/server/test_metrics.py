@@ -9,10 +9,10 @@ from fake_engine import STATS, FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from foretoken.engine.engine_metrics import OFF_REASONS
 from foretoken.engine.request import SpeculationStats
 from foretoken.engine.stats import EngineStats
 from foretoken.server import metrics as module
-from foretoken.server.engine_metrics import OFF_REASONS
 from foretoken.server.metrics import Metrics, traffic_line
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..engine.speculation_policy import BATCH_SIZE, NO_PROPOSER, SLOWER
-from ..engine.stats import EngineStats, ProposerStats
+from .speculation_policy import BATCH_SIZE, NO_PROPOSER, SLOWER
+from .stats import EngineStats, ProposerStats
 
 LABELS = ("model_name", "engine")
+ENGINE = "0"  # one process is one replica
 OFF_REASONS = (NO_PROPOSER, BATCH_SIZE, SLOWER)
 
 
