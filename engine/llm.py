@@ -67,6 +67,7 @@ class LLM:
     ) -> None:
         self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
         self._close = weakref.finalize(self, self._engine.core.close)  # at the latest when the process ends
+        self._has_defaults = options.get("generation_config") != "vllm"
         self._num_prompts = 0
         self._turn = threading.Lock()
 
@@ -175,8 +176,8 @@ class LLM:
         return self._running().tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
-        said = read_json(self._running().model.path, "generation_config.json") or {}
+        """What the model's generation_config.json recommends; generation_config="vllm" switches that off."""
+        said = (self._has_defaults and read_json(self._running().model.path, "generation_config.json")) or {}
         return SamplingParams(**{ours: said[name] for name, ours in RECOMMENDED.items() if said.get(name) is not None})
 
     def stats(self) -> EngineStats:

@@ -15,6 +15,7 @@ from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
 from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from .errors import ConfigError
+from .vllm_flags import NOTES, SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 
 T = TypeVar("T")
 
@@ -26,27 +27,12 @@ OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED, "device", "batch_invariant"),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
-    *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", *ONE_DEVICE),
+    *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", "generation_config", *ONE_DEVICE),
 )
-# Arguments of vLLM 0.5 to 0.33 that mean nothing here. Scripts go on to run without them.
 IGNORED = frozenset(
-    """
-    additional_config allowed_local_media_path
-    async_scheduling attention_backend attention_config block_size calculate_kv_scales
-    code_revision compilation_config config_format convert cpu_offload_gb
-    cuda_graph_sizes disable_async_output_proc disable_cascade_attn
-    disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_sliding_window distributed_executor_backend
-    download_dir enable_chunked_prefill enable_expert_parallel enable_lora enable_prompt_adapter enable_prompt_embeds enable_sleep_mode
-    enforce_eager fully_sharded_loras generation_config guided_decoding_backend hf_config_path hf_overrides hf_token ignore_patterns
-    kv_transfer_config limit_mm_per_prompt load_format logits_processors long_prefill_token_threshold lora_dtype
-    lora_extra_vocab_size mamba_cache_dtype max_context_len_to_capture max_cpu_loras max_logprobs max_long_partial_prefills max_lora_rank
-    max_loras max_num_partial_prefills max_parallel_loading_workers max_seq_len_to_capture mm_processor_cache_gb mm_processor_kwargs
-    model_impl model_loader_extra_config multi_step_stream_outputs num_lookahead_slots num_scheduler_steps override_generation_config
-    override_pooler_config pooler_config preemption_mode prefix_caching_hash_algo ray_workers_use_nsight reasoning_parser rope_scaling
-    rope_theta runner scheduler_cls scheduler_delay_factor scheduling_policy skip_tokenizer_init structured_outputs_config swap_space task
-    tokenizer tokenizer_mode tokenizer_revision trust_remote_code use_tqdm_on_load use_v2_block_manager worker_cls worker_use_ray
-    """.split()
-)
+    {flag.lstrip("-").replace("-", "_") for flag in SWITCHES | TAKING_A_VALUE | TAKING_VALUES} | {"attention_config", "reasoning_parser"}
+).difference(OUR_NAMES)
+"""Scripts for vLLM go on to run without them."""
 OLD_SPECULATION = (
     *("speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min"),
     *("speculative_draft_tensor_parallel_size", "speculative_max_model_len", "speculative_disable_by_batch_size"),
@@ -67,6 +53,8 @@ def engine_config(
     for name in ONE_DEVICE:
         if values.get(name, 1) != 1:
             raise ConfigError(f"{name} {values[name]} is not available: an engine uses one device; found here: {devices_found()}")
+    if values.get("generation_config", "auto") not in ("auto", "vllm"):
+        raise ConfigError("generation_config is 'auto', the model's own defaults of sampling, or 'vllm', none")
     for name in COUNTS:
         if name in values and (type(values[name]) is not int or values[name] < 1):
             raise ConfigError(f"{name} must be a positive integer, not {values[name]!r}")
@@ -113,7 +101,8 @@ def _check_names(options: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, ("model", "speculative_config", *OUR_NAMES, *IGNORED), n=1)
             raise TypeError(f"LLM() has no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if ignored := sorted(name for name, value in options.items() if name in IGNORED and value is not None):
-        warnings.warn(f"LLM(): these options of vLLM mean nothing here and are ignored: {', '.join(ignored)}", stacklevel=4)
+        told = [name + (f" ({note})" if (note := NOTES.get("--" + name.replace("_", "-"))) else "") for name in ignored]
+        warnings.warn(f"LLM(): these options of vLLM have no effect here: {', '.join(told)}", stacklevel=4)
 
 
 def _settle_formats(values: dict[str, Any]) -> None:

@@ -269,6 +269,8 @@ def test_the_models_own_sampling(tiny_target: Path, tmp_path: Path) -> None:
     with LLM(tmp_path, {"method": "off"}) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20, max_tokens=3)
         assert len(llm.generate("x", use_tqdm=False)[0].outputs[0].token_ids) <= 3
+    with LLM(tmp_path, {"method": "off"}, generation_config="vllm") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
 
 
 def test_embeddings_and_the_prefix_cache(llm: LLM) -> None:

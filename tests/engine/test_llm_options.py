@@ -107,8 +107,9 @@ def test_unknown_options_name_the_nearest(name: str, near: str) -> None:
 
 def test_vllms_other_options_warn_once_together() -> None:
     with pytest.warns(UserWarning) as caught:
-        made(swap_space=4, enforce_eager=True, trust_remote_code=None)
-    assert len(caught) == 1 and "enforce_eager, swap_space" in str(caught[0].message)
+        made(swap_space=4, enforce_eager=True, trust_remote_code=None, disable_chunked_mm_input=True, hf_overrides={"rope_theta": 1})
+    told = "disable_chunked_mm_input, enforce_eager, hf_overrides (config.json is read as it is), swap_space"
+    assert len(caught) == 1 and told in str(caught[0].message)
 
 
 def test_what_cannot_be_followed_warns() -> None:

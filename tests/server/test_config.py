@@ -8,9 +8,10 @@ import pytest
 
 from foretoken.engine.config import DEMO_MODEL, EngineConfig
 from foretoken.engine.errors import ConfigError
+from foretoken.engine.vllm_flags import SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
 from foretoken.server.config import ServerConfig
-from foretoken.server.flags import ELSEWHERE, REFUSED, SWITCHES, TAKING_A_VALUE, TAKING_VALUES, separate
+from foretoken.server.flags import ELSEWHERE, REFUSED, separate
 from foretoken.server.run_batch_options import BatchParser
 from foretoken.server.serve_parser import ServeParser
 
