@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .prompt_logprobs import PromptLogprobs
     from .thinking_budget import ThinkingBudget, ThinkingState
 
-MAX_CHOICES = 64
+MAX_CHOICES = 16_384
 MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16

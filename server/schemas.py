@@ -21,7 +21,7 @@ from .request_base import OpenAIObject, OurObject
 from .structured import grammar_of
 from .tools.request import Choice, Offer, Tools, offer
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = MAX_CHOICES = 64
 MAX_STOP_TOKEN_IDS = 1024
 AS_MANY_AS_FIT = -1
 """Of max_tokens: what llama.cpp, Ollama and LM Studio have as its default, and their clients write out."""
@@ -84,7 +84,7 @@ class GenerationRequest(OpenAIObject):
     model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=any_name))
 
     model: str | None = None
-    n: int | None = None
+    n: Annotated[int, Field(le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

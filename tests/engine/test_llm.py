@@ -113,6 +113,8 @@ def test_stop_string_ends_text_and_tokens(plain: LLM) -> None:
 def test_choices_differ_and_share_the_prompt(plain: LLM) -> None:
     (output,) = plain.generate(["a long enough prompt to fill some blocks of cache"], SamplingParams(n=3, max_tokens=12), use_tqdm=False)
     assert [choice.index for choice in output.outputs] == [0, 1, 2] and len({c.text for c in output.outputs}) == 3
+    (output,) = plain.generate(["pass@k"], SamplingParams(n=200, max_tokens=8), use_tqdm=False)
+    assert len({tuple(choice.token_ids) for choice in output.outputs}) > 150
 
 
 def test_parameters_one_or_one_each(plain: LLM) -> None:

@@ -12,7 +12,7 @@ from foretoken.engine.request import SamplingParams, Speculation
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("n", [0, 65, 1.5, True, "2"]),
+        ("n", [0, 16_385, 1.5, True, "2"]),
         ("top_k", [-2, 2.5, 2**31]),
         ("max_tokens", [-1, 1.5]),
         ("min_tokens", [-1, 1.5]),
