@@ -88,6 +88,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         cache_tokens=capacity,
         eos_token_ids=model.eos_token_ids,
         proposer_names=proposers.names,
+        seed=config.model.seed,
     )
     banner = (
         f"model       {model.describe()}",

@@ -31,7 +31,7 @@ class ModelConfig:
     quantization: str = "none"  # of the weights: none, int8 (CPU), int4, fp8 (GPU)
     kv_cache_dtype: str = "auto"  # auto = dtype; int8 (CPU); fp8 (GPU); float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
-    seed: int = 0
+    seed: int | None = None  # of the seeds of requests without one; None = random ones
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:

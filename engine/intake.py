@@ -7,7 +7,7 @@ is queued; what does not was checked when SamplingParams was made. Knows no queu
 from __future__ import annotations
 
 import hashlib
-import secrets
+import random
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -48,7 +48,7 @@ class Intake:
     """Makes requests for one model.
 
     vocab_size: width of the target's logits. tokenizer_size: ids that the tokenizer knows; a padded vocabulary has more.
-    cache_tokens: how many the cache can hold, of prompt and output together.
+    cache_tokens: how many the cache can hold, of prompt and output together. seed: of the seeds that requests without one get.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class Intake:
         cache_tokens: int,
         eos_token_ids: Iterable[int],
         proposer_names: Sequence[str],
+        seed: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._chance = random.SystemRandom() if seed is None else random.Random(seed)
         self._backend = _backend(tokenizer)
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size
@@ -134,7 +136,7 @@ class Intake:
             raise InvalidRequest(f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
         prompt = tuple(prompt_token_ids)
         # One seed for all choices: the choice's index is part of the noise key.
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = self._chance.getrandbits(63) if params.seed is None else params.seed
         prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(tuple(params.bad_words))
         grammar = None if params.grammar is None else self._grammars.compile(params.grammar)
         requests = [

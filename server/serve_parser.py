@@ -43,7 +43,7 @@ default. vLLM's other flags are accepted with a warning that they have no
 effect; unknown flags are errors.
 """
 NETWORK, SECURITY = "network", "security"
-ENGINE_SEED = "seed of the engine; requests without one get random ones [0]"
+ENGINE_SEED = "gives requests without a seed the same ones in each run, in the order in which they come [random]"
 
 
 class ServeParser(argparse.ArgumentParser):

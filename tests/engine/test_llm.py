@@ -117,6 +117,15 @@ def test_choices_differ_and_share_the_prompt(plain: LLM) -> None:
     assert len({tuple(choice.token_ids) for choice in output.outputs}) > 150
 
 
+def test_a_seed_of_the_engine_repeats_the_run(tiny_target: Path) -> None:
+    def said(seed: int) -> list[list[int]]:
+        with LLM(tiny_target, {"method": "off"}, seed=seed, **OPTIONS) as llm:
+            return tokens(llm.generate(["x", "x"], use_tqdm=False))
+
+    first = said(42)
+    assert first == said(42) != said(7) and first[0] != first[1]
+
+
 def test_parameters_one_or_one_each(plain: LLM) -> None:
     each = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 5)]
     assert [len(t) for t in tokens(plain.generate(PROMPTS[:2], each, use_tqdm=False, priority=[1, 0]))] == [2, 5]
