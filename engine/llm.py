@@ -7,11 +7,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jinja2 import TemplateError
 from tqdm import tqdm
 
@@ -65,7 +67,12 @@ class LLM:
         speculative_config: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
         **options: Any,
     ) -> None:
-        self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
+        before = torch.get_num_threads()
+        try:
+            self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
+            self._torch_threads = torch.get_num_threads()
+        finally:
+            torch.set_num_threads(before)
         self._close = weakref.finalize(self, self._engine.core.close)  # at the latest when the process ends
         self._has_defaults = options.get("generation_config") != "vllm"
         self._num_prompts = 0
@@ -93,7 +100,7 @@ class LLM:
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", given, SamplingParams, len(parsed))
         priorities = _one_each("priority", priority or 0, int, len(parsed))
-        with self._turn:
+        with self._at_work():
             jobs: list[Job] = []
             now = time.monotonic()
             for index, (prompt, settings, rank) in enumerate(zip(parsed, params, priorities, strict=True)):
@@ -161,12 +168,13 @@ class LLM:
                 texts.append(_token_ids(engine, prompt))
                 engine.intake.check_text("the prompt", texts[-1])
         reading = Reading(texts, "last")
-        with self._turn, interrupts_held_back() as let_through, tqdm(total=len(texts), unit="prompt", disable=not use_tqdm) as progress:
+        bar = tqdm(total=len(texts), unit="prompt", disable=not use_tqdm)
+        with self._at_work(), interrupts_held_back() as let_through, bar:
             try:
                 while not reading.done:
                     let_through()
                     reading.advance(engine.core)
-                    progress.update(reading.num_done - progress.n)
+                    bar.update(reading.num_done - bar.n)
             finally:
                 reading.close(engine.core)
         vectors: list[list[float]] = reading.vectors().tolist() if texts else []
@@ -209,6 +217,17 @@ class LLM:
         if self._engine is None:
             raise EngineDead("this LLM has been shut down; make a new one")
         return self._engine
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """One caller's turn. The number of torch's threads, which is the process's, is the engine's meanwhile."""
+        with self._turn:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._torch_threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
 
     def _run(self, engine: Engine, jobs: Sequence[Job], use_tqdm: bool) -> None:
         """Step until every job has ended. Interrupted between two steps, it leaves nothing behind in the core."""

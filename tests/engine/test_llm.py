@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken import LLM, GrammarSpec, SamplingParams
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest
@@ -194,6 +195,17 @@ def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.Monkey
     core.check()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
+
+
+def test_the_number_of_torchs_threads_is_left_alone(tiny_target: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    with LLM(tiny_target, **OPTIONS) as llm:
+        for act in (lambda: llm.generate("x", GREEDY, use_tqdm=False), lambda: llm.embed("x", use_tqdm=False)):
+            assert torch.get_num_threads() == 3 and act()
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == 3
 
 
 def test_threads_take_turns(plain: LLM) -> None:
