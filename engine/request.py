@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .thinking_budget import ThinkingBudget, ThinkingState
 
 MAX_CHOICES = 16_384
-MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -93,7 +92,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     seed: int | None = None  # None or -1 = any
-    logprobs: int | None = None  # None = none, 0 = the chosen token's only, k = and the k best
+    logprobs: int | None = None  # None = none, 0 = the chosen token's only, k = and the k best, -1 = and all
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     logprob_token_ids: Sequence[int] | None = None  # with logprobs: these in place of the best
     skip_special_tokens: bool = True
@@ -141,8 +140,10 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
         for name, num_best in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if num_best is not None:
-                _integer(name, num_best, 0, MAX_LOGPROBS)
+            if num_best == -1:  # all tokens, as in vLLM
+                setattr(self, name, 2**31 - 1)
+            elif num_best is not None:
+                _integer(name, num_best, 0, 2**31 - 1)
         if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
             raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
         if self.seed == -1:  # any, as at vLLM and llama.cpp, whose clients write their default out

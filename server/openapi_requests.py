@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
 
-from ..engine.request import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
+from ..engine.request import MAX_BIASED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from .anthropic.requests import MessagesRequest
 from .openapi_answers import ANY_OBJECT, COUNT, TEXT, Schema, many, maybe, one_of, record, ref
 from .responses.request import ResponseRequest
-from .schemas import MAX_CHOICES, ChatRequest, CompletionRequest
+from .schemas import MAX_CHOICES, MAX_LOGPROBS, ChatRequest, CompletionRequest
 
 REF = "#/components/schemas/{model}"
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from ..engine.request import MAX_LOGPROBS, SamplingParams
+from ..engine.request import SamplingParams
 from .chat_messages import Messages, TextContent
 from .errors import ApiError, unsupported
 from .extras import any_name
@@ -22,6 +22,7 @@ from .structured import grammar_of
 from .tools.request import Choice, Offer, Tools, offer
 
 MAX_PROMPTS = MAX_CHOICES = 64
+MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 AS_MANY_AS_FIT = -1
 """Of max_tokens: what llama.cpp, Ollama and LM Studio have as its default, and their clients write out."""
@@ -103,7 +104,7 @@ class GenerationRequest(OpenAIObject):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     seed: int | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -223,7 +224,7 @@ class ChatRequest(GenerationRequest):
 
 class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
-    logprobs: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     best_of: int | None = None

@@ -95,6 +95,10 @@ def test_text_logprobs_and_times(plain: LLM) -> None:
     for token, entry in zip(choice.token_ids, choice.logprobs, strict=True):
         assert entry[token].rank == 1 and len(entry) == 3  # greedy: the chosen token is among the best
         assert [e.rank for e in entry.values()] == [1, 2, 3] and entry[token].decoded_token == plain.get_tokenizer().decode([token])
+    everything = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, prompt_logprobs=100)
+    (whole,) = plain.generate("The quick", everything, use_tqdm=False)
+    assert whole.prompt_logprobs is not None and whole.prompt_logprobs[1] is not None and len(whole.prompt_logprobs[1]) in (100, 101)
+    assert whole.outputs[0].logprobs is not None and len(whole.outputs[0].logprobs[0]) == plain._running().model.vocab_size
     assert choice.cumulative_logprob == pytest.approx(sum(e[t].logprob for e, t in zip(choice.logprobs, choice.token_ids, strict=True)))
     times = output.metrics
     assert times.first_token_time is not None and times.last_token_time is not None

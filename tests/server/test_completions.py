@@ -72,6 +72,7 @@ def test_one_bad_prompt_ends_all(client: TestClient, fake: FakeEngine) -> None:
 
 
 def test_logprobs_are_parallel_lists(client: TestClient, fake: FakeEngine) -> None:
+    assert {client.post(ROUTE, json={"prompt": "Say", "logprobs": wrong}).status_code for wrong in (-1, 21)} == {400}
     logprobs = client.post(ROUTE, json={"prompt": "Say", "logprobs": 2}).json()["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == fake.reply
     assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]

@@ -166,7 +166,7 @@ def params(name: str, value: Any) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-@pytest.mark.parametrize("name", sorted(LIMITS.keys() - {"n", "stop", "logit_bias", "bad_words", "top_logprobs"}))
+@pytest.mark.parametrize("name", sorted(LIMITS.keys() - {"n", "prompt_logprobs", "stop", "logit_bias", "bad_words", "top_logprobs"}))
 def test_the_ranges_are_the_engines(name: str) -> None:
     limits = LIMITS[name]
     step = 1 if isinstance(limits["maximum"], int) and isinstance(limits.get("minimum"), int) and limits["maximum"] > 2 else 0.001

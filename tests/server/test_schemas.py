@@ -88,6 +88,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *[("n", value) for value in (0, -1, 65, HUGE, 1.5, True, "1")],
     *[("max_tokens", value) for value in (0, -2, HUGE, 1.5, True, "1")],
     *[("min_tokens", value) for value in (-1, HUGE)],
+    *[("prompt_logprobs", value) for value in (-1, 21)],
     ("repetition_penalty", 0),
     *[(name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1)],
     *[("seed", value) for value in (HUGE, -HUGE - 1, 0.5, "a")],
