@@ -44,6 +44,17 @@ def narrowed(logits: Tensor, peaks: Tensor, filters: Sequence[Filters]) -> Tenso
     return scores
 
 
+def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best of each row of scores [n, V], all of them if it has fewer: values [n, count] and ids [n, count], best first."""
+    values, ids = scores.topk(min(count + 1, scores.shape[1]), -1)
+    tied = (values[:, count - 1 : count] == values[:, count : count + 1]).any(-1)
+    for row in tied.nonzero()[:, 0].tolist():  # topk takes any of the equals
+        ids[row, :count] = scores[row].sort(descending=True, stable=True).indices[:count]
+    ids = ids[:, :count].sort(-1).values
+    values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
 def _keep_best(scores: Tensor, filters: Sequence[Filters]) -> Tensor:
     """top_k, then top_p on what it left: the fewest best tokens whose mass reaches top_p. Among equals the lowest ids stay.
 

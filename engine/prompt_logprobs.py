@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.record import record
+from .logit_filters import best
 
 if TYPE_CHECKING:
     from .plan import PlanRow
@@ -39,7 +40,7 @@ class Scores:
         scores = torch.log_softmax(logits, -1)
         chosen = scores.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
         ranks = (scores > chosen).sum(-1) + 1
-        top, ids = scores.topk(min(num_best, scores.shape[1]), -1)
+        top, ids = best(scores, num_best)
         return cls(chosen[:, 0].cpu().numpy(), ranks.int().cpu().numpy(), ids.int().cpu().numpy(), top.cpu().numpy())
 
     @property

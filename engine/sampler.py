@@ -19,7 +19,7 @@ from torch import Tensor
 from ..kernels import noise, sampling
 from ..kernels.noise import Purpose
 from .logit_edits import LogitEdits, Node
-from .logit_filters import Filters, narrowed
+from .logit_filters import Filters, best, narrowed
 from .plan import PlanRow
 from .request import Request, TokenLogprobs
 
@@ -178,11 +178,11 @@ def logprobs(logits: Tensor, token_ids: Sequence[int], beside: Sequence[int | Se
     chosen = scores.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = ((scores > chosen).sum(-1) + 1).tolist()
     most = max((count for count in beside if isinstance(count, int)), default=0)
-    values, ids = (best.tolist() for best in scores.topk(min(most, scores.shape[1]), -1))
+    values, ids = (part.tolist() for part in best(scores, most))
     found: list[TokenLogprobs] = []
     for row, (value, rank, asked) in enumerate(zip(chosen[:, 0].tolist(), ranks, beside, strict=True)):
         if isinstance(asked, int):
-            others = sorted(zip(ids[row], values[row], strict=True), key=lambda other: (-other[1], other[0]))[:asked]
+            others = list(zip(ids[row][:asked], values[row][:asked], strict=True))
         else:
             others = list(zip(asked, scores[row, torch.tensor(asked, dtype=torch.int64)].tolist(), strict=True))
         found.append(TokenLogprobs(value, rank, tuple(others)))

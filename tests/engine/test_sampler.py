@@ -17,6 +17,7 @@ from foretoken.engine import sampler as sampler_module
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.logit_edits import Node
 from foretoken.engine.plan import PlanRow
+from foretoken.engine.prompt_logprobs import Scores
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import Sampler, full_logits_wanted, logprobs
 from foretoken.kernels import noise, sampling
@@ -402,3 +403,13 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     named, counted = logprobs(logits, [0, 0], [(3, 0), 1])
     assert [token for token, _ in named.top] == [3, 0] and len(counted.top) == 1
     assert [value for _, value in named.top] == pytest.approx([float(expected[0, 3]), float(expected[0, 0])])
+
+
+def test_which_of_equal_tokens_are_told_depends_on_no_other_request() -> None:
+    logits = torch.randint(0, 12, (1, 300), generator=torch.Generator().manual_seed(0)).float()
+    in_order = logits[0].sort(descending=True, stable=True).indices.tolist()
+    for count in (1, 3, 20):
+        (alone,) = logprobs(logits, [3], [count])
+        assert [token for token, _ in alone.top] == in_order[:count]
+        assert alone == logprobs(logits.repeat(2, 1), [3, 3], [count, 20])[0]
+        assert Scores.of(logits, [3], count).top_ids[0].tolist() == in_order[:count]
