@@ -167,7 +167,10 @@ def _end_apart(delta: TokenDelta) -> list[TokenDelta]:
     first = replace(
         delta, token_ids=delta.token_ids[said], sources=delta.sources[said], logprobs=logprobs[said], finish_reason=None, stop_reason=None
     )
-    return [first, replace(delta, text="", token_ids=delta.token_ids[end], sources=delta.sources[end], logprobs=logprobs[end])]
+    last = replace(
+        delta, text="", token_ids=delta.token_ids[end], sources=delta.sources[end], logprobs=logprobs[end], prompt_logprobs=None
+    )
+    return [first, last]
 
 
 def event(payload: dict[str, Any]) -> bytes:

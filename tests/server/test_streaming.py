@@ -12,6 +12,7 @@ from fake_engine import FakeEngine
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from foretoken.engine.prompt_logprobs import PromptLogprobs
 from foretoken.engine.request import SamplingParams, TokenDelta, TokenLogprobs
 from foretoken.server import streaming
 from foretoken.server.app import create_app
@@ -134,15 +135,17 @@ def test_the_token_that_ends_an_answer_is_told_behind_the_text(says_its_end: boo
 
     class Tokens(Shape):
         def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
-            return [{"text": delta.text, "tokens": delta.token_ids, "said": len(delta.logprobs or ()), "end": delta.finish_reason}]
+            told = {"text": delta.text, "tokens": delta.token_ids, "said": len(delta.logprobs or ()), "end": delta.finish_reason}
+            return [told | {"of_prompt": delta.prompt_logprobs is not None}]
 
     def told(stop_reason: str | None) -> list[list[Any]]:
         logprobs = [TokenLogprobs(-0.5, 1, ())] * 3
-        delta = TokenDelta("r", 0, [5, 6, 2], "two words", [0, 0, -1], logprobs, "stop", stop_reason)
+        prompt = PromptLogprobs([1], 0)
+        delta = TokenDelta("r", 0, [5, 6, 2], "two words", [0, 0, -1], logprobs, "stop", stop_reason, prompt_logprobs=prompt)
         return [list(json.loads(line[6:])["choices"][0].values()) for line in chunks(0, delta).decode().split("\n\n") if line]
 
     params = SamplingParams(include_stop_str_in_output=says_its_end)
     chunks = Chunks(cast(Generation, SimpleNamespace(finished=False, params=params)), Tokens(), StreamOptions())
-    whole = [["two words", [5, 6, 2], 3, "stop"]]
-    assert told(None) == (whole if says_its_end else [["two words", [5, 6], 2, None], ["", [2], 1, "stop"]])
+    whole = [["two words", [5, 6, 2], 3, "stop", True]]
+    assert told(None) == (whole if says_its_end else [["two words", [5, 6], 2, None, True], ["", [2], 1, "stop", False]])
     assert told("wor") == whole, "of a stop string the text has what stands before it"
