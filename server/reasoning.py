@@ -5,6 +5,7 @@ Knows the names that vLLM gives to these formats, and which of them a chat templ
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .tools.scanner import Reasoning, Scanner, Waiting
@@ -72,3 +73,32 @@ class ReasoningParser(Scanner):
             self.inside = False
             yield from self.space()
             self.settle()
+
+
+class ReasoningTokens:
+    """Counts an output's tokens up to the one that ends its reasoning, by their own bytes: it does not matter how many come at once."""
+
+    def __init__(self, format: ReasoningFormat, inside: bool, piece: Callable[[int], bytes]) -> None:
+        """piece(token): its bytes."""
+        self.count = 0
+        self._begin, self._end = format.begin.encode(), format.end.encode()
+        self._inside = inside
+        self._piece = piece
+        self._num_read = 0
+        self._tail = b""  # what a marker may have begun in
+        self._is_over = False
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
+            if self._is_over:
+                return
+            self._num_read += 1
+            self._tail += self._piece(token)
+            if not self._inside:
+                self._tail = self._tail.lstrip()
+                self._inside = self._tail.startswith(self._begin)
+                self._is_over = not self._inside and not self._begin.startswith(self._tail)
+            if self._inside:
+                self.count = self._num_read
+                self._is_over = self._end in self._tail
+                self._tail = self._tail[-len(self._end) :]

@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from ..engine.chat_template import template_text
 from ..engine.grammar_spec import GrammarSpec
 from ..engine.thinking_budget import ThinkingBudget
+from ..engine.token_bytes import TokenBytes
 from .chat_format import ChatPrompt
 from .errors import ApiError
-from .reasoning import REASONING_FORMATS, ReasoningParser
+from .reasoning import REASONING_FORMATS, ReasoningParser, ReasoningTokens
 from .reasoning import detected as detected_reasoning
 from .reply_grammar import reply_grammar
 from .tools.formats import FORMATS, takes_tools
@@ -33,6 +34,7 @@ class ReplyFormats:
         self._takes_tools = takes_tools(template)
         self._tools = detected_tools(template) if tool_parser is None else FORMATS.get(tool_parser)
         self._reasoning = detected_reasoning(template) if reasoning_parser is None else REASONING_FORMATS.get(reasoning_parser)
+        self._token_bytes = TokenBytes(tokenizer)
         self._added = {str(entry): (token, entry.special) for token, entry in tokenizer.added_tokens_decoder.items()}
 
     def of_tools(self, offer: Offer) -> type[ToolParser] | None:
@@ -71,8 +73,11 @@ class ReplyFormats:
 
     def reply(self, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt, include_reasoning: bool) -> Reply:
         """A reply to this prompt."""
-        reasoning = None if self._reasoning is None else ReasoningParser(self._reasoning, self._inside(prompt))
-        return Reply(reasoning, tools(offer.tools) if tools else None, offer.parallel, include_reasoning)
+        reasoning = tokens = None
+        if self._reasoning is not None:
+            inside = self._inside(prompt)
+            reasoning, tokens = ReasoningParser(self._reasoning, inside), ReasoningTokens(self._reasoning, inside, self._token_bytes.piece)
+        return Reply(reasoning, tokens, tools(offer.tools) if tools else None, offer.parallel, include_reasoning)
 
     def plain(self, tools: type[ToolParser] | None) -> bool:
         """Whether a reply is its text alone."""
@@ -82,22 +87,30 @@ class ReplyFormats:
 class Reply:
     """One choice: text in, parts of an assistant's message out, as deltas of a stream have them."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, parallel: bool, include_reasoning: bool) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        reasoning_tokens: ReasoningTokens | None,
+        tools: ToolParser | None,
+        parallel: bool,
+        include_reasoning: bool,
+    ) -> None:
         self._reasoning = reasoning
+        self._reasoning_tokens = reasoning_tokens
         self._tools = tools
         self._parallel = parallel
         self._include_reasoning = include_reasoning
         self.num_calls = 0
-        self.num_reasoning_tokens = 0
 
-    def feed(self, text: str, num_tokens: int, last: bool) -> list[dict[str, Any]]:
-        """The parts that this text settles, in order; `last` settles all. num_tokens: how many the text came from."""
-        began_inside = self._reasoning is not None and self._reasoning.inside
-        pieces = [*_fed(self._reasoning, [Content(text)], last)]
-        if began_inside or any(isinstance(piece, Reasoning) for piece in pieces):
-            # Of the text in which it ends, reasoning has as many tokens as is its share of the characters.
-            answer = sum(len(piece.text) for piece in pieces if isinstance(piece, Content))
-            self.num_reasoning_tokens += round(num_tokens * max(1 - answer / max(len(text), 1), 0))
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._reasoning_tokens is None else self._reasoning_tokens.count
+
+    def feed(self, text: str, token_ids: Sequence[int], last: bool) -> list[dict[str, Any]]:
+        """The parts that this text settles, in order; `last` settles all. token_ids: those that came with it."""
+        if self._reasoning_tokens is not None:
+            self._reasoning_tokens.feed(token_ids)
+        pieces = _fed(self._reasoning, [Content(text)], last)
         return [part for piece in _joined(_fed(self._tools, pieces, last)) if (part := self._part(piece)) is not None]
 
     def _part(self, piece: Piece) -> dict[str, Any] | None:

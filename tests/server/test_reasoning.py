@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, detected
+from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, ReasoningTokens, detected
 from foretoken.server.tools.scanner import Content, Reasoning
 
 THINK = REASONING_FORMATS["qwen3"]
@@ -91,3 +91,23 @@ def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, ins
 )
 def test_the_format_is_what_the_template_says(template: str, name: str | None) -> None:
     assert detected(template) == (None if name is None else REASONING_FORMATS[name])
+
+
+@pytest.mark.parametrize(
+    ("said", "inside", "count"),
+    [
+        (["Hm", ", 2", "</think>", "\n\n", "Two"], True, 3),
+        (["Hm", "</", "thi", "nk>Two", " it", " is"], True, 4),
+        ([" \n", "<thi", "nk>", "Hm", "</think>", "Two"], False, 5),
+        (["<think></think>Two", " it", " is"], False, 1),
+        (["<", "think", " Two", "</think>"], False, 0),
+        (["Two", "</think>"], False, 0),
+        (["Hm", ", ", "2"], True, 3),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_alike_however_many_come_at_once(said: list[str], inside: bool, count: int) -> None:
+    for length in range(1, len(said) + 1):
+        tokens = ReasoningTokens(THINK, inside, lambda token: said[token].encode())
+        for start in range(0, len(said), length):
+            tokens.feed(range(len(said))[start : start + length])
+        assert tokens.count == count

@@ -282,7 +282,7 @@ def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.Mo
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Paris? Easy."
     assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
     spent, thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"], fake.tokenizer.encode("Paris? Easy.\n</think>")
-    assert len(thought) <= spent <= len(thought) + 1  # the step that ends it may hold one more
+    assert spent == len(thought)
 
 
 def test_reasoning_can_be_left_out(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
