@@ -75,7 +75,8 @@ class AdaptivePolicy:
     def assign(self, request: Request) -> tuple[int, int]:
         return self._rules.assign(request)
 
-    def threshold(self, max_rows: int) -> int | None:
+    @property
+    def threshold(self) -> int | None:
         """Only what is configured: the rest is decided step by step."""
         return self._rules.config.disable_by_batch_size
 

@@ -50,7 +50,7 @@ class Controller:
         """What num_rows running rows (prefilling ones count) may do at most."""
         if self.policy.rests(num_rows):
             return RESTING
-        return self.rules.limits(num_rows, self.policy.threshold(num_rows))
+        return self.rules.limits(num_rows, self.policy.threshold)
 
     def assign(self, request: Request) -> tuple[int, int]:
         """(proposer to ask first, most draft tokens): (-1, 0) for a request that wants no speculation."""
@@ -79,7 +79,7 @@ class Controller:
 
     def _round_limits(self, num_rows: int) -> StepLimits:
         """What holds in a step in rounds, whoever rests."""
-        return self.rules.limits(num_rows, self.policy.threshold(num_rows))
+        return self.rules.limits(num_rows, self.policy.threshold)
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:
         """The same as `observe` for a step in rounds."""

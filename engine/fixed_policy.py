@@ -26,7 +26,8 @@ class FixedPolicy:
     def assign(self, request: Request) -> tuple[int, int]:
         return self._rules.assign(request)
 
-    def threshold(self, max_rows: int) -> int | None:
+    @property
+    def threshold(self) -> int | None:
         given = self._rules.config.disable_by_batch_size
         return DEFAULT_THRESHOLD if given is None else given
 

@@ -37,6 +37,7 @@ class _Shape:
     """The policy of a measurement: asks for exactly what is to be measured, and keeps what the core says of it."""
 
     off: str | None = None
+    threshold: int | None = None
     has_left = False
 
     def __init__(self, verifies: bool) -> None:
@@ -48,9 +49,6 @@ class _Shape:
 
     def assign(self, request: Request) -> tuple[int, int]:
         return 0, MAX_TREE_TOKENS
-
-    def threshold(self, max_rows: int) -> int | None:
-        return None
 
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
 

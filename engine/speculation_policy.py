@@ -76,8 +76,9 @@ class Policy(Protocol):
         """(proposer to ask first, most guesses that make sense at all): (-1, 0) for a request that wants none."""
         ...
 
-    def threshold(self, max_rows: int) -> int | None:
-        """Running requests above which nobody may guess; None = there is no such number up to max_rows."""
+    @property
+    def threshold(self) -> int | None:
+        """Running requests above which nobody may guess; None = there is no such number."""
         ...
 
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None:
