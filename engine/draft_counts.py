@@ -109,7 +109,6 @@ class DraftCounts:
             num_draft_tokens=sums.draft_tokens,
             num_accepted_tokens=sums.accepted_tokens,
             accepted_per_position=self.accepted_per_position,
-            recent_drafts=sum([of.drafts for of in latest]),
             recent_draft_tokens=sum([of.draft_tokens for of in latest]),
             recent_accepted_tokens=sum([of.accepted_tokens for of in latest]),
             proposers=self.totals,

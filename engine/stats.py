@@ -51,7 +51,6 @@ class EngineStats:
     accepted_per_position: tuple[int, ...] = ()
     recent_draft_tokens: int = 0  # last 60 s
     recent_accepted_tokens: int = 0
-    recent_drafts: int = 0
     num_speculative_tokens: int = 0  # k of the latest step
     mean_draft_ceiling: float = 0.0  # guesses asked for in the latest step, a row that could have some
     estimated_speedup: float | None = None  # against no speculation, recently; None = unknown

@@ -91,11 +91,6 @@ class ForwardOutput:
     hidden: dict[int, Tensor] = field(default_factory=dict)  # boundary id -> [T, H], for all T tokens
     matched: Tensor | None = None  # what each row emits, where that was found on the device (matching.py): there argmax and top stay
 
-    def on_host(self) -> ForwardOutput:
-        """The same with logits and states on the CPU; an executor may leave those on its device."""
-        logits = None if self.logits is None else self.logits.cpu()
-        return ForwardOutput(self.argmax, self.top, logits, {boundary: state.cpu() for boundary, state in self.hidden.items()})
-
 
 @dataclass(frozen=True)
 class KVLayerSpec:

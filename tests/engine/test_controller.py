@@ -31,9 +31,9 @@ def test_totals_positions_and_the_last_sixty_seconds() -> None:
     stats = controller.fill(EngineStats(), 69.9)
     assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 14, 7)
     assert stats.accepted_per_position == (2, 2, 2, 1)
-    assert (stats.recent_drafts, stats.recent_draft_tokens, stats.recent_accepted_tokens) == (3, 14, 7)
+    assert (stats.recent_draft_tokens, stats.recent_accepted_tokens) == (14, 7)
     stats = controller.fill(EngineStats(), 70.0)
-    assert (stats.recent_drafts, stats.recent_draft_tokens, stats.recent_accepted_tokens) == (1, 4, 4)
+    assert (stats.recent_draft_tokens, stats.recent_accepted_tokens) == (4, 4)
     assert [(p.name, p.num_drafts, p.num_accepted_tokens) for p in stats.proposers] == [("prediction", 0, 0), ("ngram", 3, 7)]
 
 

@@ -33,7 +33,6 @@ STATS = EngineStats(
     accepted_per_position=(10, 9, 6, 4, 1),
     recent_draft_tokens=20,
     recent_accepted_tokens=15,
-    recent_drafts=4,
     num_speculative_tokens=5,
     acceptance="typical",
     is_lossy=True,
