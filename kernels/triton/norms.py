@@ -1,4 +1,4 @@
-"""RMS norm in Triton, alone or with the residual added on the way: one program a token, float32 within."""
+"""RMS norm in Triton: one program a token, float32 within."""
 
 # a launch takes options that are no parameters
 # pyright: reportCallIssue=false
@@ -14,58 +14,36 @@ from .launch import power_of_two, warps_for
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None, add_one: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension of x [T, width]; add_one: the weight is stored less one."""
-    return _launch(x, None, weight, eps, bias, add_one)[1]
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None, add_one: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(x + residual, its `rms_norm`), both [T, width]: the sum is normed before it is rounded to its dtype."""
-    return _launch(x, residual, weight, eps, bias, add_one)
-
-
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, bias: Tensor | None, add_one: bool
-) -> tuple[Tensor, Tensor]:
     tokens, width = x.shape
     normed = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    total = normed if residual is None else torch.empty_like(normed)
     if tokens:
         block = power_of_two(width)
         _rms_norm[(tokens,)](
             x,
-            residual,
             weight,
             bias,
-            total,
             normed,
             x.stride(0),
-            0 if residual is None else residual.stride(0),
             width,
             eps,
-            HAS_RESIDUAL=residual is not None,
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
             ADD_ONE=add_one,
             BLOCK=block,
             num_warps=warps_for(block),
         )
-    return total, normed
+    return normed
 
 
 @triton.jit
 def _rms_norm(
     x_ptr,
-    residual_ptr,
     weight_ptr,
     bias_ptr,
-    total_ptr,
     normed_ptr,
     x_stride,
-    residual_stride,
     width,
     eps,
-    HAS_RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADD_ONE: tl.constexpr,
@@ -75,9 +53,6 @@ def _rms_norm(
     column = tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        x += tl.load(residual_ptr + token * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total_ptr + token * width + column, x.to(total_ptr.dtype.element_ty), mask=inside)
     y = x / tl.sqrt(tl.sum(x * x, 0) / width + eps)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)

@@ -140,7 +140,7 @@ def small_ones() -> None:
     for width in (576, 4096, 16384):
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
         quantise.quantised(empty(tokens, width))
-        norms.add_rms_norm(empty(tokens, width), empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
+        norms.rms_norm(empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
     for function in ("silu", "gelu", "gelu_tanh", "relu"):
         activations.gated_activation(empty(tokens, 28672), None, function)
     for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256)]:
