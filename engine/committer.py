@@ -122,7 +122,7 @@ class Committer:
         """A request grows; see `_grow`. A text that cannot be written is that request's misfortune alone."""
         try:
             return self._grow(request, num_known, said, logprobs, whose)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
             logger.exception("the text of request %s could not be written", request.request_id)
             message = f"the engine could not write this request's text ({type(error).__name__})"
             return self.fail(request, message, "engine_error")

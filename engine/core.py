@@ -163,7 +163,7 @@ class EngineCore:
             target = forward.finish()
             self.target_seconds += self._stopwatch() - started
             verdict = self.verifier.verify(plan, target)
-        except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+        except Exception as error:  # whose fault it was is found out below
             if plan.num_tokens > sum(row.num_scheduled for row in plan.rows):
                 logger.warning("a step with guesses failed and is tried again without them", exc_info=error)
                 return self._run(grants, Draft.empty(len(grants.rows)))
@@ -177,7 +177,7 @@ class EngineCore:
             started = self._stopwatch()
             verdict = self.rounds.run(plan)
             self.target_seconds += self._stopwatch() - started
-        except Exception as error:  # noqa: BLE001 - whose fault it was is found out below
+        except Exception as error:  # whose fault it was is found out below
             self.rounds.failed()
             logger.warning("a step in rounds failed and is tried again as one pass", exc_info=error)
             return self._run(grants, Draft.empty(len(grants.rows)))

@@ -101,7 +101,7 @@ class EngineThread:
     def _main(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # noqa: BLE001 - whatever it was, every caller must hear of it
+        except BaseException as error:  # whatever it was, every caller must hear of it
             logger.exception("the engine thread ends")
             self._tell_loop(self._die, error)
         finally:
@@ -148,7 +148,7 @@ class EngineThread:
     def _do(self, work: Callable[[EngineCore], Any], result: asyncio.Future[Any]) -> None:
         try:
             value = work(self._core)
-        except Exception as error:  # noqa: BLE001 - the caller's work is the caller's fault
+        except Exception as error:  # the caller's work is the caller's fault
             self._tell_loop(_settle, result, None, error)
         else:
             self._tell_loop(_settle, result, value, None)

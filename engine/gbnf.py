@@ -27,7 +27,7 @@ def lark_of(text: str) -> str:
     """A GBNF grammar with a rule `root`, in Lark as llguidance has it. Raises ValueError."""
     try:
         return gbnf_to_lark(_PARTS.sub(_respelled, text))
-    except Exception as error:  # noqa: BLE001 - what it raises is no narrower
+    except Exception as error:  # what it raises is no narrower
         raise ValueError(str(error)) from error
 
 

@@ -135,7 +135,7 @@ class OverlappedRunner(Runner):
             return
         try:
             self._ahead = self._handed_over(rows, plan, answer, chains)
-        except Exception:  # noqa: BLE001 - the step that is under way is fine, and nothing depends on the next one
+        except Exception:  # the step that is under way is fine, and nothing depends on the next one
             self._may_begin = False
             logger.warning("no step is begun before the one before it has ended any more", exc_info=True)
         else:

@@ -107,7 +107,7 @@ class Checkpoint:
         """config.json as a whole model's, read by transformers."""
         try:
             return AutoConfig.from_pretrained(self.folder, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+        except Exception as error:  # every config class has checks of its own
             raise SpeculativeConfigError(f"{self.folder}/config.json is no valid config of a model: {error}") from error
 
     def integer(self, key: str, default: int | None = None, config: Mapping[str, Any] | None = None) -> int:

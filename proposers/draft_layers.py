@@ -32,7 +32,7 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
     ropes = {key: _of_text(given[key]) for key in ("rope_scaling", "rope_parameters") if isinstance(given.get(key), Mapping)}
     try:
         return cast(Any, CONFIG_MAPPING[kind])(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
-    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+    except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
 
 

@@ -78,7 +78,7 @@ def _layer_config(module: MtpModule, target: TargetView) -> PretrainedConfig:
     kinds = given.pop("layer_types", None) or ["full_attention"]
     try:
         hf_config = cast(Any, CONFIG_MAPPING[model_type]).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds[-1:]})
-    except Exception as error:  # noqa: BLE001 - every config class has checks of its own
+    except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {model_type} config: {error}") from error
     if hf_config.hidden_size != target.hidden_size:
         raise SpeculativeConfigError(

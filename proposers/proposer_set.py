@@ -198,7 +198,7 @@ class ProposerSet:
                 try:
                     if (chains := early.begin(step)) is not None:
                         begun.append(chains)
-                except Exception as error:  # noqa: BLE001 - as in observe
+                except Exception as error:  # as in observe
                     member.health.num_failures += 1
                     self._early.remove((member, early))
                     _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error))
@@ -215,7 +215,7 @@ class ProposerSet:
                 started = self._clock()
                 try:
                     member.proposer.observe(feedback)
-                except Exception as error:  # noqa: BLE001 - whatever a proposer does costs its own guesses only
+                except Exception as error:  # whatever a proposer does costs its own guesses only
                     self._failed(member, _told(error))
                 member.health.draft_seconds += self._clock() - started
 
@@ -223,7 +223,7 @@ class ProposerSet:
         for member in self._members:  # those that are off too: they hold memory
             try:
                 member.proposer.forget(request_id)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:
                 self._failed(member, _told(error))
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class ProposerSet:
         for member in self._members:
             try:
                 member.proposer.close()
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:
                 self._failed(member, _told(error))
         if self.corpora is not None:
             self.corpora.save()
@@ -250,7 +250,7 @@ class ProposerSet:
                 if len(found := ask(rows)) != len(rows):
                     raise ValueError(f"it answered for {len(found)} rows of {len(rows)}")
                 return found
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:
                 member.failed_this_step = False  # asked for nothing in between, it counts each time
                 self._failed(member, _told(error))
         return [False] * len(rows)
@@ -277,7 +277,7 @@ class ProposerSet:
         try:
             draft = member.proposer.propose(DraftContext(shown, context.max_ingest_tokens, context.block_size))
             fault = fault_of(draft, len(shown), self._vocab_size)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
             draft, fault = Draft.empty(len(shown)), _told(error)
         seconds = self._clock() - started
         member.health.draft_seconds += seconds

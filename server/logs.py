@@ -23,7 +23,7 @@ _PARTS = "/page/"  # of the chat page: a visit is one line
 class OneLineFormatter(logging.Formatter):
     """Escapes control characters of the message: carriage returns, newlines, terminal escapes. Tracebacks keep theirs."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).translate(_UNPRINTABLE)
 
 

@@ -250,7 +250,7 @@ def _worker(names: Sequence[str], device: torch.device, tiny: bool) -> int:
             try:
                 for figure in CASES[name](bench):
                     _say({"figure": asdict(figure)})
-            except Exception as failure:  # noqa: BLE001 - recorded; the next case is tried all the same
+            except Exception as failure:  # recorded; the next case is tried all the same
                 traceback.print_exc()
                 last = traceback.extract_tb(failure.__traceback__)[-1]
                 place = f"{Path(last.filename).name}:{last.lineno}"

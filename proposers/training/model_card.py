@@ -88,7 +88,7 @@ def _parts(family: Path, members: Iterable[str]) -> str:
 def _size(weights: Path) -> tuple[str, int]:
     """(number of values, or of runs in an n-gram cache; bytes) of a safetensors file."""
     with safe_open(weights, "pt") as tensors:
-        values = {name: prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+        values = {name: prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # no mapping
     runs = sum(number for name, number in values.items() if name.startswith("chance."))
     return f"{runs:,} runs" if runs else f"{sum(values.values()):,}", weights.stat().st_size
 

@@ -13,8 +13,8 @@ from running_server import RunningServer
 
 pytest.importorskip("guidellm")
 
-from foretoken.engine.config import DEMO_MODEL  # noqa: E402
-from foretoken.engine.model_folder import find_folder  # noqa: E402
+from foretoken.engine.config import DEMO_MODEL
+from foretoken.engine.model_folder import find_folder
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from foretoken.proposers.detection import detect_method
 Change = Callable[[dict[str, Any]], Any]
 
 
-def edit(drafter: Drafter, config: Mapping[str, Any] = {}, tensors: Change = lambda t: None) -> Drafter:  # noqa: B006
+def edit(drafter: Drafter, config: Mapping[str, Any] = {}, tensors: Change = lambda t: None) -> Drafter:
     """config: settings to change, None = to leave out; tensors changes the file's in place."""
     path = drafter.folder / "config.json"
     changed = {**json.loads(path.read_text()), **config}

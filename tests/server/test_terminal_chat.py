@@ -155,10 +155,10 @@ class SlowEnd:
 class OldServer(BaseHTTPRequestHandler):
     """An OpenAI-compatible server of somebody else's, which refuses what OpenAI does not have."""
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+    def do_GET(self) -> None:
         self._send("application/json", json.dumps({"object": "list", "data": [{"id": "gpt", "object": "model", "owned_by": "them"}]}))
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert body["stream_options"] == {"include_usage": True} and "logprobs" not in body, body
         if body["messages"][-1]["content"] == "slowly":

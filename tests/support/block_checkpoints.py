@@ -59,13 +59,13 @@ def _sizes(spec: Spec, **more: Any) -> dict[str, Any]:
     }
 
 
-def z_lab(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:  # noqa: B006 - read only
+def z_lab(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:
     inner = {"mask_token_id": spec.mask_token, "target_layer_ids": [tap - 1 for tap in spec.taps], **more}
     config = {"architectures": ["DFlashDraftModel"], **_sizes(spec, **sizes), "block_size": spec.block_size, "dflash_config": inner}
     return Published(spec, config)
 
 
-def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:  # noqa: B006 - read only
+def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:
     config = {
         "speculators_model_type": kind,
         "architectures": ["DFlashDraftModel"],

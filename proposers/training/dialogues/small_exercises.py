@@ -196,7 +196,7 @@ SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, a
 class _Sums(ast.NodeTransformer):
     """Numbers in the place of the sums that give them."""
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:  # noqa: N802 - the name is ast's
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         left, right = (ast.literal_eval(self.visit(side)) for side in (node.left, node.right))
         return ast.parse(repr(SIGNS[type(node.op)](left, right)), mode="eval").body
 
