@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import block_checkpoints
+import pretended_target
 import pytest
 import torch
-from block_checkpoints import MAX_MODEL_LEN, PUBLISHED, TORCH, Drafter
+from block_checkpoints import PUBLISHED, Drafter
 from block_reference import Reference
-from eagle_checkpoints import Choose, Guess, PretendedEngine, Request
 from elsewhere import compare, drafting
+from pretended_engine import EXECUTIONS, Guess, PretendedEngine, Request, accept, at_random, text
+from pretended_target import MAX_MODEL_LEN
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.proposers.base import Draw
 
-NATIVE = Execution(torch.float32)
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=pytest.mark.skipif(native.availability().isa is None, reason="no native executor here")),
-]
 MakeDrafter = Callable[..., Drafter]
 
 
@@ -33,24 +27,6 @@ def make(tmp_path: Path) -> MakeDrafter:
         return Drafter.write(PUBLISHED[name], tmp_path, **target)
 
     return write
-
-
-def text(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(59), k=length)
-
-
-def at_random(seed: int) -> Choose:
-    """Accepts a random part of each chain."""
-    rng = random.Random(seed)
-
-    def choose(request_id: str, guess: Guess) -> tuple[Sequence[int], int]:
-        return range(rng.randint(0, len(guess.tokens))), rng.randrange(59)
-
-    return choose
-
-
-def accept(count: int, then: int = 7) -> Choose:
-    return lambda request_id, guess: (range(min(count, len(guess.tokens))), then)
 
 
 def assert_as_reference(guess: Guess, reference: Reference, count: int, first: int = 0) -> None:
@@ -263,5 +239,5 @@ def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) 
     drafter = make(name)
 
     play = drafting(drafter, {"a": text(1, 9), "b": text(2, 3)}, lambda: at_random(0))
-    copied = compare(play, block_checkpoints).to_host
+    copied = compare(play, pretended_target).to_host
     assert max(copied) < drafter.spec.vocab or name == "dspark", "scores or states came to the host"  # DSpark's heads are there

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from block_checkpoints import PUBLISHED, Drafter
-from eagle_checkpoints import Guess, PretendedEngine
+from pretended_engine import Guess, PretendedEngine
 
 from foretoken.proposers import block_guessing, dspark
 from foretoken.proposers.base import Draw

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import eagle_checkpoints
+import pretended_target
 import pytest
 import torch
-from eagle_checkpoints import MAX_MODEL_LEN, PUBLISHED, TORCH, Choose, Drafter, Guess, PretendedEngine, Request
+from eagle_checkpoints import PUBLISHED, Drafter
 from eagle_reference import Reference, Target
 from elsewhere import compare, drafting
+from pretended_engine import EXECUTIONS, NATIVE, Guess, PretendedEngine, Request, accept, at_random, text
+from pretended_target import MAX_MODEL_LEN
 from safetensors.torch import load_file, save_file
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.proposers.base import Draw
 from foretoken.proposers.config import DynamicTree
 
-NATIVE = Execution(torch.float32)
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=pytest.mark.skipif(native.availability().isa is None, reason="no native executor here")),
-]
 MakeDrafter = Callable[..., Drafter]
 
 
@@ -37,24 +32,6 @@ def make(tmp_path: Path) -> MakeDrafter:
         return Drafter.write(PUBLISHED[name], tmp_path, target)
 
     return write
-
-
-def text(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(59), k=length)
-
-
-def at_random(seed: int) -> Choose:
-    """Accepts a random part of each chain."""
-    rng = random.Random(seed)
-
-    def choose(request_id: str, guess: Guess) -> tuple[Sequence[int], int]:
-        return range(rng.randint(0, len(guess.tokens))), rng.randrange(59)
-
-    return choose
-
-
-def accept(count: int, then: int = 7) -> Choose:
-    return lambda request_id, guess: (range(min(count, len(guess.tokens))), then)
 
 
 def assert_as_reference(guess: Guess, reference: Reference, count: int, first: int = 0) -> None:
@@ -308,4 +285,4 @@ def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) 
     drafter = make(name)
 
     play = drafting(drafter, {"a": text(1, 9), "b": text(2, 3)}, lambda: at_random(0))
-    assert max(compare(play, eagle_checkpoints).to_host, default=0) < drafter.spec.vocab, "scores or states came to the host"
+    assert max(compare(play, pretended_target).to_host, default=0) < drafter.spec.vocab, "scores or states came to the host"

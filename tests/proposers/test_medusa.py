@@ -12,13 +12,13 @@ import pytest
 import torch
 from elsewhere import compare, with_far_states
 from fixed_k import fixed
-from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Guess, Run, opened, resources, save, state_of, target_head
+from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of, target_head
+from pretended_engine import EXECUTIONS, TORCH, Guess
 from torch import Tensor
 from torch.nn.functional import silu
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.native import availability
 from foretoken.proposers import medusa
 from foretoken.proposers.base import Draw
 from foretoken.proposers.config import MedusaConfig, StaticTree
@@ -28,10 +28,6 @@ from foretoken.proposers.loading import LoadedProposer
 HEADS, KNOWN = 3, 30
 PARTS = ("weight", "bias")
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 3), (1, 0), (0, 0, 0), (0, 3, 1)))
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=pytest.mark.skipif(availability().isa is None, reason=availability().reason)),
-]
 MAP = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:KNOWN]
 
 

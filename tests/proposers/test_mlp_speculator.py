@@ -13,14 +13,14 @@ import pytest
 import torch
 from elsewhere import compare, with_far_states
 from fixed_k import fixed
-from last_state_runs import NATIVE, TORCH, VOCAB, WIDTH, Guess, Run, opened, resources, save, state_of
+from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of
+from pretended_engine import EXECUTIONS, TORCH, Guess
 from torch import Tensor
 from torch.nn.functional import gelu
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import noise
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.native import availability
 from foretoken.proposers import mlp_speculator
 from foretoken.proposers.base import Draw
 from foretoken.proposers.config import MlpSpeculatorConfig
@@ -28,10 +28,6 @@ from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.loading import LoadedProposer
 
 POSITIONS, INNER = 4, 40
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=pytest.mark.skipif(availability().isa is None, reason=availability().reason)),
-]
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pretended_engine
 import pytest
 import torch
-from eagle_checkpoints import TORCH, Choose, Guess
 from fixed_k import fixed
 from mtp_checkpoints import CONFIGS, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
+from pretended_engine import TORCH, Guess, accept
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -24,30 +24,14 @@ from foretoken.proposers.base import Draw
 from foretoken.proposers.config_entry import SpeculativeConfigError
 
 NATIVE = native.availability().isa is not None
+text = partial(pretended_engine.text, vocab=300)
+at_random = partial(pretended_engine.at_random, vocab=300)
 
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MtpTarget]:
     folder = tmp_path_factory.mktemp("mtp")
     return {name: write(name, folder / name) for name in CONFIGS}
-
-
-def text(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(300), k=length)
-
-
-def at_random(seed: int) -> Choose:
-    """Accepts a random part of each chain."""
-    rng = random.Random(seed)
-
-    def choose(request_id: str, guess: Guess) -> tuple[Sequence[int], int]:
-        return range(rng.randint(0, len(guess.tokens))), rng.randrange(300)
-
-    return choose
-
-
-def accept(count: int, then: int = 7) -> Choose:
-    return lambda request_id, guess: (range(min(count, len(guess.tokens))), then)
 
 
 def check(target: MtpTarget, guesses: dict[str, Guess], count: int = 4) -> int:

@@ -6,23 +6,17 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import eagle_checkpoints
+import pretended_target
 import pytest
 import torch
-from eagle_checkpoints import PUBLISHED, TORCH, Choose, Drafter, Guess
+from eagle_checkpoints import PUBLISHED, Drafter
 from eagle_reference import Reference, eagle2_tree
 from elsewhere import compare, with_far_states
+from pretended_engine import EXECUTIONS, Choose, Guess, text
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.proposers.config import DynamicTree, StaticTree
 
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(
-        Execution(torch.float32), id="native", marks=pytest.mark.skipif(native.availability().isa is None, reason="no native executor here")
-    ),
-]
 # EAGLE-1's, level by level.
 EAGLE_TREE = StaticTree(
     (
@@ -36,10 +30,6 @@ EAGLE_TREE = StaticTree(
 @pytest.fixture
 def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Drafter:
     return Drafter.write(PUBLISHED[request.param], tmp_path)
-
-
-def text(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(59), k=length)
 
 
 def down_the_tree(seed: int) -> Choose:
@@ -182,4 +172,4 @@ def test_only_nodes_come_from_a_device(drafter: Drafter, tree: StaticTree | Dyna
         choose = down_the_tree(0)
         return [engine.step(choose, ceiling=25) for _ in range(6)]
 
-    assert max(compare(play, eagle_checkpoints).to_host) < drafter.spec.vocab, "scores or states came to the host"
+    assert max(compare(play, pretended_target).to_host) < drafter.spec.vocab, "scores or states came to the host"

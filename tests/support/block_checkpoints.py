@@ -6,29 +6,21 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import eagle_reference
 import torch
 from block_reference import Reference, Shared, Spec, random_weights
-from eagle_checkpoints import PretendedEngine, block_size
+from pretended_engine import TORCH, PretendedEngine, block_size, opened
+from pretended_target import resources
 from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.layout import Executor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
-from foretoken.kernels.weights import bind_program
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
 from foretoken.proposers.learned import LearnedProposer
-from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
-
-NUM_LAYERS = 8
-NUM_BLOCKS = 400
-MAX_MODEL_LEN = 1000
-TORCH = Execution(torch.float32, prefer_native=False)
+from foretoken.proposers.loading import LoadedProposer
 
 
 @dataclass(frozen=True)
@@ -202,60 +194,11 @@ class Drafter:
         return cls(drafter, of_target, spec, published.method, pretended, Reference(spec, weights, shared))
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        network = _target_network(self.target, execution)
-
-        def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
-            return bind_program(program, weights, execution, network.bank)
-
-        resources = Resources(self.view(), lambda name, _: Path(name), bind, cast(Any, None))
-        return dflash.load(BlockConfig(str(self.folder), self.method, **settings), resources)
+        given = resources(self.target, self.target_folder, execution, [])
+        return dflash.load(BlockConfig(str(self.folder), self.method, **settings), given)
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        loaded = self.load(execution, **settings)
-        size = block_size(execution)
-        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
-        return cast(LearnedProposer, loaded.open(Opening(self.method, caches, NUM_BLOCKS, size, return_probs)))
+        return opened(self.load(execution, **settings), execution, return_probs)
 
     def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
         return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))
-
-    def view(self) -> TargetView:
-        target = self.target
-        return TargetView(
-            folder=self.target_folder,
-            config={},
-            tokenizer=cast(Any, SimpleNamespace()),
-            num_layers=NUM_LAYERS,
-            hidden_size=target.spec.target_hidden,
-            vocab_size=target.spec.vocab,
-            max_model_len=MAX_MODEL_LEN,
-            embedding="model.embed_tokens.weight",
-            head="lm_head.weight",
-            embed_scale=target.embed_scale,
-            logits_scale=target.logits_scale,
-            logits_softcap=target.softcap,
-        )
-
-
-def _target_network(target: eagle_reference.Target, execution: Execution) -> Executor:
-    """Nothing but the target's embedding and head, so that there is a bank to share them from."""
-    weights = {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
-    best = ArgMax(("logits",), ("argmax", "top"))
-    program = Program(
-        ops=(
-            Embed((), ("x",), "model.embed_tokens.weight"),
-            GatherRows(("x",), ("rows",)),
-            Linear(("rows",), ("logits",), ("lm_head.weight",)),
-            best,
-        ),
-        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=target.spec.vocab,
-        max_model_len=MAX_MODEL_LEN,
-        boundaries=("x",),
-        final="x",
-        logits="logits",
-        best=best,
-    )
-    return bind_program(program, weights, execution)

@@ -1,34 +1,26 @@
-"""EAGLE drafters as folders, in every published layout, and a pretended engine that runs a proposer over pretended states."""
+"""EAGLE drafters as folders, in every published layout, beside a pretended target."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from eagle_reference import FINAL, Reference, Spec, Target, random_weights
+from pretended_engine import TORCH, PretendedEngine, block_size, opened
+from pretended_target import resources
 from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
-from foretoken.kernels.weights import bind_program
 from foretoken.proposers import eagle
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
 from foretoken.proposers.config import EagleConfig
 from foretoken.proposers.learned import LearnedProposer
-from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
-
-NUM_LAYERS = 8
-NUM_BLOCKS = 400
-MAX_MODEL_LEN = 1000
-GREEDY = Draw(0.0, 0, 0)
-TORCH = Execution(torch.float32, prefer_native=False)
+from foretoken.proposers.loading import LoadedProposer
 
 EAGLE1 = Spec(kind="eagle", taps=(FINAL,), own_head=False)
 Rename = Callable[[str], str]
@@ -192,179 +184,10 @@ class Drafter:
         return cls(drafter, of_target, published.spec, target, Reference(published.spec, weights, target))
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        network = _target_network(self.target, execution)
-
-        def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
-            self.bound.append(bind_program(program, weights, execution, network.bank))
-            return self.bound[-1]
-
-        resources = Resources(self._view(), lambda name, _: Path(name), bind, cast(Any, None))
-        return eagle.load(EagleConfig(str(self.folder), **settings), resources)
+        return eagle.load(EagleConfig(str(self.folder), **settings), resources(self.target, self.target_folder, execution, self.bound))
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        loaded = self.load(execution, **settings)
-        size = block_size(execution)
-        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
-        return cast(LearnedProposer, loaded.open(Opening("eagle", caches, NUM_BLOCKS, size, return_probs)))
+        return opened(self.load(execution, **settings), execution, return_probs)
 
     def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
         return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))
-
-    def _view(self) -> TargetView:
-        target = self.target
-        return TargetView(
-            folder=self.target_folder,
-            config={},
-            tokenizer=cast(Any, SimpleNamespace()),
-            num_layers=NUM_LAYERS,
-            hidden_size=target.spec.target_hidden,
-            vocab_size=target.spec.vocab,
-            max_model_len=MAX_MODEL_LEN,
-            embedding="model.embed_tokens.weight",
-            head="lm_head.weight",
-            embed_scale=target.embed_scale,
-            logits_scale=target.logits_scale,
-            logits_softcap=target.softcap,
-        )
-
-
-def block_size(execution: Execution) -> int:
-    """Small blocks show more edges; natively there is one size."""
-    return 16 if execution.prefer_native else 4
-
-
-def _target_network(target: Target, execution: Execution) -> Any:
-    """Nothing but the target's embedding and head, so that there is a bank to share them from."""
-    weights = {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
-    best = ArgMax(("logits",), ("argmax", "top"))
-    program = Program(
-        ops=(
-            Embed((), ("x",), "model.embed_tokens.weight"),
-            GatherRows(("x",), ("rows",)),
-            Linear(("rows",), ("logits",), ("lm_head.weight",)),
-            best,
-        ),
-        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=target.spec.vocab,
-        max_model_len=MAX_MODEL_LEN,
-        boundaries=("x",),
-        final="x",
-        logits="logits",
-        best=best,
-    )
-    return bind_program(program, weights, execution)
-
-
-@dataclass
-class Request:
-    tokens: list[int]
-    num_prompt: int
-    table: list[int]
-    computed: int = 0  # tokens with committed states
-    filled: int = 0
-    draw: Draw = GREEDY
-
-
-@dataclass(frozen=True)
-class Guess:
-    """What was drafted for a row that had this text."""
-
-    text: list[int]
-    tokens: list[int]
-    parents: list[int]
-    confidence: list[float]
-    probs: Tensor | None
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from the root to this one."""
-        return [*self.path(self.parents[node]), node] if node >= 0 else []
-
-
-Choose = Callable[[str, Guess], tuple[Sequence[int], int]]
-"""(request, its guesses) -> accepted path of nodes, and the token behind it."""
-
-
-class PretendedEngine:
-    """Steps over requests whose target says what the test wants, and has states that depend on the whole text."""
-
-    def __init__(self, proposer: LearnedProposer, target: Target, block_size: int) -> None:
-        self.proposer, self.target, self.block_size = proposer, target, block_size
-        self.requests: dict[str, Request] = {}
-        self.filled: dict[str, int] = {}
-        self._next_block = 0
-
-    def add(self, request_id: str, prompt: Sequence[int], shared: Sequence[int] = (), draw: Draw = GREEDY) -> Request:
-        """shared: blocks of the prompt's beginning that another request has filled."""
-        count = (len(prompt) + 160) // self.block_size - len(shared)
-        table = [*shared, *range(self._next_block, self._next_block + count)]
-        self._next_block += count
-        known = len(shared) * self.block_size
-        self.requests[request_id] = Request(list(prompt), len(prompt), table, known, known, draw)
-        return self.requests[request_id]
-
-    def step(
-        self,
-        choose: Choose,
-        ceiling: int = 4,
-        chunk: int = 1000,
-        order: Sequence[str] | None = None,
-        asks: bool = True,
-        ingest: int = 1000,
-    ) -> dict[str, Guess]:
-        """One step over all requests. asks False: the proposer is not asked at all."""
-        names = list(self.requests) if order is None else list(order)
-        afters = {name: min(len(r.tokens), r.computed + chunk) for name in names for r in [self.requests[name]]}
-        rows = [self._row(name, afters[name], ceiling) for name in names]
-        draft = self.proposer.propose(DraftContext(rows, ingest, self.block_size)) if asks else Draft.empty(len(rows))
-        self.filled.update({name: n for (_, name), n in draft.filled.items()})
-        guesses = {name: self._guess(draft, i, self.requests[name]) for i, name in enumerate(names)}
-        self._finish(names, afters, guesses, choose)
-        self.proposer.check()
-        return guesses
-
-    def _row(self, name: str, after: int, ceiling: int) -> DraftRow:
-        r = self.requests[name]
-        return DraftRow(name, r.tokens, r.num_prompt, after, ceiling, 0, r.table, (r.filled,), r.draw)
-
-    def _guess(self, draft: Draft, i: int, request: Request) -> Guess:
-        start, end = draft.start_loc[i], draft.start_loc[i + 1]
-        confidence = draft.confidence or [1.0] * len(draft.token_ids)
-        probs = None if draft.probs is None else draft.probs[start:end]
-        return Guess(list(request.tokens), draft.token_ids[start:end], draft.parents[start:end], confidence[start:end], probs)
-
-    def _finish(self, names: Sequence[str], afters: Mapping[str, int], guesses: Mapping[str, Guess], choose: Choose) -> None:
-        hidden: dict[int, list[Tensor]] = {boundary: [] for boundary in self.proposer.needs.hidden}
-        accepted: list[list[int]] = []
-        emitted: list[list[int]] = []
-        committed: list[int] = []
-        scheduled: list[int] = []
-        starts = [0]
-        for name in names:
-            request, guess = self.requests[name], guesses[name]
-            texts = [request.tokens[: i + 1] for i in range(request.computed, afters[name])]
-            texts += [request.tokens + [guess.tokens[n] for n in guess.path(node)] for node in range(len(guess.tokens))]
-            for boundary, states in hidden.items():
-                states += [self.target.state(text, boundary) for text in texts]
-            starts.append(starts[-1] + len(texts))
-            scheduled.append(afters[name] - request.computed)
-            path, more = choose(name, guess) if afters[name] == len(request.tokens) else ((), None)
-            accepted.append(list(path))
-            emitted.append([guess.tokens[node] for node in path] + ([] if more is None else [more]))
-            request.tokens += emitted[-1]
-            request.computed = afters[name] + len(path)
-            committed.append(request.computed)
-        self.proposer.observe(
-            Feedback(
-                request_ids=names,
-                num_committed=committed,
-                num_drafted=[len(guesses[name].tokens) for name in names],
-                accepted=accepted,
-                emitted=emitted,
-                finished=[False] * len(names),
-                hidden={boundary: torch.stack(states) for boundary, states in hidden.items()},
-                query_start_loc=starts,
-                num_scheduled=scheduled,
-            )
-        )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from pretended_engine import GREEDY, TORCH, Guess
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,9 +22,6 @@ from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended,
 from foretoken.proposers.loading import Opening, Resources, TargetView
 
 WIDTH, VOCAB = 24, 50
-TORCH = Execution(torch.float32, prefer_native=False)
-NATIVE = Execution(torch.float32)
-GREEDY = Draw(0.0, 0, 0)
 
 
 def resources(folder: Path, execution: Execution = TORCH, hidden_size: int = WIDTH, vocab_size: int = VOCAB, **view: Any) -> Resources:
@@ -100,20 +98,6 @@ class Text:
     draw: Draw = GREEDY
 
 
-@dataclass(frozen=True)
-class Guess:
-    """What was drafted for a row that had this text."""
-
-    text: list[int]
-    tokens: list[int]
-    parents: list[int]
-    confidence: list[float]
-    probs: Tensor | None
-
-    def path(self, node: int) -> list[int]:
-        return [*self.path(self.parents[node]), node] if node >= 0 else []
-
-
 class Run:
     """Steps over texts; which guesses are accepted is up to chance, and the prompt comes in chunks."""
 
@@ -133,7 +117,7 @@ class Run:
         after = {name: min(len(self.texts[name].tokens), self.texts[name].computed + self.chunk) for name in names}
         rows = [self.row(name, after[name], ceilings[name]) for name in asked]
         draft = self.proposer.propose(DraftContext(rows, 0, 4)) if rows else Draft.empty(0)
-        guesses = {name: _guess(draft, i, self.texts[name].tokens) for i, name in enumerate(asked)}
+        guesses = {name: Guess.of(draft, i, self.texts[name].tokens) for i, name in enumerate(asked)}
         self._finish(names, after, guesses, end)
         self.proposer.check()
         return guesses
@@ -180,10 +164,3 @@ class Run:
         )
         for name in end:
             self.proposer.forget(name)
-
-
-def _guess(draft: Draft, i: int, text: Sequence[int]) -> Guess:
-    start, end = draft.start_loc[i], draft.start_loc[i + 1]
-    confidence = draft.confidence or [1.0] * len(draft.token_ids)
-    probs = None if draft.probs is None else draft.probs[start:end]
-    return Guess(list(text), draft.token_ids[start:end], draft.parents[start:end], confidence[start:end], probs)

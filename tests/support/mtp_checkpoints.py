@@ -13,7 +13,7 @@ from zlib import crc32
 
 import torch
 import transformers
-from eagle_checkpoints import NUM_BLOCKS, TORCH, PretendedEngine, block_size
+from pretended_engine import TORCH, PretendedEngine, block_size, opened
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tokenizer
 from torch import Tensor
@@ -29,7 +29,7 @@ from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
 from foretoken.proposers.learned import LearnedProposer
-from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
 
 HIDDEN = 32
 MAX_MODEL_LEN = 512
@@ -121,10 +121,7 @@ class MtpTarget:
         return mtp.load(MtpConfig(**settings), resources)
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        loaded = self.load(execution, **settings)
-        size = block_size(execution)
-        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
-        return cast(LearnedProposer, loaded.open(Opening("mtp", caches, NUM_BLOCKS, size, return_probs)))
+        return opened(self.load(execution, **settings), execution, return_probs)
 
     def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
         return PretendedEngine(self.open(execution, return_probs, **settings), cast(Any, self), block_size(execution))

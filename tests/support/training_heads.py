@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from eagle_checkpoints import NUM_BLOCKS, TORCH, Guess, PretendedEngine, block_size
+from pretended_engine import TORCH, Guess, PretendedEngine, block_size, opened
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program, load_program_executor
-from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.base import Head
 from foretoken.proposers.training.loop import Plan, Run, Trainee
@@ -99,10 +99,8 @@ class TinyTarget:
     def guesses(self, loaded: LoadedProposer, prompts: Sequence[Sequence[int]], steps: int = 5) -> list[Guess]:
         """What the loaded proposer guesses step by step, while a random part of its guesses is accepted."""
         assert loaded.found and not any(line.startswith("unused") for line in loaded.found)
-        size, generator = block_size(TORCH), torch.Generator().manual_seed(2)
-        caches = [executor.allocate(NUM_BLOCKS, size) for executor in loaded.executors]
-        proposer: Any = loaded.open(Opening(loaded.name, caches, NUM_BLOCKS, size, False))
-        engine = PretendedEngine(proposer, cast(Any, self), size)
+        generator = torch.Generator().manual_seed(2)
+        engine = PretendedEngine(opened(loaded, TORCH), cast(Any, self), block_size(TORCH))
         for number, prompt in enumerate(prompts):
             engine.add(str(number), prompt)
 

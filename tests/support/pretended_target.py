@@ -1,0 +1,72 @@
+"""What a drafter is given of a pretended target: its embedding and head, and a description of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from eagle_reference import Target
+from torch import Tensor
+
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import Executor
+from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
+from foretoken.kernels.weights import bind_program
+from foretoken.proposers.loading import Resources, TargetView
+
+NUM_LAYERS = 8
+MAX_MODEL_LEN = 1000
+
+
+def resources(target: Target, folder: Path, execution: Execution, bound: list[Executor]) -> Resources:
+    """bound: gets every network that is loaded."""
+    network = _network(target, execution)
+
+    def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
+        bound.append(bind_program(program, weights, execution, network.bank))
+        return bound[-1]
+
+    return Resources(_view(target, folder), lambda name, _: Path(name), bind, cast(Any, None))
+
+
+def _view(target: Target, folder: Path) -> TargetView:
+    return TargetView(
+        folder=folder,
+        config={},
+        tokenizer=cast(Any, SimpleNamespace()),
+        num_layers=NUM_LAYERS,
+        hidden_size=target.spec.target_hidden,
+        vocab_size=target.spec.vocab,
+        max_model_len=MAX_MODEL_LEN,
+        embedding="model.embed_tokens.weight",
+        head="lm_head.weight",
+        embed_scale=target.embed_scale,
+        logits_scale=target.logits_scale,
+        logits_softcap=target.softcap,
+    )
+
+
+def _network(target: Target, execution: Execution) -> Executor:
+    """Nothing but the target's embedding and head, so that there is a bank to share them from."""
+    weights = {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
+    best = ArgMax(("logits",), ("argmax", "top"))
+    program = Program(
+        ops=(
+            Embed((), ("x",), "model.embed_tokens.weight"),
+            GatherRows(("x",), ("rows",)),
+            Linear(("rows",), ("logits",), ("lm_head.weight",)),
+            best,
+        ),
+        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
+        kv_layers=(),
+        ropes={},
+        vocab_size=target.spec.vocab,
+        max_model_len=MAX_MODEL_LEN,
+        boundaries=("x",),
+        final="x",
+        logits="logits",
+        best=best,
+    )
+    return bind_program(program, weights, execution)
