@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 
 from ...kernels.graphs import GraphExecutor
-from ...kernels.layout import KVTensors, RaggedBatch
+from ...kernels.layout import KVTensors
 from ...kernels.torch_kv import TorchKV
 from ...proposers.config import SpeculativeConfig
 from .gpu_clock import Ceilings
 from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, loaded, network
+from .network import BLOCK
 
-BLOCK = 16
 OFF = SpeculativeConfig(off=True)
 
 
@@ -102,27 +102,6 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-
-
-def batch(executor: GraphExecutor, rows: int, new: int, context: int) -> RaggedBatch:
-    """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens."""
-    blocks = -(-(context + new) // BLOCK)
-    tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
-    positions = torch.arange(context, context + new).repeat(rows)
-    row = torch.arange(rows).repeat_interleave(new)
-    return RaggedBatch(
-        token_ids=torch.randint(executor.vocab_size, (rows * new,)),
-        positions=positions,
-        slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
-        query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
-        seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
-        block_tables=tables,
-        num_causal=torch.full((rows,), new, dtype=torch.int32),
-        tree_mask=torch.zeros(rows * new, dtype=torch.int64),
-        logits_indices=torch.arange(rows * new),
-        full_logits=torch.zeros(0, dtype=torch.int64),
-        block_size=BLOCK,
-    )
 
 
 def filled(executor: GraphExecutor, num_blocks: int) -> KVTensors:

@@ -18,10 +18,11 @@ from ...kernels.layout import KVTensors, RaggedBatch
 from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
 from ...proposers.learned import LearnedProposer
 from ..overlapped_runner import OverlappedRunner
-from .gpu_bench import BLOCK, OFF, Bench, Figure, batch, filled, release
+from .gpu_bench import OFF, Bench, Figure, filled, release
 from .gpu_clock import device_seconds, graph_seconds, synchronize, wall_seconds
 from .gpu_model import MadeEngine, kernels_for, write_eagle3
 from .gpu_profile import profiled
+from .network import BLOCK, ragged_batch
 
 
 def machine(bench: Bench) -> Iterable[Figure]:
@@ -40,7 +41,7 @@ def verification(bench: Bench) -> Iterable[Figure]:
     kv = filled(executor, (effort.context + max(effort.verified)) // BLOCK + 2)
     seconds: dict[int, float] = {}
     for tokens in effort.verified:
-        made = batch(executor, 1, tokens, effort.context)
+        made = ragged_batch(executor.vocab_size, 1, tokens, effort.context)
         seconds[tokens] = device_seconds(lambda made=made: executor.start(made, kv), bench.device, effort.runs)
     floor = (executor.weight_bytes + effort.context * executor.kv_block_bytes(1)) / bench.ceilings.copied
     yield Figure("network", f"one token, context {effort.context}", seconds[1] * 1e3, "ms", note=f"floor {floor * 1e3:.2f} ms")
@@ -291,9 +292,9 @@ def invariant(bench: Bench) -> Iterable[Figure]:
     rows = min(effort.profiled_rows, 16)
     blocks = -(-(effort.context + 8) // BLOCK)
     kv = filled(executor, rows * blocks + 1)
-    together = batch(executor, rows, 1, effort.context)
+    together = ragged_batch(executor.vocab_size, rows, 1, effort.context)
     alone = _first_row(together)
-    chain = replace(batch(executor, 1, 4, effort.context), block_tables=alone.block_tables)
+    chain = replace(ragged_batch(executor.vocab_size, 1, 4, effort.context), block_tables=alone.block_tables)
     chain.token_ids[0] = alone.token_ids[0]
     first = [_scores(executor, made, kv) for made in (alone, together, chain)]
     same = all(torch.equal(first[0], scores) for scores in first[1:])
@@ -344,7 +345,7 @@ def _narrow(bench: Bench, quantization: Literal["fp8", "int4"]) -> Iterable[Figu
     counts = (1, 8, 32, 64, 256, 512) if bench.device.type == "cuda" else (1, 8)
     kv = filled(executor, (effort.context + max(counts)) // BLOCK + 2)
     for tokens in counts:
-        made = batch(executor, 1, tokens, effort.context)
+        made = ragged_batch(executor.vocab_size, 1, tokens, effort.context)
         seconds = device_seconds(lambda made=made: executor.start(made, kv), bench.device, effort.runs)
         yield Figure(quantization, f"{tokens} tokens, context {effort.context}", seconds * 1e3, "ms")
         if tokens == 1:

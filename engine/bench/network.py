@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -36,25 +37,9 @@ class Network:
         self._fill(num_blocks)
 
     def batch(self, rows: int, new: int, context: int, all_logits: bool = True) -> RaggedBatch:
-        """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens or each row's last."""
-        blocks = -(-(context + new) // BLOCK)
-        tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
-        positions = torch.arange(context, context + new).repeat(rows)
-        row = torch.arange(rows).repeat_interleave(new)
-        ends = torch.arange(1, rows + 1) * new
-        return RaggedBatch(
-            token_ids=torch.randint(self.executor.vocab_size, (rows * new,), generator=self._generator),
-            positions=positions,
-            slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
-            query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
-            seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
-            block_tables=tables,
-            num_causal=torch.full((rows,), new, dtype=torch.int32),
-            tree_mask=torch.zeros(rows * new, dtype=torch.int64),
-            logits_indices=torch.arange(rows * new) if all_logits else ends - 1,
-            full_logits=torch.zeros(0, dtype=torch.int64),
-            block_size=BLOCK,
-        )
+        """As `ragged_batch`, with scores for all tokens or each row's last."""
+        made = ragged_batch(self.executor.vocab_size, rows, new, context, self._generator)
+        return made if all_logits else replace(made, logits_indices=made.query_start_loc[1:].long() - 1)
 
     def seconds(self, batch: RaggedBatch, slot_s: float) -> float:
         return seconds_of(lambda: self.executor.run(batch, self._cache), slot_s)
@@ -65,6 +50,27 @@ class Network:
         self.executor.run(self.batch(1, tokens, 0, all_logits=False), self._cache)
         target = torch.arange(tokens, num_blocks * BLOCK)
         self._cache.move(target % tokens, target)
+
+
+def ragged_batch(vocab_size: int, rows: int, new: int, context: int, generator: torch.Generator | None = None) -> RaggedBatch:
+    """Rows of `new` tokens each behind `context` places, blocks of their own, scores for all tokens."""
+    blocks = -(-(context + new) // BLOCK)
+    tables = torch.arange(rows * blocks, dtype=torch.int32).view(rows, blocks)
+    positions = torch.arange(context, context + new).repeat(rows)
+    row = torch.arange(rows).repeat_interleave(new)
+    return RaggedBatch(
+        token_ids=torch.randint(vocab_size, (rows * new,), generator=generator),
+        positions=positions,
+        slot_mapping=tables[row, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+        query_start_loc=torch.arange(rows + 1, dtype=torch.int32) * new,
+        seq_lens=torch.full((rows,), context + new, dtype=torch.int32),
+        block_tables=tables,
+        num_causal=torch.full((rows,), new, dtype=torch.int32),
+        tree_mask=torch.zeros(rows * new, dtype=torch.int64),
+        logits_indices=torch.arange(rows * new),
+        full_logits=torch.zeros(0, dtype=torch.int64),
+        block_size=BLOCK,
+    )
 
 
 def set_threads(plan: NetworkPlan, threads: int) -> None:
