@@ -27,13 +27,16 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.fixture(autouse=True)
-def as_many_threads_as_before() -> Iterator[None]:
-    """Commands set torch's for a process of their own, and sums are rounded by how many there are."""
-    torch = sys.modules.get("torch")  # not for its own sake: many tests do without
-    before = 1 if torch is None else torch.get_num_threads()
+def one_thread_of_torch() -> Iterator[None]:
+    """Whatever a command set for a process of its own, in a test or in a fixture of many: sums are rounded by how many there are."""
+    _take_one_thread()
     yield
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(before)
+    _take_one_thread()
+
+
+def _take_one_thread() -> None:
+    if (torch := sys.modules.get("torch")) is not None:  # not imported for its own sake: many tests do without
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

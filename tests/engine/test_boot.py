@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,13 +277,7 @@ def test_the_banner_says_what_computes(tiny_target: Path, tiny_draft: Path) -> N
     assert told["draft"] == f"{tiny_draft.name}: {told['executor']}"
 
 
-@pytest.fixture
-def one_torch_thread_again() -> Iterator[None]:
-    yield
-    torch.set_num_threads(1)
-
-
-def test_threads_are_torchs_where_torch_computes(tiny_target: Path, one_torch_thread_again: None) -> None:
+def test_threads_are_torchs_where_torch_computes(tiny_target: Path) -> None:
     model = ModelConfig(str(tiny_target), executor="torch", threads=3)
     boot(EngineConfig(model, CacheConfig(num_blocks=8), speculative=SpeculativeConfig(off=True)))
     assert torch.get_num_threads() == 3
@@ -296,7 +290,7 @@ class TestNative:
         engine = boot(EngineConfig(model, CacheConfig(num_blocks=8), speculative=speculative))
         return {line[:12].strip(): line[12:] for line in engine.banner}
 
-    def test_formats_of_target_and_draft(self, tiny_target: Path, tiny_draft: Path, one_torch_thread_again: None) -> None:
+    def test_formats_of_target_and_draft(self, tiny_target: Path, tiny_draft: Path) -> None:
         dtype = "bfloat16" if native.computes_bfloat16(native.availability().isa or "") else "float32"
         threads = native.threads()
         try:

@@ -22,7 +22,6 @@ from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import Sampler, full_logits_wanted, logprobs
 from foretoken.kernels import noise, sampling
 
-torch.set_num_threads(1)
 numbers = itertools.count()
 Choose = Callable[[torch.Tensor, Sequence[Node]], list[int]]
 

@@ -30,8 +30,6 @@ from foretoken.proposers.base import Draft, DraftContext, DraftRow, Feedback, Ne
 from foretoken.proposers.config import SpeculativeConfig
 from foretoken.proposers.proposer_set import ProposerSet
 
-torch.set_num_threads(1)
-
 STRINGS = ["he", "ve", "j", "G", "5", "}"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -23,9 +23,6 @@ from foretoken.kernels import noise, sampling
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.noise import Purpose
 
-torch.set_num_threads(1)
-
-
 Method = Literal["match", "standard", "block"]
 
 

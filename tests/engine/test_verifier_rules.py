@@ -24,8 +24,6 @@ from foretoken.proposers.config import Typical
 from foretoken.proposers.drafting import Feed
 from foretoken.proposers.guessing import Drawing, pick
 
-torch.set_num_threads(1)
-
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 DRAWING = Drawing(3, samples=True, return_probs=True)
 STEP_LENGTH, TEXT_LENGTH = 3, 5

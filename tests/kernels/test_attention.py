@@ -13,14 +13,6 @@ from foretoken.kernels.layout import KVLayerSpec
 from foretoken.kernels.torch_kv import TorchKV
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def filled_cache(generator: torch.Generator, k_dim: int = 8, v_dim: int = 8, dtype: torch.dtype = torch.float32) -> TorchKV:
     kv = TorchKV((KVLayerSpec(2, k_dim, v_dim),), NUM_BLOCKS, BLOCK_SIZE, dtype)
     kv.k[0].normal_(generator=generator)

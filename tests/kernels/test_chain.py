@@ -14,14 +14,6 @@ from foretoken.kernels.transformers_model import TransformersExecutor
 BLOCK_SIZE = 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def executor() -> TransformersExecutor:
     torch.manual_seed(1)

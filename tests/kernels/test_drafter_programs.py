@@ -148,7 +148,6 @@ on_both = pytest.mark.parametrize("make", EXECUTORS)
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    torch.set_num_threads(1)
     native.set_threads(2)
     yield
     native.set_threads(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,14 +73,6 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gemma3-capped": tiny_config("gemma3", final_logit_softcapping=5.0, attention_bias=True, **UNTIED),
     "gemma3-scaled": tiny_config("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0}, head_dim=12, sliding_window_pattern=2),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

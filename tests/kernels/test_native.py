@@ -57,7 +57,6 @@ ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    torch.set_num_threads(1)
     native.set_threads(2)
     yield
     native.set_threads(1)

@@ -12,7 +12,6 @@ import torch
 
 from foretoken.kernels import noise, sampling
 
-torch.set_num_threads(1)
 HEADER = Path(sampling.__file__).parent / "native" / "sampling.h"
 needs_library = pytest.mark.skipif(not sampling.available(), reason="no native library for this machine")
 BYTES = {"float": 4, "int32_t": 4, "int64_t": 8, "double": 8}

@@ -36,7 +36,6 @@ ATTENTION = (Linear(("x",), ("qkv",), ("qkv",)), Attention(("qkv",), ("y",), lay
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    torch.set_num_threads(1)
     native.set_threads(2)
     yield
     native.set_threads(1)

@@ -45,14 +45,6 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def random_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     # The config goes into the model, which writes its attention function there.

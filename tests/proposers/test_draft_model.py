@@ -378,7 +378,6 @@ def test_sampled_guesses_follow_the_probs_they_are_returned_with() -> None:
 
 @torch.no_grad()
 def test_a_real_network_drafting_for_itself_is_always_right(tiny_target: Path) -> None:
-    torch.set_num_threads(1)
     executor = TransformersExecutor.load(tiny_target, transformers.AutoConfig.from_pretrained(tiny_target), torch.float32)
     network: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 21], list(range(30, 43))]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.kernels import native
 from foretoken.server.bench_quality import main
@@ -15,10 +14,9 @@ from foretoken.server.bench_quality import main
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    before = torch.get_num_threads(), native.threads()
+    before = native.threads()
     yield
-    torch.set_num_threads(before[0])
-    native.set_threads(before[1])
+    native.set_threads(before)
 
 
 def test_the_command_says_what_cannot_be_had(

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from foretoken.proposers.config_reading import parse_speculative_config
 from foretoken.server.bench_speculation import main
 
 FLAGS = ["--dtype", "float32", "--threads", "1", "--kv-cache-gb", "0.01", "--max-tokens", "10", "--ignore-eos"]
-
-
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from running_server import environment
 
 from foretoken.server.run_batch import DATA, STOPPED, run_batch
@@ -24,11 +23,10 @@ USER = {"role": "user", "content": "hello"}
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The command sets up logging and threads for a process of its own."""
-    threads, loggers = torch.get_num_threads(), [logging.getLogger(name) for name in ("", "foretoken", "uvicorn.access", "uvicorn.error")]
+    """The command sets up logging for a process of its own."""
+    loggers = [logging.getLogger(name) for name in ("", "foretoken", "uvicorn.access", "uvicorn.error")]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
-    torch.set_num_threads(threads)
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers

@@ -28,10 +28,9 @@ needs_native = pytest.mark.skipif(native.availability().isa is None, reason=nati
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    before = torch.get_num_threads(), native.threads()
+    before = native.threads()
     yield
-    torch.set_num_threads(before[0])
-    native.set_threads(before[1])
+    native.set_threads(before)
 
 
 @cache

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from foretoken.engine.bench.speculation import Bench, Effort, Method
 from foretoken.engine.bench.speculation_figures import OFF, Setting
@@ -21,12 +20,10 @@ EFFORT = Effort(max_tokens=12, rounds=1, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def bench(tiny_target: Path) -> Iterator[Bench]:
-    threads = torch.get_num_threads()
     draft = {"method": "draft_model", "model": str(tiny_target), "quantization": "none"}
     with Bench(str(tiny_target), Method("draft_model", (draft,)), (1, 3), 2, OPTIONS) as opened:
         yield opened
         opened.engine.core.check()
-    torch.set_num_threads(threads)
 
 
 def test_every_length_and_adaptive_can_be_tried(bench: Bench) -> None:

@@ -25,11 +25,6 @@ SHAPE = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
 PLAN = Plan(steps=12, accumulate=2, half=False, log_s=0.0, evaluate_s=0.0, optimizer=OptimizerSettings(lr=1e-2, table_lr=1e-2))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> PackedStream:
     """Documents that count upwards from anywhere: easily learned."""
