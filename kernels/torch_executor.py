@@ -436,13 +436,13 @@ def _best(op: ArgMax | TopK) -> Step:
     return step
 
 
-def max_of_rows(scores: Tensor, block: int = 64) -> tuple[Tensor, Tensor]:
+def max_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Greatest entry of each row of scores [n, V] and its column, the lowest among equals; NaN counts as greatest.
 
     The same as scores.max(-1), which on CPUs compares one by one: the maxima of blocks are found with vector instructions,
     then only the first best block is searched. Up to seven times as fast for large n * V.
     """
-    num_rows, width = scores.shape
+    (num_rows, width), block = scores.shape, 64
     if width % block or scores.numel() < 16384:
         values, columns = scores.max(-1)
         return values, columns

@@ -94,7 +94,7 @@ def attention(bench: Bench) -> Iterable[Figure]:
     def attend() -> object:
         return ragged_paged_attention(q, k, v, moved, dim**-0.5)
 
-    seconds = graph_seconds(attend, device, runs=effort.runs)
+    seconds = graph_seconds(attend, device, effort.runs)
     rate = rows * context * kv_heads * dim * 2 * k.element_size() / seconds
     yield Figure("attention", f"{rows} rows of {context}", seconds * 1e6, "us", note=f"{rate / 1e12:.2f} TB/s")
     yield Figure("attention", "share of the bandwidth", rate / bench.ceilings.copied, "", 0.8)

@@ -14,6 +14,8 @@ import torch
 
 COPY_BYTES = 2 << 30
 PRODUCT = 8192
+WARM_UP = 3  # runs that are not measured
+COPIES = 10  # in a graph
 
 
 def synchronize(device: torch.device) -> None:
@@ -21,9 +23,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def device_seconds(work: Callable[[], object], device: torch.device, runs: int = 20, warm_up: int = 3) -> float:
+def device_seconds(work: Callable[[], object], device: torch.device, runs: int) -> float:
     """The middle of some runs, each from its first to its last piece of work on the device."""
-    for _ in range(warm_up):
+    for _ in range(WARM_UP):
         work()
     if device.type != "cuda":
         return statistics.median(wall_seconds(work, device) for _ in range(runs))
@@ -36,17 +38,17 @@ def device_seconds(work: Callable[[], object], device: torch.device, runs: int =
     return statistics.median(first.elapsed_time(last) for first, last in marks) / 1e3
 
 
-def graph_seconds(work: Callable[[], object], device: torch.device, copies: int = 10, runs: int = 10) -> float:
-    """As device_seconds, of one of several copies in a graph: without the time that launches take."""
+def graph_seconds(work: Callable[[], object], device: torch.device, runs: int) -> float:
+    """As device_seconds, of one of COPIES in a graph: without the time that launches take."""
     if device.type != "cuda":
         return device_seconds(work, device, runs)
     work()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(copies):
+        for _ in range(COPIES):
             work()
-    return device_seconds(graph.replay, device, runs) / copies
+    return device_seconds(graph.replay, device, runs) / COPIES
 
 
 def wall_seconds(work: Callable[[], object], device: torch.device) -> float:

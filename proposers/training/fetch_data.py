@@ -121,7 +121,7 @@ def measure(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), lines
 
 
-def licence_table(corpora: Sequence[Corpus] = CORPORA) -> str:
+def licence_table() -> str:
     """Markdown, for model cards: these texts keep their authors' licences."""
-    rows = (f"| {c.name} | [{c.repository}]({c.url}) | {c.commit} | {c.licence} |" for c in corpora)
+    rows = (f"| {c.name} | [{c.repository}]({c.url}) | {c.commit} | {c.licence} |" for c in CORPORA)
     return "\n".join(["| corpus file | source repository | commit | licence |", "|---|---|---|---|", *rows])

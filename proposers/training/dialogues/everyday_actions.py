@@ -61,8 +61,8 @@ def whole(name: str, low: int, high: int) -> Parameter:
     return Parameter(name, "integer", lambda chance: chance.randint(low, high))
 
 
-def drawn(name: str, draw: Draw, kind: str = "string") -> Parameter:
-    return Parameter(name, kind, draw)
+def drawn(name: str, draw: Draw) -> Parameter:
+    return Parameter(name, "string", draw)
 
 
 def done(values: dict[str, Any], chance: Random) -> dict[str, Any]:
