@@ -6,10 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import torch
-
-from ..engine.bench.overhead import ADAPTIVE_ROWS, CASES, Overhead, measure, weighed
-from ..engine.request import SamplingParams
 from .help_format import CommandParser
 from .option_forms import count, new_file
 
@@ -23,6 +19,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--steps", type=count, default=300, help="steps to time in each case (default 300)")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the figures there too")
     args = parser.parse_args(argv)
+    import torch  # seconds that a mistake above need not wait for
+
+    from ..engine.bench.overhead import ADAPTIVE_ROWS, CASES, Overhead, measure, weighed
+    from ..engine.request import SamplingParams
+
     torch.set_num_threads(1)
     results: list[Overhead] = []
     print(f"{'case':38} {'rows':>5} {'tokens/row':>11} {'median ms':>10} {'p95 ms':>8} {'controller ms':>14}")

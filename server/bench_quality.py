@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..engine.bench.held_out import HELD_OUT
 from ..engine.bench.quality import DRAFT_LENGTHS, FORMATS, REFERENCE, QualityReport, measure
-from ..engine.bench.report import Table
+from ..engine.bench.table import Table
 from ..engine.config import DEMO_MODEL
 from ..engine.default_speculation import DEMO_DRAFT
 from ..engine.errors import ForetokenError

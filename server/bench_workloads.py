@@ -23,7 +23,6 @@ from ..engine.bench.machine import this_machine
 from ..engine.bench.workloads import ADAPTIVE, OFF, Comparison, Workload, compare
 from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError, ForetokenError
-from ..engine.llm import LLM
 from .help_format import CommandParser
 from .option_forms import count, new_file, new_picture
 from .prompt_sets import OWN, RANDOM, Prompt, PromptSetError, load, read
@@ -169,6 +168,8 @@ def plot(found: Sequence[Comparison], path: Path) -> None:
 
 def _measure(args: argparse.Namespace) -> list[Comparison]:
     """Raises ForetokenError."""
+    from ..engine.llm import LLM  # imports torch
+
     try:
         prompts = read(args.dataset) if args.dataset else [prompt for name in OWN for prompt in load(name)]
     except PromptSetError as error:

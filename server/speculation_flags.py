@@ -12,7 +12,6 @@ from ..engine.config import DEMO_MODEL
 from ..engine.errors import ConfigError
 from .option_forms import count, positive, temperature
 from .prompt_sets import ALL, OWN, PUBLISHED, RANDOM, Prompt, PromptSetError, load, random_words
-from .speculation_methods import find_methods
 
 T = TypeVar("T")
 
@@ -54,6 +53,8 @@ def add_flags(parser: argparse.ArgumentParser, concurrency: tuple[int, ...], max
 
 def methods_of(args: argparse.Namespace) -> tuple[Method, ...]:
     """Raises ConfigError."""
+    from .speculation_methods import find_methods  # imports torch
+
     return find_methods(args.model, args.speculative_config, args.methods)
 
 

@@ -7,8 +7,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ...kernels import native_library
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
@@ -38,6 +36,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
+    import torch  # here: a command reads its flags before it takes seconds to load
+
     info = _cpu_info()
     native = native_library.availability()
     flags = set(info.get("flags", "").split())

@@ -1,32 +1,12 @@
-"""Results as tables of Markdown, which are also what the terminal shows. Medians; the spreads are in the JSON."""
+"""What `bench kernels` found, as tables. Medians; the spreads are in the JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from .checkpoints import SHAPES
 from .measurement import GENERATE, LEVELS, MACHINE, NETWORK, SERVER, STREAMED, Measurement, Results
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a heading."""
-
-    title: str
-    about: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Columns aligned: the first to the left, figures to the right."""
-        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
-        lines = [
-            "| " + " | ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) + " |"
-            for row in (self.header, *self.rows)
-        ]
-        rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
-        return "\n".join([f"## {self.title}", "", self.about, "", lines[0], rule, *lines[1:], ""])
+from .table import Table
 
 
 def report(results: Results) -> str:

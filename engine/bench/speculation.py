@@ -10,21 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...proposers.config import SpeculativeConfig
-from ...proposers.proposer_set import ProposerSet
-from ..boot import Engine, assemble, boot
-from ..core import EngineCore
 from ..errors import ConfigError
 from ..llm_options import engine_config
 from ..request import Request, SamplingParams
-from ..runner import Runner
-from ..sampler import full_logits_wanted
-from ..speculation_policy import PREDICTION
 from .interleaved import keep_turns
 from .speculation_figures import OFF, Figures, Setting, compare
 from .speculation_turn import Step, Turn, take
+
+if TYPE_CHECKING:
+    from ..boot import Engine
+    from ..core import EngineCore
 
 ALWAYS = 1 << 30  # running requests: fixed k is to be measured wherever it is asked for
 TREE_KEYS = frozenset({"speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens", "num_branches", "use_tree"})
@@ -73,6 +71,11 @@ class Bench:
 
     def __init__(self, model: str, method: Method, ks: Sequence[int], max_rows: int, options: Mapping[str, Any]) -> None:
         """options: as of `LLM`. Raises ConfigError and ModelLoadError."""
+        from ...proposers.proposer_set import ProposerSet  # these import torch: flags are read before
+        from ..boot import assemble, boot
+        from ..runner import Runner
+        from ..sampler import full_logits_wanted
+
         config = engine_config(
             model, method.config(max(ks)),
             {"enable_prefix_caching": False, "allow_synthetic_acceptance": True, "max_num_seqs": max(128, max_rows), **options},
@@ -152,6 +155,8 @@ class Bench:
 
 def _settings(method: Method, ks: Sequence[int], engine: Engine) -> tuple[Setting, ...]:
     """What can be tried: every k that the proposer reaches, its own length if that is shorter than they are, and adaptive."""
+    from ..speculation_policy import PREDICTION
+
     most = max((p.max_tokens for p in engine.core.controller.proposers if p.name != PREDICTION), default=0)
     lengths = {most} if method.has_one_length else {min(k, most) for k in ks}
     fixed = [] if len(method.entries) > 1 else [Setting(method.name, k) for k in sorted(lengths)]

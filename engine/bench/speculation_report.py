@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .interleaved import Spread
-from .report import Table
 from .speculation_figures import Figures
+from .table import Table
 
 
 def tables(found: Sequence[Figures], per_request: Figures | None = None) -> list[Table]:

@@ -9,10 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..core import EngineCore
 from ..errors import RequestFailed
 from ..request import Request, TokenDelta
+
+if TYPE_CHECKING:
+    from ..core import EngineCore
 
 
 @dataclass(frozen=True, slots=True)

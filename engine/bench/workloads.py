@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ..llm import LLM
 from ..request import SamplingParams
 from .interleaved import keep_turns, timed
+
+if TYPE_CHECKING:
+    from ..llm import LLM
 
 AT_LEAST = 3  # requests of a turn, one after another if fewer may run at once: a single short one is over before it can be timed
 OFF, ADAPTIVE = "off", "adaptive"

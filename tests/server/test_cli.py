@@ -41,7 +41,10 @@ def test_the_command_line_does_not_import_torch() -> None:
     """A mistake, or a port in use, is known in a fraction of a second only while this holds."""
     modules = ", ".join(
         f"foretoken.server.{name}"
-        for name in ("cli", "config", "listener", "launch", "banner", "terminal_chat", "generate_command", "run_batch", "completion")
+        for name in (
+            *("cli", "config", "listener", "launch", "banner", "terminal_chat", "generate_command", "run_batch", "completion"),
+            *("tune", "bench_speculation", "bench_workloads", "bench_overhead"),
+        )
     )
     code = f"import sys, {modules}; print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
