@@ -10,7 +10,6 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ...proposers.training.evaluate import spread
 from ..errors import ConfigError
 
 HELD_OUT = Path(__file__).parent.parent / "demo_model" / "held_out.md"
@@ -45,7 +44,8 @@ def read_sample(tokenizer: PreTrainedTokenizerBase, text: str, context: int, num
     windows = [window for i in range(0, len(tokens), context) if len(window := tokens[i : i + context]) > 1]
     if not prompts or not windows or prompt_tokens < 1:
         raise ConfigError("text or context is too short; some thousand tokens read 1,024 at a time tell formats apart")
-    return Sample(windows, [prompt[-prompt_tokens:] for prompt in spread(prompts, num_prompts)])
+    spread = prompts[:: max(1, len(prompts) // num_prompts)][:num_prompts]  # evenly, so that every source is asked
+    return Sample(windows, [prompt[-prompt_tokens:] for prompt in spread])
 
 
 def read_conversation(document: str) -> list[Message] | None:

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from ...kernels import native
 from ...kernels.layout import Executor
 from ...proposers.config_entry import SpeculativeConfigError
-from ...proposers.training.evaluate import mean_accepted_length
 from ...proposers.vocabularies import check_vocabularies
 from ..config import ModelConfig
 from ..errors import ConfigError
@@ -23,7 +22,7 @@ from .held_out import read_sample
 from .machine import Machine, this_machine
 from .measurement import Announce
 from .network import set_threads
-from .scoring import Scores, greedy_answers, greedy_matches, score
+from .scoring import Scores, greedy_answers, greedy_matches, mean_accepted_length, score
 
 FORMATS: Mapping[str, Mapping[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},

@@ -1,4 +1,4 @@
-"""What a network makes of a text, without an engine: each token's loss, greedy answers, a draft's hits among them."""
+"""What a network makes of a text, without an engine: each token's loss, greedy answers, a draft's hits among them and their worth."""
 
 from __future__ import annotations
 
@@ -77,6 +77,20 @@ def greedy_matches(draft: Executor, prompts: Sequence[list[int]], answers: Seque
         guesses = runner.forward(StepPlan([row], BLOCK)).argmax.tolist()
         matches.append([guess == token for guess, token in zip(guesses, answer, strict=True)])
     return matches
+
+
+def mean_accepted_length(answers: Sequence[Sequence[bool]], k: int) -> float:
+    """Tokens committed per target pass with drafts of k tokens. [1, 1, 0, 1, 1], k = 3 -> 3 tokens, then 2 -> 2.5."""
+    tokens = passes = 0
+    for matches in answers:
+        position = 0
+        while position < len(matches):
+            kept = 0
+            while kept < k and position + kept < len(matches) and matches[position + kept]:
+                kept += 1
+            committed = min(kept + 1, len(matches) - position)
+            position, tokens, passes = position + committed, tokens + committed, passes + 1
+    return tokens / max(1, passes)
 
 
 def _runner(executor: Executor, num_rows: int, length: int, wants_logits: bool = False) -> tuple[Runner, list[range]]:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from .encoding import Prompt
 
 Kind = Literal["json", "tool call", "python"]
-KINDS: tuple[Kind, ...] = ("json", "tool call", "python")
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _BLOCK = re.compile(r"^```(\w*)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)

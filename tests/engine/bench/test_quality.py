@@ -12,15 +12,13 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from foretoken.engine.bench.held_out import HELD_OUT, Sample, read_sample
 from foretoken.engine.bench.quality import load
-from foretoken.engine.bench.scoring import Scores, greedy_answers, greedy_matches, score
+from foretoken.engine.bench.scoring import Scores, greedy_answers, greedy_matches, mean_accepted_length, score
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.model import LoadedModel
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.weights import load_program_executor
-from foretoken.proposers.training.evaluate import greedy_matches as matches_in_transformers
-from foretoken.proposers.training.evaluate import mean_accepted_length
 
 TARGET = DEMO_DRAFT.with_name("target")
 needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
@@ -92,5 +90,22 @@ def test_a_model_accepts_its_own_greedy_answers_and_the_drafts_as_transformers_d
         assert model.eos_token_ids.isdisjoint(answer[:-1])
     found = greedy_matches(load(str(DEMO_DRAFT), "float32").executor, prompts, answers)
     target, draft = (LlamaForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (TARGET, DEMO_DRAFT))
-    assert found == [matches_in_transformers(target, draft, prompt, 12) for prompt in prompts]
+    for prompt, answer, matches in zip(prompts, answers, found, strict=True):
+        text = torch.tensor([[*prompt, *answer]])
+        for network, said in ((target, [True] * len(answer)), (draft, matches)):
+            guesses = network(input_ids=text[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
+            assert (guesses == text[0, len(prompt) :]).tolist() == said
     assert 1 < mean_accepted_length(found, 3) < 4
+
+
+@pytest.mark.parametrize(
+    ("matches", "k", "expected"),
+    [
+        ([1, 1, 0, 1, 1], 3, 2.5),  # two kept and one of the target's; then two kept, at the end
+        ([0, 0, 0], 3, 1.0),
+        ([1, 1, 1, 1, 1, 1, 1, 1], 3, 4.0),
+        ([], 3, 0.0),
+    ],
+)
+def test_mean_accepted_length(matches: list[bool], k: int, expected: float) -> None:
+    assert mean_accepted_length([matches], k) == expected
