@@ -1,32 +1,9 @@
 """The counter-based noise of kernels/noise.py inside Triton kernels: the same integers and logarithm, so the same bits."""
 
-# numbers are passed where constexpr is declared
-# pyright: reportArgumentType=false
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from .launch import ceil_div
-
-_BLOCK = 512
-
-
-def exponential(keys: Tensor, n: int) -> Tensor:
-    """[N, n] float32 ~ Exp(1) under keys [N] int64, on their device; see `kernels.noise.exponential`."""
-    out = torch.empty(len(keys), n, dtype=torch.float32, device=keys.device)
-    if out.numel():
-        _fill[(len(keys), ceil_div(n, _BLOCK))](keys, out, n, BLOCK=_BLOCK)
-    return out
-
-
-@triton.jit
-def _fill(keys_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + row * n + column, exponential_at(tl.load(keys_ptr + row), column), mask=column < n)
 
 
 @triton.jit

@@ -35,7 +35,6 @@ from foretoken.kernels.triton import (
     linear,
     linear_int4,
     matching,
-    noise,
     norms,
     quantise,
     sample_rows,
@@ -152,7 +151,6 @@ def small_ones() -> None:
             cache_write.rotate_and_store(q, k, v, k_cache, v_cache, places, places, empty(4096, rotated), norm, norm, 1e-6)
             cache_write.rotate_and_store(None, k, v, k_cache, v_cache, places, places)
     argmax.best_of_rows(empty(tokens, 128256))
-    noise.exponential(empty(tokens, dtype=LONG), 1200)
 
 
 def choices() -> None:
