@@ -42,11 +42,10 @@ class Sayable:
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """A grammar over a target's tokens, ready for any number of outputs. num_bytes: an estimate."""
+    """A grammar over a target's tokens, ready for any number of outputs."""
 
     matcher: LLMatcher  # at the start; only ever copied
     sayable: Sayable
-    num_bytes: int
 
     def open(self, token_ids: Sequence[int]) -> GrammarState:
         """The state of an output that starts behind token_ids, which grow with it (a live view)."""

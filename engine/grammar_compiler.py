@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEADLINE_S = 2.0
-CACHE_BYTES = 64 * 2**20
+NUM_KEPT = 64
+"""A lexer finds its states while outputs are written and keeps them: of a hostile expression some 50 MB, of most grammars none."""
 NUM_THREADS = 2
 STACK_BYTES = 256 * 2**20
 """Address space: llguidance follows references from schema to schema by recursion, and a stack that overflows ends the process.
 The longest chain that the limits of size allow takes some 50 MB."""
-BYTES_EACH = 128 * 2**10  # of memory for a compiled grammar ...
-BYTES_PER_CHARACTER = 64  # ... and for what it is made from
 WHITESPACE = r"(|\x20|\x0A[\x20\x09]{0,16})"
 """Between the parts of JSON: none, a space or an indented line. Small models like to go on with spaces for ever."""
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -50,12 +49,11 @@ class GrammarCompiler:
         vocab_size: int,
         end_ids: Iterable[int],
         deadline_s: float = DEADLINE_S,
-        cache_bytes: int = CACHE_BYTES,
+        num_kept: int = NUM_KEPT,
     ) -> None:
         """vocab_size: width of the logits. end_ids: tokens that end an output. The vocabulary is read on first use: a second."""
         self.deadline_s = deadline_s
-        self.cache_bytes = cache_bytes
-        self.num_bytes = 0  # of what is kept
+        self._num_kept = num_kept
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = frozenset(end_ids)
@@ -79,11 +77,9 @@ class GrammarCompiler:
                 f"the {_NAMES[spec.kind]} could not be compiled within {self.deadline_s:g} s; simplify it", spec.param
             ) from None
         with self._lock:
-            if spec not in self._kept:
-                self._kept[spec] = compiled
-                self.num_bytes += compiled.num_bytes
-            while self.num_bytes > self.cache_bytes and self._kept:
-                self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+            self._kept[spec] = compiled
+            while len(self._kept) > self._num_kept:
+                self._kept.popitem(last=False)
         return compiled
 
     def _submit(self, spec: GrammarSpec, vocabulary: _Vocabulary) -> Future[CompiledGrammar]:
@@ -135,7 +131,7 @@ def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
     if matcher.is_error():
         raise InvalidGrammar(f"the {what} cannot be enforced: {_line(matcher.get_error())}", spec.param)
     sayable = vocabulary.text_and_special if spec.trusted else vocabulary.text
-    compiled = CompiledGrammar(matcher, sayable, BYTES_EACH + BYTES_PER_CHARACTER * len(text))
+    compiled = CompiledGrammar(matcher, sayable)
     first = compiled.open(())
     if first.mask(()) is None:  # before anybody waits for it
         raise InvalidGrammar(f"the {what} cannot be enforced: {first.error}", spec.param)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from decimal import Decimal
 from typing import Any, Literal, NoReturn
 
 from .errors import InvalidGrammar
@@ -21,6 +22,8 @@ MAX_SCHEMA_DEPTH = 64
 """Of nested lists and objects: a schema spends two levels for each level of what it describes."""
 MAX_ALTERNATIVES = 1000
 """Of a choice, and values of one enum."""
+MAX_MULTIPLES = 100_000
+"""Of all that numbers must be multiples of, in units of their last digits: each remainder is a state of the lexer, half a kilobyte."""
 
 _NO_CHOICES = "choices must be a list of non-empty strings, at least one"
 
@@ -117,7 +120,7 @@ class GrammarSpec:
     def _check_schema(self, schema: Any) -> None:
         if not isinstance(schema, (dict, bool)):
             raise InvalidGrammar("a schema must be an object, true or false", self.param)
-        level = [schema]
+        level, multiples = [schema], 0
         for _ in range(MAX_SCHEMA_DEPTH):
             inner: list[Any] = []
             for value in level:
@@ -125,10 +128,13 @@ class GrammarSpec:
                     enum = value.get("enum")
                     if isinstance(enum, list) and len(enum) > MAX_ALTERNATIVES:
                         raise InvalidGrammar(f"an enum has {len(enum):,} values; the limit is {MAX_ALTERNATIVES:,}", self.param)
+                    multiples += _remainders(value.get("multipleOf"))
                     inner += value.values()
                 elif isinstance(value, list):
                     inner += value
             level = [value for value in inner if isinstance(value, (dict, list))]
+            if multiples > MAX_MULTIPLES:
+                raise InvalidGrammar(f"multipleOf has too many digits: together at most {MAX_MULTIPLES:,} in units of the last", self.param)
             if not level:
                 return
         raise InvalidGrammar(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep", self.param)
@@ -138,6 +144,14 @@ class GrammarSpec:
             raise InvalidGrammar(_NO_CHOICES, self.param)
         if len(choices) > MAX_ALTERNATIVES:
             raise InvalidGrammar(f"there are {len(choices):,} choices; the limit is {MAX_ALTERNATIVES:,}", self.param)
+
+
+def _remainders(multiple: Any) -> int:
+    """How many there are when digit after digit of a number is read. A power of ten needs none: its multiples end with zeros."""
+    if isinstance(multiple, bool) or not isinstance(multiple, (int, float)):
+        return 0
+    number = Decimal(repr(multiple)).normalize()
+    return 0 if sum(number.as_tuple().digits) <= 1 else int(number.scaleb(max(0, -int(number.as_tuple().exponent))))
 
 
 @dataclass

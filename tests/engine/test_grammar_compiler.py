@@ -11,7 +11,7 @@ import pytest
 from grammars import accepts, compiled, compiler, encode, end_id, fresh_mask, opened, tokenizer, vocab_size
 
 from foretoken.engine.errors import InvalidGrammar
-from foretoken.engine.grammar_compiler import BYTES_EACH, GrammarCompiler
+from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
 
 PROPERTIES = {"name": {"type": "string"}, "é": {"type": "integer"}}
@@ -77,22 +77,22 @@ def test_special_tokens_come_only_where_the_server_itself_wants_them() -> None:
 
 
 def test_the_same_grammar_is_compiled_once_and_the_oldest_are_forgotten() -> None:
-    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, cache_bytes=4 * BYTES_EACH)
+    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, num_kept=4)
     first = made.compile(GrammarSpec.choice(["0"]))
     assert made.compile(GrammarSpec.choice(["0"])) is first
     for i in range(1, 40):
         made.compile(GrammarSpec.choice([str(i)]))
         assert made.compile(GrammarSpec.choice(["0"])) is first, "what is in use is kept"
-        assert made.num_bytes <= made.cache_bytes
+        assert len(made._kept) <= 4, "each may grow to megabytes while outputs follow it"
     for i in range(1, 5):
         made.compile(GrammarSpec.choice([f"other {i}"]))
     assert made.compile(GrammarSpec.choice(["0"])) is not first
 
 
-def test_what_is_too_large_to_be_kept_works_all_the_same() -> None:
-    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, cache_bytes=10)
+def test_what_is_not_kept_works_all_the_same() -> None:
+    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, num_kept=0)
     state = made.compile(GrammarSpec.choice(["yes"])).open([])
-    assert state.forced(1) and made.num_bytes == 0
+    assert state.forced(1) and not made._kept
 
 
 def test_a_deadline() -> None:
@@ -158,7 +158,7 @@ def test_hostile_grammars_are_refused_or_served_in_bounded_time(kind: Any, text:
 
 
 def test_many_threads_may_ask_at_once() -> None:
-    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, cache_bytes=4 * BYTES_EACH)
+    made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, num_kept=4)
     barrier = threading.Barrier(4)
 
     def ask(number: int) -> list[list[int]]:
