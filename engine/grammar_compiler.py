@@ -22,7 +22,7 @@ from .errors import InvalidGrammar
 from .gbnf import is_gbnf, lark_of
 from .grammar import SLOW_MASK_S, CompiledGrammar, Sayable
 from .grammar_spec import GrammarSpec
-from .json_formats import with_exact_formats
+from .json_dialects import enforceable
 from .token_mask import Mask, bits_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
         raise InvalidGrammar(f"the {what} is not valid: {_line(error)}", spec.param) from None
     matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise InvalidGrammar(f"the {what} cannot be enforced: {_line(matcher.get_error())}", spec.param)
+        raise InvalidGrammar(f"the {what} cannot be enforced: {_line(matcher.get_error().replace(*_ONE_OF))}", spec.param)
     sayable = vocabulary.text_and_special if spec.trusted else vocabulary.text
     compiled = CompiledGrammar(matcher, sayable)
     first = compiled.open(())
@@ -148,7 +148,7 @@ def _grammar_text(spec: GrammarSpec) -> str:
     json_options = {"whitespace_pattern": WHITESPACE, "lenient": not spec.strict}
     match spec.kind:
         case "json_schema":
-            text = json.dumps(with_exact_formats(json.loads(spec.text)), allow_nan=False) if '"format"' in spec.text else spec.text
+            text = json.dumps(enforceable(json.loads(spec.text), spec.strict), allow_nan=False)
             return LLMatcher.grammar_from_json_schema(text, overrides=json_options)  # type: ignore[arg-type]
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=json_options)  # type: ignore[arg-type]
@@ -161,6 +161,11 @@ def _grammar_text(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(lark_of(spec.text) if is_gbnf(spec.text) else spec.text)
 
 
+_ONE_OF = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "more than one schema of a oneOf could hold; use anyOf, or require a property with a const of its own in each",
+)
+"""What the library says of options that a client does not have, and what a client can do."""
 _NAMES = {
     "json_schema": "JSON schema",
     "json_object": "JSON object",

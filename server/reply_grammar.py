@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.grammar_compiler import WHITESPACE
 from ..engine.grammar_spec import GrammarSpec
-from ..engine.json_formats import with_exact_formats
+from ..engine.json_dialects import enforceable
 from .errors import ApiError
 from .reasoning import ReasoningFormat
 from .tools.parser import ToolParser, quoted, schema_of
@@ -67,10 +67,10 @@ def _answer(wanted: GrammarSpec) -> str:
         case "json_object":
             schema: Any = {"type": "object"}
         case "json_schema":
-            schema = with_exact_formats(json.loads(wanted.text))
+            schema = enforceable(json.loads(wanted.text), wanted.strict)
         case "choice":
             return f"answer: {' | '.join(map(quoted, json.loads(wanted.text)))}\n"
         case _:
             return ""
     options = {"whitespace_pattern": WHITESPACE, "lenient": not wanted.strict}
-    return f"answer: %json {json.dumps((schema if isinstance(schema, dict) else {}) | {'x-guidance': options})}\n"
+    return f"answer: %json {json.dumps(schema | {'x-guidance': options})}\n"

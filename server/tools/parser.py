@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from ...engine.json_formats import with_exact_formats
+from ...engine.json_dialects import enforceable
 from .scanner import MAX_HELD, Arguments, CallBegun, Scanner, Waiting
 
 MAX_NAME = 256
@@ -142,7 +142,7 @@ def argument_rules(tools: Sequence[Tool]) -> str:
 def json_rule(schema: Any) -> str:
     """JSON that fits a schema, spaced as Python's json does. What of a schema cannot be enforced is left to the caller to check."""
     options = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "lenient": True}
-    schema = with_exact_formats(schema)
+    schema = enforceable(schema, strict=False)
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
 
 

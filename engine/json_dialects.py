@@ -1,0 +1,162 @@
+"""JSON schemas as pydantic, zod and OpenAPI write them, in the words that the grammar library enforces, which knows fewer.
+
+What is said stays the same, or becomes narrower where the library is too kind: its dates have a year 0, 29 February of any year and a
+61st second, which no client's date type reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_BY_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
+_DAY = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|(?:[0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_HEX = "[0-9a-fA-F]"
+_UUID = f"^{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-%s{_HEX}{{3}}-{_HEX}{{12}}$"
+_PATTERNS = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}T{_TIME}$", "uuid": _UUID % (_HEX, _HEX)}
+_PATTERNS |= {f"uuid{version}": _UUID % (version, "[89abAB]") for version in range(1, 9)}  # pydantic's
+_FORMATS = frozenset(
+    "date time date-time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference uri-template uuid "
+    "json-pointer relative-json-pointer regex".split()
+)
+"""Those of JSON Schema. Others (password, path, int64) are hints for people and programs, which nothing checks."""
+_NO_SCHEMAS = frozenset(("const", "enum", "default", "examples", "example"))
+_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_HINTS = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
+_PATTERN_PART = re.compile(r"\\(?P<escape>.)|\[(?:\\.|[^\]\\])*\]?|(?P<around>\(\?<?[=!])", re.DOTALL)
+_MAX_REFS = 16
+_LEAST = 1024 - 2**63
+"""The least bound of integers that the library can write."""
+
+
+def enforceable(schema: Any, strict: bool) -> Any:
+    """A schema in its new words. strict: False drops patterns that no grammar can follow instead of having them refused.
+
+    schema: nested at most as deep as GrammarSpec lets through.
+    """
+    if isinstance(schema, bool):
+        return {} if schema else {"allOf": [False]}
+    return _Document(schema, strict).rewritten(schema)
+
+
+class _Document:
+    """A schema and what its references mean."""
+
+    def __init__(self, root: Any, strict: bool) -> None:
+        self._root = root
+        self._strict = strict
+
+    def rewritten(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self.rewritten(entry) for entry in schema]
+        if not isinstance(schema, dict):
+            return schema
+        new = {key: self._value(key, value) for key, value in schema.items()}
+        if new.get("uniqueItems") is False:
+            del new["uniqueItems"]
+        if isinstance(ref := new.get("$ref"), str):
+            new["$ref"] = quote(ref, safe="!#$%&'()*+,/:;=?@~")
+        if new.get("type") == "integer" and isinstance(least := new.get("minimum"), (int, float)):
+            new["minimum"] = max(least, _LEAST)
+        self._write_text(new)
+        if isinstance(new.get("oneOf"), list):
+            self._write_choice(new)
+        if "propertyNames" in new:
+            self._write_names(new, self._meant(new["propertyNames"]))
+        return new
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key in _BY_NAME and isinstance(value, dict):
+            return {name: self.rewritten(inner) for name, inner in value.items()}
+        return value if key in _NO_SCHEMAS else self.rewritten(value)
+
+    def _write_text(self, new: dict[str, Any]) -> None:
+        """Formats and patterns of strings."""
+        if isinstance(named := new.get("format"), str):
+            if named in _PATTERNS and "pattern" not in new:
+                new["pattern"] = _PATTERNS[named]
+                del new["format"]
+            elif named not in _FORMATS:
+                del new["format"]
+        if not self._strict and isinstance(pattern := new.get("pattern"), str) and _looks_around(pattern):
+            del new["pattern"]
+
+    def _write_choice(self, new: dict[str, Any]) -> None:
+        """oneOf, so that at most one of its schemas can hold: by the key that OpenAPI tells them apart by, or by their types."""
+        match new.get("discriminator"):
+            case {"propertyName": str(key)}:
+                new["oneOf"] = [_with_required(schema, key) for schema in new["oneOf"]]
+            case _:
+                kinds = [self._kinds(schema) for schema in new["oneOf"]]
+                if "anyOf" not in new and sum(map(len, kinds)) == len(frozenset().union(*kinds)) and all(kinds):
+                    new["anyOf"] = new.pop("oneOf")
+
+    def _write_names(self, new: dict[str, Any], names: Any) -> None:
+        """Properties in place of propertyNames, where those say the same."""
+        if names is True or (isinstance(names, dict) and names.keys() <= _HINTS and names.get("type", "string") == "string"):
+            del new["propertyNames"]
+            return
+        if not isinstance(names, dict) or "patternProperties" in new:
+            return
+        others = new.get("additionalProperties", True)
+        keys = [names["const"]] if "const" in names else names.get("enum")
+        if isinstance(keys, list):
+            described = new.get("properties", {})
+            new["properties"] = {key: described.get(key, others) for key in keys if isinstance(key, str)}
+        elif "properties" not in new and (pattern := _pattern_of(names)):
+            new["patternProperties"] = {pattern: others}
+        else:
+            return
+        new["additionalProperties"] = False
+        del new["propertyNames"]
+
+    def _kinds(self, schema: Any) -> frozenset[str]:
+        """The JSON types that a schema allows; none if that is not plain."""
+        meant = self._meant(schema)
+        kinds = meant.get("type") if isinstance(meant, dict) else None
+        named = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+        return frozenset("number" if kind == "integer" else str(kind) for kind in named)
+
+    def _meant(self, schema: Any) -> Any:
+        """What a schema that is a local reference refers to."""
+        for _ in range(_MAX_REFS):
+            match schema:
+                case {"$ref": str(ref)} if "type" not in schema and ref.startswith("#/"):
+                    schema = self._root
+                    for part in unquote(ref[2:]).split("/"):
+                        schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+                case _:
+                    break
+        return schema
+
+
+def _with_required(schema: Any, key: str) -> Any:
+    required = schema.get("required", []) if isinstance(schema, dict) else None
+    return {**schema, "required": [*required, key]} if isinstance(required, list) and key not in required else schema
+
+
+def _pattern_of(names: Mapping[str, Any]) -> str:
+    """What strings of a schema look like, if a pattern, a format or their length alone says it; else ""."""
+    match {key: value for key, value in names.items() if key not in _HINTS}:
+        case {"pattern": str(pattern), **rest} if not rest:
+            return pattern
+        case {"minLength": int(least), **rest} if not rest:
+            return f"^[\\s\\S]{{{least},}}$"
+        case {"maxLength": int(most), **rest} if not rest:
+            return f"^[\\s\\S]{{0,{most}}}$"
+        case {"minLength": int(least), "maxLength": int(most), **rest} if not rest:
+            return f"^[\\s\\S]{{{least},{most}}}$"
+        case _:
+            return ""
+
+
+def _looks_around(pattern: str) -> bool:
+    """Whether a pattern looks at text that it does not take, or back at what it took: no finite automaton does."""
+    return any(part["around"] or (part["escape"] or "x") in "bBk123456789" for part in _PATTERN_PART.finditer(pattern))
