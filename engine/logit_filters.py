@@ -49,7 +49,7 @@ def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, ids = scores.topk(min(count + 1, scores.shape[1]), -1)
     tied = (values[:, count - 1 : count] == values[:, count : count + 1]).any(-1)
     for row in tied.nonzero()[:, 0].tolist():  # topk takes any of the equals
-        ids[row, :count] = scores[row].sort(descending=True, stable=True).indices[:count]
+        ids[row, :count] = _lowest_ids(scores[row], values[row, count - 1], count).nonzero()[:, 0]
     ids = ids[:, :count].sort(-1).values
     values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
@@ -84,7 +84,7 @@ def _keep_best(scores: Tensor, filters: Sequence[Filters]) -> Tensor:
     inside = torch.nn.functional.pad(inside, (0, best.shape[1] - width))
     kept = torch.full_like(scores, -math.inf).scatter_(1, ids, best.masked_fill(~inside, -math.inf))
     for row in (i for i, equal in enumerate(_last_is_tied(best, count)) if equal):
-        kept[row] = _lowest_ids(scores[row], best[row, count[row] - 1], int(count[row]))
+        kept[row] = scores[row].where(_lowest_ids(scores[row], best[row, count[row] - 1], int(count[row])), -math.inf)
     return kept
 
 
@@ -96,7 +96,7 @@ def _last_is_tied(best: Tensor, count: Tensor) -> list[bool]:
 
 
 def _lowest_ids(scores: Tensor, floor: Tensor, count: int) -> Tensor:
-    """scores [V] with `count` of them left: all above the floor, then the lowest ids of those equal to it."""
+    """Which `count` of scores [V] are the best: all above the floor, then the lowest ids of those equal to it."""
     equal = scores == floor
     above = scores > floor
-    return torch.where(above | (equal & (equal.cumsum(-1) <= count - above.sum())), scores, -math.inf)
+    return above | (equal & (equal.cumsum(-1) <= count - above.sum()))
