@@ -6,6 +6,7 @@ Owns the limits on what may be asked; knows no tokens. What a schema or grammar 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
@@ -23,7 +24,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_ALTERNATIVES = 1000
 """Of a choice, and values of one enum."""
 MAX_MULTIPLES = 100_000
-"""Of all that numbers must be multiples of, in units of their last digits: each remainder is a state of the lexer, half a kilobyte."""
+"""Of all that numbers must be multiples of, in units of their last digits: each remainder is a state of the lexer, half a kilobyte. Of
+their sum, and of their least common multiple, which is what a number has to be that must be a multiple of each."""
 
 _NO_CHOICES = "choices must be a list of non-empty strings, at least one"
 
@@ -120,7 +122,7 @@ class GrammarSpec:
     def _check_schema(self, schema: Any) -> None:
         if not isinstance(schema, (dict, bool)):
             raise InvalidGrammar("a schema must be an object, true or false", self.param)
-        level, multiples = [schema], 0
+        level, multiples, common = [schema], 0, 1
         for _ in range(MAX_SCHEMA_DEPTH):
             inner: list[Any] = []
             for value in level:
@@ -128,12 +130,13 @@ class GrammarSpec:
                     enum = value.get("enum")
                     if isinstance(enum, list) and len(enum) > MAX_ALTERNATIVES:
                         raise InvalidGrammar(f"an enum has {len(enum):,} values; the limit is {MAX_ALTERNATIVES:,}", self.param)
-                    multiples += _remainders(value.get("multipleOf"))
+                    multiples += (num_remainders := _remainders(value.get("multipleOf")))
+                    common = math.lcm(common, num_remainders or 1)
                     inner += value.values()
                 elif isinstance(value, list):
                     inner += value
             level = [value for value in inner if isinstance(value, (dict, list))]
-            if multiples > MAX_MULTIPLES:
+            if max(multiples, common) > MAX_MULTIPLES:
                 raise InvalidGrammar(f"multipleOf has too many digits: together at most {MAX_MULTIPLES:,} in units of the last", self.param)
             if not level:
                 return
@@ -150,7 +153,7 @@ def _remainders(multiple: Any) -> int:
     """How many there are when digit after digit of a number is read. A power of ten needs none: its multiples end with zeros."""
     if isinstance(multiple, bool) or not isinstance(multiple, (int, float)):
         return 0
-    number = Decimal(repr(multiple)).normalize()
+    number = abs(Decimal(repr(multiple))).normalize()
     return 0 if sum(number.as_tuple().digits) <= 1 else int(number.scaleb(max(0, -int(number.as_tuple().exponent))))
 
 

@@ -105,10 +105,9 @@ class _Document:
             return
         if not isinstance(names, dict) or "patternProperties" in new:
             return
-        others = new.get("additionalProperties", True)
+        described, others = new.get("properties", {}), new.get("additionalProperties", True)
         keys = [names["const"]] if "const" in names else names.get("enum")
-        if isinstance(keys, list):
-            described = new.get("properties", {})
+        if isinstance(keys, list) and isinstance(described, dict):
             new["properties"] = {key: described.get(key, others) for key in keys if isinstance(key, str)}
         elif "properties" not in new and (pattern := _pattern_of(names)):
             new["patternProperties"] = {pattern: others}

@@ -42,6 +42,8 @@ def deep(levels: int) -> dict[str, Any]:
         (lambda: GrammarSpec.json_schema('{"const": "\ud800"}'), "lone surrogate"),
         (lambda: GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES + 1))}), "an enum has 1,001 values"),
         (lambda: GrammarSpec.json_schema({"multipleOf": 9_999_991}), "multipleOf has too many digits"),
+        (lambda: GrammarSpec.json_schema({"multipleOf": -9_999_991}), "multipleOf has too many digits"),
+        (lambda: GrammarSpec.json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), "multipleOf has too many digits"),
         (lambda: GrammarSpec.json_schema({"multipleOf": 3.14159}), "multipleOf has too many digits"),
         (lambda: GrammarSpec.json_schema({"multipleOf": 1e300 + 1e299}), "multipleOf has too many digits"),
         (lambda: GrammarSpec.json_schema({"items": [{"multipleOf": 60_000 + i} for i in (1, 2)]}), "multipleOf has too many digits"),
@@ -68,7 +70,7 @@ def test_what_is_refused_at_once(make: Any, says: str) -> None:
 def test_limits_are_inclusive() -> None:
     GrammarSpec.json_schema(deep(MAX_SCHEMA_DEPTH - 1))
     GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES))})
-    GrammarSpec.json_schema({"allOf": [{"multipleOf": step} for step in (86_400, 0.01, 1e-7, 1_000_000, 13_600, 0, True, "x")]})
+    GrammarSpec.json_schema({"allOf": [{"multipleOf": step} for step in (86_400, 0.01, 1e-7, 1_000_000, -10_800, 0, True, "x")]})
     GrammarSpec.regex("a" * 4096)
     GrammarSpec.choice([f"c{i}" for i in range(MAX_ALTERNATIVES)])
 

@@ -105,6 +105,7 @@ def test_words_of_libraries(schema: Any, right: list[str], wrong: list[str]) -> 
         (False, "false"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use anyOf"),
         ({"propertyNames": {"pattern": "^a"}, "properties": {"b": {}}}, "propertyNames"),
+        ({"propertyNames": {"enum": ["a"]}, "properties": []}, "propertyNames"),
         ({"type": "string", "format": "iri"}, "iri"),
         (DECIMAL, "look-around"),
     ],
