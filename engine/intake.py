@@ -96,8 +96,8 @@ class Intake:
 
         Raises InvalidGrammar.
         """
-        if params.grammar is not None:
-            self._grammars.compile(params.grammar)
+        if (form := params.form) is not None:
+            self._grammars.compile(form)
 
     @property
     def max_tokens(self) -> int:
@@ -138,7 +138,7 @@ class Intake:
         # One seed for all choices: the choice's index is part of the noise key.
         seed = self._chance.getrandbits(63) if params.seed is None else params.seed
         prediction, bad_word_ids = self._prediction(params), self._bad_word_ids(tuple(params.bad_words))
-        grammar = None if params.grammar is None else self._grammars.compile(params.grammar)
+        grammar = None if (form := params.form) is None else self._grammars.compile(form)
         requests = [
             Request(
                 request_id=request_id if params.n == 1 else f"{request_id}-{choice}",

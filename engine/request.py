@@ -29,6 +29,11 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False), "length_penalty": (None, 1.0), "early_stopping": (None, False), "truncate_prompt_tokens": (None,),
 }  # fmt: skip
 """Fields of vLLM that are not served, in their order below, and the values that mean so."""
+_IN_VLLMS_WORDS = (StructuredOutputsParams, "StructuredOutputsParams(json={...})")
+_FORMS: dict[str, tuple[type, str]] = {
+    "grammar": (GrammarSpec, "GrammarSpec.json_schema({...})"), "structured_outputs": _IN_VLLMS_WORDS, "guided_decoding": _IN_VLLMS_WORDS,
+}  # fmt: skip
+"""Fields that say what form the output must have, and what they take."""
 _CORPUS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -101,8 +106,8 @@ class SamplingParams:
     speculation: Speculation | Mapping[str, Any] | None = None
     grammar: GrammarSpec | None = None  # the form that the output must have
     thinking: ThinkingBudget | None = None  # how long it may reason
-    structured_outputs: StructuredOutputsParams | None = None  # becomes `grammar`
-    guided_decoding: StructuredOutputsParams | None = None  # its older name
+    structured_outputs: StructuredOutputsParams | None = None  # the same in vLLM's words
+    guided_decoding: StructuredOutputsParams | None = None  # the older name of these
     # What scripts for vLLM write out.
     spaces_between_special_tokens: InitVar[bool | None] = None
     best_of: InitVar[int | None] = None
@@ -123,7 +128,6 @@ class SamplingParams:
         if isinstance(self.bad_words, str):
             self.bad_words = (self.bad_words,)
         self.speculation = Speculation.parse(self.speculation)
-        self._take_grammar()
         _integer("n", self.n, 1, MAX_CHOICES)
         _in_range("temperature", self.temperature, 0, 100)
         _in_range("top_p", self.top_p, 0, 1)
@@ -162,21 +166,24 @@ class SamplingParams:
             raise InvalidRequest(f"bad_words takes at most {MAX_BIASED_TOKENS} entries", "bad_words")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must name at least one token", "allowed_token_ids")
-        if self.grammar is not None and self.allowed_token_ids is not None:
+        self._check_form()
+
+    def _check_form(self) -> None:
+        asked = [name for name in _FORMS if getattr(self, name) is not None]
+        for name in asked:
+            kind, example = _FORMS[name]
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidRequest(f"{name} must be {kind.__name__}, such as {example}", name)
+        if len(asked) > 1:
+            raise InvalidRequest(f"{' and '.join(asked)} each ask for a form of the output; give one of them", asked[1])
+        if asked and self.allowed_token_ids is not None:
             raise InvalidRequest("allowed_token_ids cannot be combined with a grammar: say there what is allowed", "allowed_token_ids")
 
-    def _take_grammar(self) -> None:
-        """The form of the output under the one name that the engine knows."""
-        for name in ("structured_outputs", "guided_decoding"):
-            if (form := getattr(self, name)) is not None:
-                if not isinstance(form, StructuredOutputsParams):
-                    raise InvalidRequest(f"{name} must be StructuredOutputsParams, such as StructuredOutputsParams(json={{...}})", name)
-                if self.grammar is not None:
-                    raise InvalidRequest(f"{name} is one of several forms; give one", name)
-                self.grammar = form.spec
-                setattr(self, name, None)
-        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
-            raise InvalidRequest("grammar must be a GrammarSpec, such as GrammarSpec.json_schema({...})", "grammar")
+    @property
+    def form(self) -> GrammarSpec | None:
+        """That the output must have, by whichever name it was asked for."""
+        asked = self.structured_outputs or self.guided_decoding
+        return self.grammar if asked is None else asked.spec
 
     def clone(self) -> SamplingParams:
         """A copy, checked."""
@@ -262,7 +269,7 @@ class Request:
     corpus_id: str = ""  # whose answers it may learn from, and may learn from its own
     prediction: Sequence[int] = ()  # params.prediction as token ids
     bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids
-    grammar: GrammarState | None = None  # of params.grammar; follows token_ids
+    grammar: GrammarState | None = None  # of params.form; follows token_ids
     thinking: ThinkingState | None = None  # of params.thinking; follows token_ids
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_computed_tokens: int = 0  # leading tokens with committed target KV

@@ -226,11 +226,15 @@ def test_structured_outputs(llm: LLM) -> None:
     ]
     texts = [output.outputs[0].text for output in llm.generate(PROMPTS[:1] * 4, forms, use_tqdm=False)]
     assert texts[0] in ("Positive", "Negative") and len(texts[1]) == 3 and texts[1].isdigit() and texts[2] == "7" and "SELECT " in texts[3]
-    assert SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)).grammar is not None
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)).form is not None
+    again = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    for again.structured_outputs in (StructuredOutputsParams(regex="b"), StructuredOutputsParams(regex="c")):
+        (output,) = llm.generate("x", again, use_tqdm=False)
+        assert output.outputs[0].text == again.structured_outputs.regex
     for wrong in ({}, {"regex": "a", "choice": ["b"]}, {"json": {}, "disable_any_whitespace": True}):
         with pytest.raises(ValueError, match="only json, regex, choice"):
             StructuredOutputsParams(**wrong)
-    with pytest.raises(ValueError, match="several forms"):
+    with pytest.raises(ValueError, match="structured_outputs and guided_decoding each ask"):
         SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), guided_decoding=GuidedDecodingParams(regex="a"))
 
 
