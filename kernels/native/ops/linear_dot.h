@@ -95,6 +95,8 @@ template <typename Dot, int kPanels, int... kLess>
 struct DotPasses<Dot, kPanels, std::integer_sequence<int, kLess...>> {
   static constexpr Multiply multiply[] = {multiply_panels<Dot, kPanels, kLess + 1>...};
 };
+// Rows: as many as there are registers for two sums of each and panel, beside the weights. A weight is then read once for up to 14 tokens,
+// which counts where it comes from memory.
 template <typename Dot>
 struct DotFormat {
   static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = 14, kSide = 2, kSideRows = 7;
