@@ -6,6 +6,7 @@ part that is finished is not trained again, one that was stopped goes on where i
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -183,12 +184,16 @@ def trainee_of(
 
 
 def publish(family: Path, out: Path) -> None:
-    """Copy every file to its place; a reader sees the old file or the new one."""
+    """Copy every file to its place; a reader sees the old file or the new one. Drafters that have the target's tokenizer link to it."""
+    shared = family / "target" / "tokenizer.json"
     for source in sorted(path for path in family.rglob("*") if path.is_file()):
         destination = out / source.relative_to(family)
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = destination.with_name(destination.name + ".partial")
-        if source.name == "tokenizer.json":
+        if source.name == "tokenizer.json" and source != shared and shared.is_file() and filecmp.cmp(source, shared, shallow=False):
+            partial.unlink(missing_ok=True)
+            partial.symlink_to(Path("..", "target", source.name))
+        elif source.name == "tokenizer.json":
             partial.write_text(_brief(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
         else:
             shutil.copyfile(source, partial)

@@ -22,8 +22,13 @@ def test_a_published_tokenizer_is_the_same_in_fewer_bytes(space: str, tmp_path: 
     written = family / "target" / "tokenizer.json"
     text = Tokenizer.from_file(str(TOKENIZER)).to_str(pretty=True).replace("Ġ", space)
     written.write_text(text, encoding="utf-8")
+    (family / "pard").mkdir()
+    (family / "pard" / "tokenizer.json").write_text(text, encoding="utf-8")
     publish(family, out)
+    publish(family, out)  # over what is there
     published = out / "target" / "tokenizer.json"
     assert json.loads(Tokenizer.from_file(str(published)).to_str()) == json.loads(text)
     assert published.stat().st_size < 0.6 * written.stat().st_size
     assert (published.stat().st_size == TOKENIZER.stat().st_size) == (space == "Ġ")
+    link = out / "pard" / "tokenizer.json"
+    assert link.is_symlink() and link.read_bytes() == published.read_bytes()
