@@ -17,9 +17,6 @@ from .committer import Committer
 from .config import EngineConfig, ModelConfig
 from .controller import Controller
 from .core import EngineCore
-from .cost_file import CostFile, conditions
-from .cost_measurement import measure
-from .costs import CostTable
 from .default_speculation import choose_speculation, describe_speculation
 from .detokenizer import Detokenizer
 from .drafters import Drafters, load_drafters
@@ -28,13 +25,16 @@ from .kv_cache import KVCache
 from .model import LoadedModel, load_model
 from .model_folder import Progress
 from .overlapped_runner import OverlappedRunner
+from .policy.base import PREDICTION, ProposerInfo
+from .policy.cost_file import CostFile, conditions
+from .policy.cost_measurement import measure
+from .policy.costs import CostTable
 from .request import Request
 from .rounds import Lookups, Rounds
 from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .shaped_steps import ShapedSteps
-from .speculation_policy import PREDICTION, ProposerInfo
 from .verifier import Verifier
 
 if TYPE_CHECKING:

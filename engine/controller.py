@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from ..proposers.base import Draft
 from ..proposers.config import SpeculativeConfig
-from .adaptive_policy import AdaptivePolicy
-from .costs import CostTable
 from .draft_counts import DraftCounts
-from .fixed_policy import FixedPolicy
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
+from .policy.adaptive import AdaptivePolicy
+from .policy.base import SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
+from .policy.costs import CostTable
+from .policy.fixed import FixedPolicy
 from .request import Request
-from .speculation_policy import SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
 from .stats import EngineStats
 
 NOT_MEASURED = StepTimes()

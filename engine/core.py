@@ -12,11 +12,11 @@ from ..proposers.proposer_set import ProposerSet
 from .committer import Committer
 from .controller import Controller
 from .plan import Grants, RoundsPlan, StepPlan, Verdict
+from .policy.base import StepTimes
 from .request import Request, TokenDelta
 from .rounds import Rounds
 from .runner import Runner
 from .scheduler import Scheduler
-from .speculation_policy import StepTimes
 from .stats import EngineStats
 from .verifier import Verifier
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..proposers.config import DraftModelConfig, NgramCacheConfig, NgramConfig, SpeculativeConfig
-from .adaptive_policy import AdaptivePolicy
 from .config import DEMO_MODEL, EngineConfig
 from .controller import Controller
-from .fixed_policy import DEFAULT_THRESHOLD
-from .speculation_policy import PREDICTION
+from .policy.adaptive import AdaptivePolicy
+from .policy.base import PREDICTION
+from .policy.fixed import DEFAULT_THRESHOLD
 
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
 DEMO_CACHE = DEMO_DRAFT.with_name("ngram_cache")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .speculation_policy import BATCH_SIZE, NO_PROPOSER, SLOWER
+from .policy.base import BATCH_SIZE, NO_PROPOSER, SLOWER
 from .stats import EngineStats, ProposerStats
 
 LABELS = ("model_name", "engine")

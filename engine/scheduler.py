@@ -17,10 +17,10 @@ from .controller import Controller
 from .kv_cache import KVCache
 from .plan import Grants, PlanRow, RoundsPlan, RowGrant, RowRounds, StepPlan
 from .plan_rows import plan_row
+from .policy.base import StepLimits, Wish
 from .prompt_logprobs import MAX_LOGITS_BYTES, scored_parts
 from .request import Request, Status
 from .rounds import Rounds
-from .speculation_policy import StepLimits, Wish
 
 
 class Scheduler:

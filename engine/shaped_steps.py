@@ -13,8 +13,8 @@ from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft, DraftContext, Feedback, Needs
 from .core import EngineCore
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
+from .policy.base import PolicyState, StepTimes, Wish
 from .request import Request, SamplingParams
-from .speculation_policy import PolicyState, StepTimes, Wish
 
 PREDICTION_LENGTH = 64
 MOST_GROWTH = 64  # tokens of a row, before it counts as another one

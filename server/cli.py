@@ -104,7 +104,7 @@ def run(words: list[str]) -> int:
         case ["serve", *flags]:
             return serve(flags)
         case ["chat", *flags]:
-            from .terminal_chat import chat
+            from .terminal.chat import chat
 
             return chat(flags)
         case ["generate", *flags]:
@@ -116,38 +116,38 @@ def run(words: list[str]) -> int:
 
             return _reported(lambda: run_batch(flags))
         case ["bench", "overhead", *flags]:
-            from .bench_overhead import main as overhead
+            from .bench.overhead import main as overhead
 
             overhead(flags)
             return 0
         case ["bench", "speculation", *flags]:
-            from .bench_speculation import main as speculation
+            from .bench.speculation import main as speculation
 
             return speculation(flags)
         case ["bench", "workloads", *flags]:
-            from .bench_workloads import main as workloads
+            from .bench.workloads import main as workloads
 
             return workloads(flags)
         case ["bench", "kernels", *flags]:
-            from .bench_kernels import main as kernels
+            from .bench.kernels import main as kernels
 
             kernels(flags)
             return 0
         case ["bench", "training", *flags]:
-            from .bench_training import main as training
+            from .bench.training import main as training
 
             return training(flags)
         case ["bench", "quality", *flags]:
-            from .bench_quality import main as quality
+            from .bench.quality import main as quality
 
             quality(flags)
             return 0
         case ["bench", "serve", *flags]:
-            from .bench_serve import main as load_server
+            from .bench.serve import main as load_server
 
             return load_server(flags)
         case ["bench", "compare", *flags]:
-            from .bench_compare import main as compare_servers
+            from .bench.compare import main as compare_servers
 
             return compare_servers(flags)
         case ["bench", name, *_] if not name.startswith("-"):
@@ -158,11 +158,11 @@ def run(words: list[str]) -> int:
             print(BENCH_HELP, end="", file=sys.stdout if asked else sys.stderr)
             return 0 if asked else USAGE
         case ["tune", *flags]:
-            from .tune import main as tune
+            from .bench.tune import main as tune
 
             return tune(flags)
         case ["train", *flags]:
-            from .train_command import main as train
+            from .train.command import main as train
 
             return train(flags)
         case ["completion", *flags]:

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 def commands() -> list[Command]:
     """All commands, in the order of the help."""
     from .cli import BENCHES, COMMANDS
-    from .train_command import COMMANDS as TRAININGS
+    from .train.command import COMMANDS as TRAININGS
 
     below = {"bench": BENCHES, "train": TRAININGS}
     words = [(command, *more) for command in COMMANDS for more in ([(name,) for name in below[command]] if command in below else [()])]

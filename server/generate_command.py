@@ -17,8 +17,8 @@ from .config import ServerConfig
 from .generate_options import GenerateParser
 from .launch import require_model_folder
 from .loading import Loading
-from .terminal_colors import Painter
-from .terminal_tokens import TokenPlacer
+from .terminal.colors import Painter
+from .terminal.tokens import TokenPlacer
 
 if TYPE_CHECKING:
     from ..engine.bench.speculation_turn import Step, Turn

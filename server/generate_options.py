@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .option_forms import count, share, temperature
 from .serve_parser import NETWORK, SECURITY, ServeParser
-from .terminal_colors import WHEN
+from .terminal.colors import WHEN
 
 DESCRIPTION = """\
 Answer one prompt without a server: load the model, write the answer to stdout

@@ -18,7 +18,7 @@ import yaml
 from foretoken.server.cli import BENCHES, COMMANDS
 from foretoken.server.completion import parser_of
 from foretoken.server.config import ServerConfig
-from foretoken.server.train_command import COMMANDS as TRAININGS
+from foretoken.server.train.command import COMMANDS as TRAININGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "engine" / "demo_model" / "README.md", *(ROOT / "docs").rglob("*.md")])

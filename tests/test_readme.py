@@ -18,11 +18,16 @@ FENCED = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 
 def test_every_source_file_is_in_the_tree() -> None:
     tree = next(text for _, text in FENCED if text.startswith("__init__.py"))
-    named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
-    sources = [p for folder in ("server", "engine", "proposers", "kernels") for p in (ROOT / folder).rglob("*.py")]
-    missing = {p.name for p in sources if p.name != "__init__.py"} - named
+    named: set[str] = set()
+    folders: list[str] = []
+    for line in filter(None, tree.splitlines()):
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        folders[depth:] = [name]
+        named.add("".join(folders))
+    sources = {str(p.relative_to(ROOT)) for folder in ("server", "engine", "proposers", "kernels") for p in (ROOT / folder).rglob("*.py")}
+    missing = {name for name in sources if not name.endswith("__init__.py")} - named
     assert not missing, f"say in one line what these are: {sorted(missing)}"
-    gone = {n for n in named if n.endswith(".py")} - {p.name for p in [*sources, *ROOT.glob("*.py"), *(ROOT / "tests").glob("*.py")]}
+    gone = {name for name in named if name.endswith(".py") and not (ROOT / name).is_file()}
     assert not gone, f"the tree names files that do not exist: {sorted(gone)}"
 
 

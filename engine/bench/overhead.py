@@ -21,13 +21,13 @@ from ..committer import Committer
 from ..config import SchedulerConfig
 from ..controller import Controller
 from ..core import EngineCore
-from ..costs import CostFigures, CostTable
 from ..kv_cache import KVCache
+from ..policy.base import ProposerInfo
+from ..policy.costs import CostFigures, CostTable
 from ..request import Request, SamplingParams
 from ..runner import Runner
 from ..sampler import full_logits_wanted
 from ..scheduler import Scheduler
-from ..speculation_policy import ProposerInfo
 from ..verifier import Verifier
 
 PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right

@@ -155,7 +155,7 @@ class Bench:
 
 def _settings(method: Method, ks: Sequence[int], engine: Engine) -> tuple[Setting, ...]:
     """What can be tried: every k that the proposer reaches, its own length if that is shorter than they are, and adaptive."""
-    from ..speculation_policy import PREDICTION
+    from ..policy.base import PREDICTION
 
     most = max((p.max_tokens for p in engine.core.controller.proposers if p.name != PREDICTION), default=0)
     lengths = {most} if method.has_one_length else {min(k, most) for k in ks}

@@ -28,11 +28,11 @@ from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.errors import ContextTooLong, EngineDead, QueueFull, RequestFailed, ShuttingDown
 from foretoken.engine.intake import Intake
 from foretoken.engine.kv_cache import KVCache
+from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.token_stream import TokenStream
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig

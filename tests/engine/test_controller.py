@@ -8,9 +8,9 @@ from dataclasses import replace
 from rows import a_request
 
 from foretoken.engine.controller import Controller
-from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.plan import PlanRow, RowGrant, RowVerdict, StepPlan, Verdict
-from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
+from foretoken.engine.policy.base import ProposerInfo, StepTimes, Wish
+from foretoken.engine.policy.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.stats import EngineStats
 from foretoken.proposers.base import Draft
 from foretoken.proposers.config import SpeculativeConfig

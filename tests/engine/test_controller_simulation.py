@@ -13,10 +13,10 @@ import pytest
 from variants import slow_but
 
 from foretoken.engine.controller import Controller
-from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
+from foretoken.engine.policy.base import ProposerInfo, StepTimes, Wish
+from foretoken.engine.policy.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.speculation_policy import ProposerInfo, StepTimes, Wish
 from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig
 

@@ -17,12 +17,12 @@ from simulation import World, fresh, simulate
 from foretoken.engine import overlapped_runner
 from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
-from foretoken.engine.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.plan import StepPlan, Verdict
+from foretoken.engine.policy.base import ProposerInfo
+from foretoken.engine.policy.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.runner import Forward
-from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.kernels import started
 from foretoken.kernels.layout import ForwardOutput, RaggedBatch
 from foretoken.kernels.torch_executor import full_logits

@@ -12,7 +12,7 @@ from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, pa
 from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict
-from foretoken.engine.rounds_choice import RoundsChoice
+from foretoken.engine.policy.rounds_choice import RoundsChoice
 from foretoken.kernels import native
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)

@@ -12,12 +12,12 @@ from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, pa
 from ngram_tables import counted, every_token, write
 
 from foretoken import LLM
-from foretoken.engine.adaptive_policy import AdaptivePolicy
 from foretoken.engine.core import EngineCore
 from foretoken.engine.plan import Settled
+from foretoken.engine.policy.adaptive import AdaptivePolicy
+from foretoken.engine.policy.rounds_choice import RoundsChoice
+from foretoken.engine.policy.table_trust import TableTrust
 from foretoken.engine.rounds import Lookups
-from foretoken.engine.rounds_choice import RoundsChoice
-from foretoken.engine.table_trust import TableTrust
 from foretoken.kernels import native
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)

@@ -23,10 +23,10 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.intake import Intake
 from foretoken.engine.kv_cache import KVCache
+from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import SpeculativeConfig, SuffixConfig
 from foretoken.proposers.corpus import Corpora

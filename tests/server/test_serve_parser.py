@@ -13,7 +13,7 @@ from foretoken.server.config import ServerConfig
 from foretoken.server.generate_options import GenerateParser
 from foretoken.server.run_batch_options import BatchParser
 from foretoken.server.serve_parser import ServeParser
-from foretoken.server.terminal_chat import parser as chat_parser
+from foretoken.server.terminal.chat import parser as chat_parser
 
 CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, EngineConfig, ServerConfig)
 WITHOUT_DEFAULT = {"help", "no_enable_prefix_caching", "raw", "input", "output"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.intake import Intake
+from foretoken.engine.policy.base import BATCH_SIZE
 from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
-from foretoken.engine.speculation_policy import BATCH_SIZE
 from foretoken.engine.stats import EngineStats, ProposerStats
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig, Typical
 

@@ -7,9 +7,9 @@ from typing import Any
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.controller import Controller
 from foretoken.engine.kv_cache import KVCache
+from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.proposers.config import SpeculativeConfig
 
 VOCAB = 50

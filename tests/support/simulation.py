@@ -18,11 +18,11 @@ from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.controller import Controller
 from foretoken.engine.core import EngineCore
 from foretoken.engine.kv_cache import KVCache
+from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.speculation_policy import ProposerInfo
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DynamicTree, NgramConfig, SpeculativeConfig, StaticTree

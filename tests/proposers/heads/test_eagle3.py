@@ -21,7 +21,7 @@ from foretoken.proposers.config import EagleConfig
 from foretoken.proposers.detection import detect_method
 from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, draft_vocabulary, usual_taps
 from foretoken.proposers.training.packing import Document, Packed, write
-from foretoken.server.drafter_data import learned_counts
+from foretoken.server.train.drafter_data import learned_counts
 
 DRAFT = VOCAB - 6
 SETTINGS = Eagle3Settings(draft_vocab_size=DRAFT, num_steps=3)

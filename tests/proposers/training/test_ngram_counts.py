@@ -14,7 +14,7 @@ from foretoken.proposers.ngram_cache_checkpoint import MOST_N, Followed, read_ta
 from foretoken.proposers.training.ngram_check import check
 from foretoken.proposers.training.ngram_counts import LEAST_HELP, CountLimits, count_runs
 from foretoken.proposers.training.packing import LEARN, READ, UNLEARN, Document, PackedFile, write
-from foretoken.server import train_options
+from foretoken.server.train import options as train_options
 
 VOCAB_SIZE = 40
 Table = dict[tuple[int, ...], tuple[int, float]]

@@ -1,0 +1,68 @@
+"""Fixed k, as vLLM has it: every row may guess as much as its proposers make, below a number of running rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...proposers.base import Draft
+from ..plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
+from ..request import Request
+from .base import PolicyState, RequestLimits, StepTimes, Wish
+
+DEFAULT_THRESHOLD = 16
+"""Running requests above which vLLM's guidance switches speculation off, if nothing is configured."""
+
+
+class FixedPolicy:
+    """Even shares of the draft budget, whatever becomes of the guesses."""
+
+    off: str | None = None  # nobody is ever refused for what guessing brings
+    has_left = False
+
+    def __init__(self, rules: RequestLimits) -> None:
+        self._rules = rules
+        self._k = 0.0
+
+    def assign(self, request: Request) -> tuple[int, int]:
+        return self._rules.assign(request)
+
+    @property
+    def threshold(self) -> int | None:
+        given = self._rules.config.disable_by_batch_size
+        return DEFAULT_THRESHOLD if given is None else given
+
+    def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
+
+    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
+        return None
+
+    def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...
+
+    def rests(self, num_rows: int) -> bool:
+        return False
+
+    def likely(self, request: Request, room: int) -> int:
+        return min(self.assign(request)[1], room)
+
+    def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
+        assigned = [self.assign(wish.request) for wish in wishes]
+        ceilings = [max(0, min(ceiling, wish.room)) for (_, ceiling), wish in zip(assigned, wishes, strict=True)]
+        num_guessing = sum(ceiling > 0 for ceiling in ceilings)
+        for i, ceiling in enumerate(ceilings):
+            if ceiling > 0:
+                ceilings[i] = min(ceiling, -(-budget // num_guessing))
+                num_guessing -= 1
+                budget -= ceilings[i]
+        num_rows = sum(wish.samples for wish in wishes)
+        self._k = sum(ceilings) / num_rows if num_rows else 0.0
+        return [(proposer, ceiling) for (proposer, _), ceiling in zip(assigned, ceilings, strict=True)]
+
+    def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
+        return None
+
+    def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None: ...
+
+    def forget(self, request_id: str) -> None: ...
+
+    def state(self) -> PolicyState:
+        return PolicyState(self._k)

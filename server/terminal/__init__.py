@@ -1,0 +1,1 @@
+"""`foretoken chat`: a conversation in the terminal."""

@@ -1,0 +1,34 @@
+"""What the recipe of a family writes beside its weights. Whole trainings are in test_train_command.py and tests/proposers/training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from foretoken.engine.demo_model import __file__ as demo_model
+from foretoken.server.train.family import publish
+
+TOKENIZER = Path(demo_model).parent / "target" / "tokenizer.json"
+
+
+@pytest.mark.parametrize("space", ["Ġ", " "], ids=["bytes", "text"])
+def test_a_published_tokenizer_is_the_same_in_fewer_bytes(space: str, tmp_path: Path) -> None:
+    """A merge is one string where no token has a space in it."""
+    family, out = tmp_path / "family", tmp_path / "out"
+    (family / "target").mkdir(parents=True)
+    written = family / "target" / "tokenizer.json"
+    text = Tokenizer.from_file(str(TOKENIZER)).to_str(pretty=True).replace("Ġ", space)
+    written.write_text(text, encoding="utf-8")
+    (family / "pard").mkdir()
+    (family / "pard" / "tokenizer.json").write_text(text, encoding="utf-8")
+    publish(family, out)
+    publish(family, out)  # over what is there
+    published = out / "target" / "tokenizer.json"
+    assert json.loads(Tokenizer.from_file(str(published)).to_str()) == json.loads(text)
+    assert published.stat().st_size < 0.6 * written.stat().st_size
+    assert (published.stat().st_size == TOKENIZER.stat().st_size) == (space == "Ġ")
+    link = out / "pard" / "tokenizer.json"
+    assert link.is_symlink() and link.read_bytes() == published.read_bytes()
