@@ -1,4 +1,4 @@
-"""The `foretoken` command. Owns the commands' names and the exit statuses; imports each command's module when it is called."""
+"""The `foretoken` command. Owns the commands' names; imports each command's module when it is called."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from .. import __version__
+from .exit_status import CONFIG, INTERRUPTED, SOFTWARE, UNAVAILABLE, USAGE
 
 HELP = """\
 usage: foretoken COMMAND ...
@@ -77,9 +78,6 @@ examples:
 """
 COMMANDS = ("serve", "chat", "generate", "run-batch", "bench", "tune", "train", "completion", "version", "help")
 BENCHES = ("speculation", "workloads", "overhead", "kernels", "training", "quality", "serve", "compare")
-
-# Exit statuses of sysexits.h, so that a supervisor can tell a mistake from an accident.
-USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

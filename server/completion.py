@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from .completion_scripts import SCRIPTS
+from .completion_scripts import SCRIPTS, Command, Flag
 from .help_format import CommandParser, HelpFormatter
 
 EXAMPLES = """\
@@ -26,28 +25,6 @@ seconds; write it to a file once, and again after an update:
   foretoken completion fish > ~/.config/fish/completions/foretoken.fish
 """
 FILES = ("FILE", "DIR", "FOLDER", "PATH", "MODEL", "CONFIG")  # metavars of values that are names of files
-
-
-@dataclass(frozen=True)
-class Flag:
-    """What a shell must know of one flag."""
-
-    name: str  # its first long spelling
-    help: str
-    takes_value: bool
-    value: str  # its metavar
-    choices: tuple[str, ...]
-    is_file: bool
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command, `bench serve` for instance."""
-
-    words: tuple[str, ...]
-    help: str
-    flags: tuple[Flag, ...]
-    operands: tuple[str, ...] | None  # choices of the words without a flag; empty = files, None = there are none
 
 
 def main(argv: Sequence[str]) -> int:

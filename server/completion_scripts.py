@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .completion import Command, Flag
 
 BASH = """\
 # bash completion of foretoken
@@ -83,6 +80,28 @@ function __foretoken_just
 end
 complete -c foretoken -f
 """
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a shell must know of one flag."""
+
+    name: str  # its first long spelling
+    help: str
+    takes_value: bool
+    value: str  # its metavar
+    choices: tuple[str, ...]
+    is_file: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, `bench serve` for instance."""
+
+    words: tuple[str, ...]
+    help: str
+    flags: tuple[Flag, ...]
+    operands: tuple[str, ...] | None  # choices of the words without a flag; empty = files, None = there are none
 
 
 def bash(commands: Sequence[Command]) -> str:

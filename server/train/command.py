@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..cli import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE
+from ..exit_status import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE
 from .options import Parser, draft_options, head_options, ngram_cache_options, target_options
 
 HELP = """\

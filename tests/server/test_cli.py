@@ -20,8 +20,8 @@ from foretoken import __version__
 from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.model import load_model
-from foretoken.server.cli import CONFIG, UNAVAILABLE, USAGE
 from foretoken.server.config import ServerConfig
+from foretoken.server.exit_status import CONFIG, UNAVAILABLE, USAGE
 from foretoken.server.launch import ABORTED, require_model_folder, with_key
 from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
 
@@ -42,8 +42,8 @@ def test_the_command_line_does_not_import_torch() -> None:
     modules = ", ".join(
         f"foretoken.server.{name}"
         for name in (
-            *("cli", "config", "listener", "launch", "banner", "terminal_chat", "generate_command", "run_batch", "completion"),
-            *("tune", "bench_speculation", "bench_workloads", "bench_overhead"),
+            *("cli", "config", "listener", "launch", "banner", "terminal.chat", "generate_command", "run_batch", "completion"),
+            *("bench.tune", "bench.speculation", "bench.workloads", "bench.overhead"),
         )
     )
     code = f"import sys, {modules}; print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])"

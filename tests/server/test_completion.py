@@ -13,8 +13,8 @@ from running_server import environment
 from terminal import Terminal
 
 from foretoken.server.cli import BENCHES, COMMANDS
-from foretoken.server.completion import Command, commands, parser_of
-from foretoken.server.completion_scripts import SCRIPTS
+from foretoken.server.completion import commands, parser_of
+from foretoken.server.completion_scripts import SCRIPTS, Command
 from foretoken.server.reasoning import REASONING_FORMATS
 from foretoken.server.serve_parser import ServeParser
 

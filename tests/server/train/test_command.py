@@ -19,7 +19,7 @@ from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
 from foretoken.proposers.training.curves import read_rows
 from foretoken.proposers.training.reading import DataError
-from foretoken.server.cli import CONFIG, DATA, INTERRUPTED, USAGE
+from foretoken.server.exit_status import CONFIG, DATA, INTERRUPTED, USAGE
 from foretoken.server.train.command import main
 from foretoken.server.train.head import most_guesses, settings_of
 from foretoken.server.train.options import Sources, count, head_options, setting

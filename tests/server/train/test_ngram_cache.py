@@ -11,7 +11,7 @@ from fixed_k import fixed
 from foretoken.engine.config import DEMO_MODEL
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
-from foretoken.server.cli import CONFIG, DATA, USAGE
+from foretoken.server.exit_status import CONFIG, DATA, USAGE
 from foretoken.server.train import generating
 from foretoken.server.train.command import main
 
