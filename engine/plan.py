@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..kernels.layout import ForwardOutput
 from ..kernels.record import record
 from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
-from .prompt_logprobs import ScoredPart, Scores
+from .prompt_logprobs import Scores
 from .request import Request, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -151,6 +151,31 @@ class PlanRow:
     @property
     def num_tokens(self) -> int:
         return self.num_scheduled + len(self.draft_token_ids)
+
+
+@record
+class ScoredPart:
+    """Tokens of a prompt that one pass scores: each by the logits of the token before it."""
+
+    request: Request
+    row: int  # of the plan
+    offset: int  # of the first such logits among the row's tokens
+    token_ids: Sequence[int]  # [n]
+
+
+def scored_parts(rows: Sequence[PlanRow]) -> list[ScoredPart]:
+    """What these rows compute of prompts that want scores and lack them: a prompt that is computed anew was scored before."""
+    parts: list[ScoredPart] = []
+    for index, row in enumerate(rows):
+        said = row.request.prompt_logprobs
+        if said is None or said.complete:
+            continue
+        assert row.num_computed <= said.num_scored, "a part of the prompt was passed over"
+        known = row.num_computed + row.num_scheduled  # their last one scores the next token, if that is the prompt's
+        token_ids = said.token_ids[said.num_scored : known]
+        if token_ids:
+            parts.append(ScoredPart(row.request, index, said.num_scored - row.num_computed, token_ids))
+    return parts
 
 
 @record

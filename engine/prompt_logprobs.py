@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's own tokens: which places of a pass are scored for them, and what gathers.
+"""Log probabilities of a prompt's own tokens: the scores of a pass, and those of a request as they gather.
 
 Of each place the asked number of best tokens is kept, in arrays; whole logits live for one pass only. Knows no queue and no cache.
 """
@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.record import record
 from .logit_filters import best
-
-if TYPE_CHECKING:
-    from .plan import PlanRow
-    from .request import Request
 
 MAX_LOGITS_BYTES = 64 * 2**20
 """Of whole logits that the prompts of one step may take together: a long chunk of a large vocabulary would take gigabytes."""
@@ -77,28 +71,3 @@ class PromptLogprobs:
             # The tokens last: a zip takes one more of those before the list that ends it.
             for logprob, rank, top, token in zip(part.chosen.tolist(), part.ranks.tolist(), best, token_ids, strict=False):
                 yield token, logprob, rank, top
-
-
-@record
-class ScoredPart:
-    """Tokens of a prompt that one pass scores: each by the logits of the token before it."""
-
-    request: Request
-    row: int  # of the plan
-    offset: int  # of the first such logits among the row's tokens
-    token_ids: Sequence[int]  # [n]
-
-
-def scored_parts(rows: Sequence[PlanRow]) -> list[ScoredPart]:
-    """What these rows compute of prompts that want scores and lack them: a prompt that is computed anew was scored before."""
-    parts: list[ScoredPart] = []
-    for index, row in enumerate(rows):
-        said = row.request.prompt_logprobs
-        if said is None or said.complete:
-            continue
-        assert row.num_computed <= said.num_scored, "a part of the prompt was passed over"
-        known = row.num_computed + row.num_scheduled  # their last one scores the next token, if that is the prompt's
-        token_ids = said.token_ids[said.num_scored : known]
-        if token_ids:
-            parts.append(ScoredPart(row.request, index, said.num_scored - row.num_computed, token_ids))
-    return parts

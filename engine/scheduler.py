@@ -15,10 +15,10 @@ from ..proposers.base import Draft
 from .config import SchedulerConfig
 from .controller import Controller
 from .kv_cache import KVCache
-from .plan import Grants, PlanRow, RoundsPlan, RowGrant, RowRounds, StepPlan
+from .plan import Grants, PlanRow, RoundsPlan, RowGrant, RowRounds, StepPlan, scored_parts
 from .plan_rows import plan_row
 from .policy.base import StepLimits, Wish
-from .prompt_logprobs import MAX_LOGITS_BYTES, scored_parts
+from .prompt_logprobs import MAX_LOGITS_BYTES
 from .request import Request, Status
 from .rounds import Rounds
 
