@@ -261,7 +261,7 @@ class AdaptivePolicy:
                 self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
             elif not any([self._is_unproven(asked.proposer) for asked in self._asked.values()]):  # of whom that was only hoped
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
-        self._balance.add(plain * committed / num_rows, times.step + drafting)
+        self._balance.add(plain * committed / num_rows if num_tokens > num_rows else times.step, times.step + drafting)
         if self._rounds_rate:
             plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
@@ -275,23 +275,24 @@ class AdaptivePolicy:
         self._probing.earn(seconds)
         committed = sum(len(said.token_ids) for said in verdict.rows)
         self._scouting.balance.settle(committed, self._scouting.promised_rate, seconds)
-        if self._step % LISTEN_EVERY == 0 and times.step > 0 and all(row.num_scheduled == 1 for row in plan.rows):
-            context, num_rows = sum(row.num_computed for row in plan.rows), len(plan.rows)
+        if times.step <= 0 or any([row.num_scheduled > 1 for row in plan.rows]):
+            return
+        context, num_rows = sum([row.num_computed for row in plan.rows]), len(plan.rows)
+        if self._step % LISTEN_EVERY == 0:
             self.costs.target.observe(plan.num_tokens, context, times.step)
             self._observe_drafts(times.draft)
-            self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
+        self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
 
     def _rested(self, plan: StepPlan, seconds: float) -> None:
         """A step of a rest took so long."""
         self._probing.earn(seconds)
         self._num_rested += 1
-        # A step behind one with guesses finds the caches full of other things: that is no measure of doing without.
-        if self._num_rested <= SETTLED or seconds <= 0 or self._rest.steps_left % listening_period(seconds):
+        if seconds <= 0 or any([row.num_scheduled > 1 for row in plan.rows]):
             return
-        if all(row.num_scheduled == 1 for row in plan.rows):
-            context = sum(row.num_computed for row in plan.rows)
-            self.costs.target.observe(plan.num_tokens, context, seconds)
-            self._balance.add(self.costs.target.seconds(plan.num_tokens, context), seconds)
+        self._balance.add(seconds, seconds)
+        # A step behind one with guesses finds the caches full of other things: that is no measure of doing without.
+        if self._num_rested > SETTLED and not self._rest.steps_left % listening_period(seconds):
+            self.costs.target.observe(plan.num_tokens, sum([row.num_computed for row in plan.rows]), seconds)
 
     def forget(self, request_id: str) -> None:
         self._lessons.learn()

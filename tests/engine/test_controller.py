@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
+import pytest
 from rows import a_request
 
 from foretoken.engine.controller import Controller
@@ -86,3 +87,18 @@ def test_a_drafter_that_is_unsure_of_good_guesses_is_found_out() -> None:
         times = StepTimes(costs.target.seconds(1 + size), (costs.drafts[0].seconds(ceiling, 1),))
         controller.observe(StepPlan([row], 4), Verdict([RowVerdict(accepted, [5] * len(accepted) + [6])]), 0.0, times)
     assert verified[0] == 3 and sum(map(bool, verified)) > 50 and sum(verified[-20:]) >= 40
+
+
+def test_steps_without_guesses_are_no_slower_than_they_are() -> None:
+    """The estimated speed-up goes to 1 where nobody guesses any more, however long such steps take."""
+    figures = CostFigures({tokens: 0.01 for tokens in LADDER}, draft={"ngram": {(1, 1): 1e-6, (3, 1): 1e-6}})
+    controller = Controller(SpeculativeConfig(), (ProposerInfo("ngram", 3),), CostTable(figures, ("ngram",), 64))
+    for request, took_s in ((a_request("r", 1), 0.01), (a_request("s", 1, speculation={"method": "off"}), 0.03)):
+        for _ in range(600):
+            controller.look([request])
+            ((_, k),) = controller.share([Wish(request, 1, 16)], controller.limits(1), 16)
+            row = PlanRow(request, 1, 1, [5] * k, list(range(-1, k - 1)), [0] * k, [0], samples=True)
+            said = Verdict([RowVerdict(list(range(k)), [5] * k + [6])])
+            controller.observe(StepPlan([row], 4), said, 0.0, StepTimes(took_s, (0.0,)))
+        speedup = controller.fill(EngineStats(), 0.0).estimated_speedup
+        assert speedup == pytest.approx(4.0 if took_s == 0.01 else 1.0, rel=0.1)
