@@ -105,7 +105,8 @@ class EngineCore:
         self.proposers.close()
         self._on_close(self)
 
-    def stats(self) -> EngineStats:
+    def stats(self, now: float | None = None) -> EngineStats:
+        """A snapshot. now: as in `step`; None = when the latest step began."""
         kv, committer = self.scheduler.kv, self.committer
         health = {p.name: p for p in self.proposers.stats()}
         stats = self.controller.fill(
@@ -124,7 +125,7 @@ class EngineCore:
                 step_seconds=self.step_seconds,
                 target_seconds=self.target_seconds,
             ),
-            self._now,
+            self._now if now is None else now,
         )
         return stats.with_health(health)
 

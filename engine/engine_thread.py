@@ -83,8 +83,10 @@ class EngineThread:
         """At most STATS_INTERVAL_S and one step old. Between two steps the snapshot is made now: no answer has to wait for it."""
         if self._turn.acquire(blocking=False):
             try:
-                if self._is_behind:
-                    self._stats, self._stats_time, self._is_behind = self._core.stats(), time.monotonic(), False
+                now = time.monotonic()
+                is_ageing = self._stats.recent_draft_tokens > 0 and now - self._stats_time >= STATS_INTERVAL_S
+                if self._is_behind or is_ageing:
+                    self._stats, self._stats_time, self._is_behind = self._core.stats(now), now, False
             finally:
                 self._turn.release()
         return self._stats

@@ -190,12 +190,12 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Totals since the start."""
-        return self._running().core.stats()
+        return self._running().core.stats(time.monotonic())
 
     def get_metrics(self) -> list[Metric]:
         """The same as a server tells of its engine, under the same names."""
         engine = self._running()
-        return read(EngineCollector(engine.core.stats, (engine.model.name, ENGINE)))
+        return read(EngineCollector(self.stats, (engine.model.name, ENGINE)))
 
     def reset_prefix_cache(self) -> bool:
         with self._turn:

@@ -18,6 +18,7 @@ from hash_model import HashModel
 from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from foretoken.engine import draft_counts
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.boot import boot
 from foretoken.engine.committer import Committer
@@ -112,6 +113,21 @@ def slowed(engine: Any, seconds: float = 0.01) -> None:
         return step(now)
 
     engine.core.step = slow_step
+
+
+def test_what_was_guessed_lately_is_forgotten_while_nothing_happens(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_counts, "RECENT_WINDOW_S", 1)
+    engine = make_engine(tokenizer)
+
+    async def scenario(driver: AsyncEngine) -> None:
+        await collect(driver.generate([5, 6, 7] * 4, LONG, request_id="r"))
+        assert driver.stats().num_draft_tokens > 0
+        await becomes(lambda: driver.stats().recent_draft_tokens == 0)
+        assert driver.stats() is driver.stats() and driver.stats().num_draft_tokens > 0
+
+    run(engine, scenario)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.15])
