@@ -61,7 +61,7 @@ class Committer:
                 if not row.draft_token_ids:
                     deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, []), said.logprobs))
                     continue
-                draft = Settled(row.source[0], 0, len(row.draft_token_ids), len(said.accepted))
+                draft = row.settled(len(said.accepted))
                 whose = [row.source[node] for node in said.accepted]
                 deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose))
         for (proposer, request_id), num_tokens in plan.filled.items():
@@ -209,10 +209,11 @@ class Committer:
         stats.histogram[draft.accepted] += 1
         if draft.proposer >= 0:
             drafts, kept = stats.of_proposer.get(draft.proposer, (0, 0))
-            stats.of_proposer[draft.proposer] = drafts + 1, kept + draft.accepted
+            stats.of_proposer[draft.proposer] = drafts + 1, kept + max(0, draft.accepted - draft.forced)
         if draft.proposer == self._prediction_index:
-            stats.accepted_prediction_tokens += num_emitted
-            stats.rejected_prediction_tokens += draft.drafted - num_emitted
+            num_kept = max(0, num_emitted - draft.forced)
+            stats.accepted_prediction_tokens += num_kept
+            stats.rejected_prediction_tokens += draft.drafted - draft.forced - num_kept
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..proposers.base import FORCED
-from .plan import RoundsVerdict, StepPlan, Verdict
+from .plan import RoundsVerdict, Settled, StepPlan, Verdict
 from .stats import EngineStats, ProposerStats
 
 RECENT_WINDOW_S = 60
 
 
-Tally = dict[tuple[int, int, int], int]
-"""How many drafts (row and step) there were of each proposer, with so many guesses, so many of them accepted."""
+Case = tuple[int, int, int, int]
+"""A draft's proposer, tokens, those accepted, and those that a form left no choice about: the first ones, not the proposer's."""
+Tally = dict[Case, int]
+"""How many such drafts (row and step) there were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class DraftSums:
         cases = list(tally.items())  # at once: another thread may be counting
         return cls(
             sum([times for _, times in cases]),
-            sum([times * drafted for (_, drafted, _), times in cases]),
-            sum([times * accepted for (_, _, accepted), times in cases]),
+            sum([times * drafted for (_, drafted, _, _), times in cases]),
+            sum([times * accepted for (_, _, accepted, _), times in cases]),
         )
 
 
@@ -49,7 +51,7 @@ class DraftCounts:
     def add(self, plan: StepPlan, verdict: Verdict, now: float, step_s: float) -> None:
         """What the target said about each draft of a step. now: seconds of the engine's clock; step_s: how long it took."""
         drafts = [
-            (row.source[0], len(row.draft_token_ids), len(said.accepted))
+            row.settled(len(said.accepted))
             for row, said in zip(plan.rows, verdict.rows, strict=True)
             if row.draft_token_ids and said.error is None
         ]
@@ -58,21 +60,23 @@ class DraftCounts:
 
     def add_rounds(self, verdict: RoundsVerdict, now: float) -> None:
         """The same of a step in rounds."""
-        drafts = [(draft.proposer, draft.drafted, draft.accepted) for row in verdict.rows for draft in row.drafts]
+        drafts = [draft for row in verdict.rows for draft in row.drafts]
         if drafts:
             self._add(drafts, now, sum(verdict.seconds) / max(sum(verdict.tokens), 1))
 
-    def _add(self, drafts: Sequence[tuple[int, int, int]], now: float, token_s: float) -> None:
+    def _add(self, drafts: Sequence[Settled], now: float, token_s: float) -> None:
         """token_s: seconds of the target for one token."""
         recent, total = self._bucket(int(now)), self._all
         tally: Tally = {}
         for draft in drafts:  # in a batch many are alike
-            tally[draft] = tally.get(draft, 0) + 1
-        for draft, times in tally.items():
-            recent[draft] = recent.get(draft, 0) + times
-            total[draft] = total.get(draft, 0) + times
-            if draft[0] != FORCED:
-                self._verify_seconds[draft[0]] += token_s * times * draft[1]
+            case = draft.proposer, draft.drafted, draft.accepted, draft.forced
+            tally[case] = tally.get(case, 0) + 1
+        for case, times in tally.items():
+            recent[case] = recent.get(case, 0) + times
+            total[case] = total.get(case, 0) + times
+            proposer, drafted, _, forced = case
+            if proposer != FORCED:
+                self._verify_seconds[proposer] += token_s * times * (drafted - forced)
 
     @property
     def sums(self) -> DraftSums:
@@ -85,7 +89,7 @@ class DraftCounts:
         found: list[ProposerStats] = []
         cases = list(self._all.items())
         for p, (name, verify_seconds) in enumerate(zip(self._names, self._verify_seconds, strict=True)):
-            sums = DraftSums.of({draft: times for draft, times in cases if draft[0] == p})
+            sums = DraftSums.of(_own([(draft, times) for draft, times in cases if draft[0] == p]))
             found.append(ProposerStats(name, sums.drafts, sums.draft_tokens, sums.accepted_tokens, verify_seconds))
         return tuple(found)
 
@@ -94,7 +98,7 @@ class DraftCounts:
         """Of the first guesses of all drafts, the second ones, ..., how many were accepted."""
         cases = list(self._all.items())
         ended = [0] * max([draft[2] for draft, _ in cases], default=0)  # drafts whose last accepted guess was that one
-        for (_, _, accepted), times in cases:
+        for (_, _, accepted, _), times in cases:
             if accepted:
                 ended[accepted - 1] += times
         return tuple(accumulate(reversed(ended)))[::-1]
@@ -116,7 +120,7 @@ class DraftCounts:
 
     def check(self) -> None:
         """Raise AssertionError if a draft has more accepted than it had."""
-        assert all(accepted <= drafted for _, drafted, accepted in self._all), "more accepted than drafted"
+        assert all(accepted <= drafted for _, drafted, accepted, _ in self._all), "more accepted than drafted"
 
     def _bucket(self, second: int) -> Tally:
         if not self._recent or self._recent[-1][0] != second:
@@ -127,3 +131,12 @@ class DraftCounts:
     def _drop_old(self, second: int) -> None:
         while self._recent and self._recent[0][0] <= second - RECENT_WINDOW_S:
             self._recent.popleft()
+
+
+def _own(cases: Sequence[tuple[Case, int]]) -> Tally:
+    """The part of each draft that is the proposer's."""
+    found: Tally = {}
+    for (proposer, drafted, accepted, forced), times in cases:
+        own = proposer, drafted - forced, max(0, accepted - forced), 0
+        found[own] = found.get(own, 0) + times
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
 from ..kernels.record import record
-from ..proposers.base import DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
+from ..proposers.base import FORCED, DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
 from .prompt_logprobs import Scores
 from .request import Request, TokenLogprobs
 
@@ -152,6 +152,10 @@ class PlanRow:
     def num_tokens(self) -> int:
         return self.num_scheduled + len(self.draft_token_ids)
 
+    def settled(self, num_accepted: int) -> Settled:
+        """Its draft, of which so much stood. Nothing but forced tokens stands before a proposer's."""
+        return Settled(self.source[-1], 0, len(self.source), num_accepted, forced=self.source.count(FORCED))
+
 
 @record
 class ScoredPart:
@@ -259,11 +263,12 @@ class Verdict:
 class Settled:
     """A draft of a row, and how much of it stood."""
 
-    proposer: int
+    proposer: int  # FORCED if all of it is
     first: int  # tokens of the row that came before it in the same step
     drafted: int
     accepted: int
     expected: float = 0.0  # accepted ones, by a table
+    forced: int = 0  # its first tokens that a form leaves no choice about: they are not the proposer's
 
 
 @record

@@ -9,9 +9,11 @@ from rows import a_request, a_scheduler
 
 from foretoken.engine.committer import Committer
 from foretoken.engine.detokenizer import Pushed
+from foretoken.engine.draft_counts import DraftCounts, DraftSums
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan, Verdict
 from foretoken.engine.request import Request, TokenDelta
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.stats import ProposerStats
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.proposers.base import FORCED
 
@@ -157,6 +159,20 @@ def test_forced_tokens_are_no_prediction() -> None:
     row = PlanRow(desk.request, 0, 3, [5], [-1], [FORCED], desk.scheduler.kv.block_table("r"), samples=True)
     committer.commit(StepPlan([row], 4), Verdict([RowVerdict([0], [5, 6])]))
     assert (desk.request.stats.num_accepted_tokens, desk.request.stats.accepted_prediction_tokens) == (1, 0)
+
+
+def test_a_proposer_answers_for_its_guesses_behind_forced_tokens_alone() -> None:
+    desk = Desk(a_request("r", 3))
+    row = PlanRow(desk.request, 0, 3, [5, 6, 7, 8], [-1, 0, 1, 2], [FORCED, 0, 0, 0], desk.scheduler.kv.block_table("r"), samples=True)
+    plan, verdict = StepPlan([row], 4), Verdict([RowVerdict([0, 1], [5, 6, 9])])
+    desk.committer.commit(plan, verdict)
+    stats = desk.request.stats
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.of_proposer) == (4, 2, {0: (1, 1)})
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (1, 2)
+    counts = DraftCounts(["prediction"])
+    counts.add(plan, verdict, 0.0, 7.0)
+    assert (counts.sums, counts.accepted_per_position) == (DraftSums(1, 4, 2), (1, 1))
+    assert counts.totals == (ProposerStats("prediction", 1, 3, 1, verify_seconds=3.0),)
 
 
 def test_feedback_says_what_was_really_appended() -> None:
