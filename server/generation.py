@@ -28,6 +28,7 @@ class ChoiceProgress:
     first_token_time: float | None = None
     last_token_time: float = 0.0
     finish_reason: FinishReason | None = None
+    end_time: float | None = None  # None = it has not ended
     num_cached_tokens: int = 0
     queue_time_s: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -131,7 +132,7 @@ class Generation:
             choice.num_tokens += num_new
         if delta.finish_reason is not None:
             self._num_running -= 1
-            choice.finish_reason = delta.finish_reason
+            choice.finish_reason, choice.end_time = delta.finish_reason, now
             choice.num_cached_tokens = delta.num_cached_tokens
             choice.queue_time_s = delta.queue_time_s
             if delta.queue_time_s is not None:
@@ -141,11 +142,11 @@ class Generation:
 
     def _report(self, unfinished: FinishReason) -> None:
         """Every accepted choice is counted once, whatever became of it."""
-        duration = time.monotonic() - self._start_time
+        now = time.monotonic()
         for index, choice in enumerate(self.choices):
             num_prompt_tokens = len(self.prompts[index // self.params.n])
-            choice.finish_reason = choice.finish_reason or unfinished
-            self._metrics.on_finish(choice.finish_reason, duration, num_prompt_tokens, choice.num_tokens)
+            choice.finish_reason, choice.end_time = choice.finish_reason or unfinished, choice.end_time or now
+            self._metrics.on_finish(choice.finish_reason, choice.end_time - self._start_time, num_prompt_tokens, choice.num_tokens)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage. Rejected drafts, predictions included, are never counted as completion tokens."""

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import STATS, FakeEngine
@@ -10,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from foretoken.engine.engine_metrics import OFF_REASONS
-from foretoken.engine.request import SpeculationStats
+from foretoken.engine.request import SamplingParams, SpeculationStats
 from foretoken.engine.stats import EngineStats
+from foretoken.server import generation
 from foretoken.server import metrics as module
 from foretoken.server.metrics import Metrics, traffic_line
 
@@ -108,6 +111,21 @@ def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) ->
     assert found["vllm:inter_token_latency_seconds_count",] == usage["completion_tokens"] - 2 * 2
     assert found["foretoken:http_requests_total", "/v1/chat/completions", "200"] == 2
     assert found["foretoken:http_requests_total", "/v1/chat/completions", "400"] == 1
+
+
+def test_a_choice_ends_with_its_last_token_whenever_the_others_do(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count()  # a second passes whenever it is read: at the beginning, at each delta, at the end
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    metrics = Metrics(fake.stats, "tiny", ("ngram",))
+
+    async def run() -> list[int]:
+        running = generation.Generation(fake.as_engine(), metrics, [[5, 6, 7]], SamplingParams(n=2), request_id="r")
+        has_ended = [delta.finish_reason is not None async for _, delta in running.deltas()]
+        running.close()
+        return [second for second, ended in enumerate(has_ended, 1) if ended]
+
+    ends = asyncio.run(run())
+    assert len(ends) == 2 and samples(metrics.render().decode())["vllm:e2e_request_latency_seconds_sum",] == sum(ends)
 
 
 def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
