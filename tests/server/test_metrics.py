@@ -137,10 +137,11 @@ def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
     assert found["vllm:inter_token_latency_seconds_sum",] == pytest.approx(0.5)
     assert found["vllm:inter_token_latency_seconds_bucket", "0.1"] == 5
     assert found["vllm:inter_token_latency_seconds_bucket", "0.075"] == 0
-    metrics.on_tokens(9.0, 2)  # beyond the last bound
+    metrics.on_tokens(30.0, 1)  # the wait for the chunks of a long prompt
+    metrics.on_tokens(200.0, 2)  # beyond the last bound
     found = samples(metrics.render().decode())
-    assert found["vllm:inter_token_latency_seconds_bucket", "2.5"] == 5
-    assert found["vllm:inter_token_latency_seconds_bucket", "+Inf"] == 7 == found["vllm:inter_token_latency_seconds_count",]
+    assert [found["vllm:inter_token_latency_seconds_bucket", bound] for bound in ("20.0", "40.0", "80.0", "+Inf")] == [5, 6, 6, 8]
+    assert found["vllm:inter_token_latency_seconds_count",] == 8
 
 
 def test_no_request_can_make_new_series(client: TestClient) -> None:
