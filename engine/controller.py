@@ -14,7 +14,7 @@ from ..proposers.config import SpeculativeConfig
 from .draft_counts import DraftCounts
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .policy.adaptive import AdaptivePolicy
-from .policy.base import SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
+from .policy.base import PREDICTION, SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
 from .policy.costs import CostTable
 from .policy.fixed import FixedPolicy
 from .request import Request
@@ -36,6 +36,7 @@ class Controller:
         self.policy: Policy = (
             AdaptivePolicy(self.rules, costs) if config.adaptive and costs is not None else FixedPolicy(self.rules)
         )
+        self._most_tokens = max((p.max_tokens for p in proposers if p.name != PREDICTION), default=0)
         self.counts = DraftCounts([p.name for p in proposers])
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
@@ -100,10 +101,10 @@ class Controller:
 
     def fill(self, stats: EngineStats, now: float) -> EngineStats:
         """The snapshot with everything that is known here."""
-        default, state = self.rules.default, self.policy.state()
+        state = self.policy.state()
         return replace(
             self.counts.fill(stats, now),
-            num_speculative_tokens=min(self.latest.max_tokens, self.proposers[default].max_tokens if default >= 0 else 0),
+            num_speculative_tokens=min(self.latest.max_tokens, self._most_tokens),
             mean_draft_ceiling=state.k,
             estimated_speedup=state.speedup,
             speculation_off=self.latest.off,

@@ -116,7 +116,7 @@ def traffic_line(before: EngineStats, now: EngineStats, seconds: float) -> str:
     if drafted:
         speculation = (
             f"Speculative decoding acceptance rate: {accepted / drafted:.1%}, "
-            f"mean accepted length {1 + accepted / drafts:.1f}, k {now.num_speculative_tokens}"
+            f"mean accepted length {1 + accepted / drafts:.1f}, k {drafted / drafts:.1f}"
         )
     else:
         speculation = f"Speculative decoding: {now.speculation_off or 'no drafts'}"

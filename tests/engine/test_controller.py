@@ -53,6 +53,14 @@ def test_no_tokens_wanted_means_no_proposer() -> None:
         assert controller.assign(a_request("r", speculation=wish)) == (-1, 0)
 
 
+def test_the_limit_is_that_of_whoever_may_guess_most_predictions_aside() -> None:
+    infos = (ProposerInfo("prediction", 64), ProposerInfo("draft_model", 5), ProposerInfo("ngram", 8))
+    for config, most in ((SpeculativeConfig(), 8), (SpeculativeConfig(num_speculative_tokens_per_batch_size=((1, 4, 3),)), 3)):
+        controller = Controller(config, infos)
+        controller.share([], controller.limits(2), 16)
+        assert controller.fill(EngineStats(), 0.0).num_speculative_tokens == most
+
+
 def test_no_proposer_is_a_reason_too() -> None:
     assert Controller(SpeculativeConfig(off=True), ()).limits(1).off == "no proposer configured"
 

@@ -164,10 +164,10 @@ def test_two_apps_do_not_share_counts(client: TestClient, fake: FakeEngine) -> N
 
 def test_the_log_line_speaks_of_the_interval() -> None:
     later = replace(
-        STATS, num_drafts=20, num_draft_tokens=100, num_accepted_tokens=56, num_steps=60, generation_tokens=140, prompt_tokens=120
+        STATS, num_drafts=20, num_draft_tokens=85, num_accepted_tokens=56, num_steps=60, generation_tokens=140, prompt_tokens=120
     )
     line = traffic_line(STATS, later, 10.0)
-    assert line.startswith("Speculative decoding acceptance rate: 52.0%, mean accepted length 3.6, k 5")
+    assert line.startswith("Speculative decoding acceptance rate: 74.3%, mean accepted length 3.6, k 3.5;")
     assert "running 1, waiting 2, generated 5.0 tokens/s, prompts 2.0 tokens/s, KV cache 25.0%" in line
     quiet = replace(STATS, num_steps=60, speculation_off="batch_size")
     assert traffic_line(STATS, quiet, 10.0).startswith("Speculative decoding: batch_size; running 1")
