@@ -196,9 +196,9 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """What a choice says, in any of the four shapes: whole or a chunk of it, of a chat or not."""
+    """What a choice says, in any of the four shapes: whole or a chunk of it, of a chat or not. Reasoning counts, by both of its names."""
     message = choice.get("delta") or choice.get("message") or choice
-    return message.get("content") or message.get("reasoning_content") or message.get("text") or ""
+    return next(filter(None, map(message.get, ("content", "reasoning", "reasoning_content", "text"))), "")
 
 
 def _json(url: str, body: bytes) -> Any:

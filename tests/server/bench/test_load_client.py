@@ -85,6 +85,14 @@ def test_a_stream_however_it_is_cut(size: int) -> None:
     assert sent["stream"] is True and sent["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_is_text(name: str) -> None:
+    events = [EVENTS[0], {"choices": [{"delta": {name: "Hm."}}]}, *EVENTS[1:]]
+    stream = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    answer, _ = ask(with_length(stream), lambda client: client.complete(PATH, {"prompt": "x"}, stream=True))
+    assert isinstance(answer, Answer) and (answer.text, answer.chunks) == ("Hm.a é c", 3)
+
+
 def test_the_first_model_is_asked_for() -> None:
     models = json.dumps({"data": [{"id": "one"}, {"id": "two"}]}).encode()
     assert ask(with_length(models), lambda client: client.model())[0] == "one"
