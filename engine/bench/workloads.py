@@ -17,6 +17,7 @@ from .interleaved import keep_turns, timed
 if TYPE_CHECKING:
     from ..llm import LLM
 
+FEWEST_PAIRS = 6  # that have a 95 % interval of their median
 AT_LEAST = 3  # requests of a turn, one after another if fewer may run at once: a single short one is over before it can be timed
 OFF, ADAPTIVE = "off", "adaptive"
 
@@ -64,7 +65,7 @@ class Comparison:
     batch: int
     pairs: int
     median: float  # of the speed-ups, pair by pair: seconds without over seconds with speculation
-    low: float  # 95 % interval of the median
+    low: float  # 95 % interval of the median; of fewer pairs than FEWEST_PAIRS, the lowest
     high: float
     tokens_per_s: float  # with speculation, median
     mean_accepted_length: float  # tokens per pass that had a draft
@@ -104,7 +105,8 @@ def compare(
 def median_interval(count: int) -> tuple[int, int]:
     """Places, in ascending order, of the values between which the median of the whole lies with a probability of 95 % or more.
 
-    That value i is below it is a coin's toss for each of them, whatever their distribution. With fewer than 6: all of them.
+    That value i is below it is a coin's toss for each of them, whatever their distribution. With fewer than FEWEST_PAIRS: all of them,
+    and the probability is lower.
     """
     chance, low = 0.5**count, 0
     total = chance

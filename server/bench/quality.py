@@ -70,7 +70,7 @@ def markdown(report: QualityReport) -> str:
     kinds = list(report.formats[0].accepted_length)
     lengths = " / ".join(map(str, DRAFT_LENGTHS))
     about = [
-        f"{report.num_tokens:,} tokens of text; agreement: how often the most likely token is that of {REFERENCE}.",
+        f"{report.num_tokens:,} tokens of text; ± one standard error; agreement: how often the most likely token is that of {REFERENCE}.",
         f"Mean accepted length at k = {lengths}, greedy, on {report.num_prompts} answers of at most {report.answer_tokens} tokens."
         if kinds
         else "",

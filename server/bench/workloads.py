@@ -20,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...engine.bench.machine import this_machine
-from ...engine.bench.workloads import ADAPTIVE, OFF, Comparison, Workload, compare
+from ...engine.bench.workloads import ADAPTIVE, FEWEST_PAIRS, OFF, Comparison, Workload, compare
 from ...engine.config import DEMO_MODEL
 from ...engine.errors import ConfigError, ForetokenError
 from ..help_format import CommandParser
@@ -125,8 +125,10 @@ def holds(one: Comparison) -> bool:
 
 def report(found: Sequence[Comparison], command: str) -> str:
     """Markdown: command, machine, and a line for each comparison."""
+    pairs = found[0].pairs if found else 0
+    spread = "95 % interval" if pairs >= FEWEST_PAIRS else "range"
     lines = [
-        "| work | requests at once | speed-up, median | 95 % interval | tokens/s | mean accepted length | guessed | same text |",
+        f"| work | requests at once | speed-up, median | {spread} | tokens/s | mean accepted length | guessed | same text |",
         "|---|---|---|---|---|---|---|---|",
         *(
             f"| {one.workload} | {one.batch} | {one.median:.2f}{'' if holds(one) else ' (!)'} | {one.low:.2f} to {one.high:.2f} | "
@@ -134,10 +136,9 @@ def report(found: Sequence[Comparison], command: str) -> str:
             for one in found
         ),
     ]
-    pairs = found[0].pairs if found else 0
     return (
         f"```sh\n{command}\n```\n\n{this_machine().describe()}.\n\nAdaptive speculation against none, {pairs} interleaved pairs each: "
-        "seconds without over seconds with it, the median of the pairs and its 95 % interval. Mean accepted length is of passes with a "
+        f"seconds without over seconds with it, the median of the pairs and its {spread}. Mean accepted length is of passes with a "
         "draft; guessed is the share of the tokens that were accepted guesses.\n\n" + "\n".join(lines) + "\n"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.engine.bench.workloads import Comparison, median_interval
-from foretoken.server.bench.workloads import holds, main
+from foretoken.server.bench.workloads import holds, main, report
 
 GOOD = Comparison("chat at 1", 8, 20, 1.01, 0.98, 1.05, 100.0, 2.0, 0.4, True)
 
@@ -32,6 +32,11 @@ def test_every_kind_that_has_prompts_is_compared(tiny_target: Path, tmp_path: Pa
     assert all(one["same"] and one["median"] > 0 and one["low"] <= one["median"] <= one["high"] for one in found)
     assert Path(written[1]).read_text() == capsys.readouterr().out.removesuffix("\n")
     assert Path(written[2]).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_range_of_a_few_pairs_is_called_no_interval() -> None:
+    assert "| 95 % interval |" in report([GOOD], "") and "and its 95 % interval." in report([GOOD], "")
+    assert "95 %" not in report([dataclasses.replace(GOOD, pairs=5)], "")
 
 
 def test_an_unknown_kind_is_told(capsys: pytest.CaptureFixture[str]) -> None:
