@@ -82,8 +82,9 @@ class Committer:
         """End a request with an error; code: as in RequestFailed."""
         self._close(request, "error")
         return TokenDelta(
-            request.request_id, request.choice, [], "", [], finish_reason="error", error=message, error_code=code, stats=request.stats
-        )
+            request.request_id, request.choice, [], "", [], finish_reason="error", error=message, error_code=code, stats=request.stats,
+            num_cached_tokens=request.num_cached_tokens,
+        )  # fmt: skip
 
     def abort(self, request: Request) -> TokenDelta:
         """End a request because its client wants no more."""
@@ -156,8 +157,8 @@ class Committer:
         prompt_logprobs = request.prompt_logprobs if first_token else None
         if reason is None:
             return TokenDelta(
-                request.request_id, request.choice, tokens, text, sources, logprobs, prompt_logprobs=prompt_logprobs,
-                num_passes=said.num_passes,
+                request.request_id, request.choice, tokens, text, sources, logprobs, num_cached_tokens=request.num_cached_tokens,
+                prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
             )  # fmt: skip
         self._close(request, reason)
         return TokenDelta(

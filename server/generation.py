@@ -122,6 +122,7 @@ class Generation:
 
     def _record(self, choice: ChoiceProgress, delta: TokenDelta) -> None:
         now, num_new = time.monotonic(), len(delta.token_ids)
+        choice.num_cached_tokens = delta.num_cached_tokens
         if num_new:
             if choice.first_token_time is None:
                 choice.first_token_time = now
@@ -133,7 +134,6 @@ class Generation:
         if delta.finish_reason is not None:
             self._num_running -= 1
             choice.finish_reason, choice.end_time = delta.finish_reason, now
-            choice.num_cached_tokens = delta.num_cached_tokens
             choice.queue_time_s = delta.queue_time_s
             if delta.queue_time_s is not None:
                 self._metrics.on_queued(delta.queue_time_s)

@@ -153,6 +153,13 @@ def test_predicted_tokens_behind_the_end_are_not_accepted() -> None:
     assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens, stats.num_accepted_tokens) == (2, 2, 4)
 
 
+def test_every_delta_says_what_was_cached() -> None:
+    desk = Desk(a_request("r", 3))
+    desk.request.num_cached_tokens = 2
+    assert desk.commit([5], [], [], []).num_cached_tokens == 2
+    assert desk.committer.fail(desk.request, "no", "engine_error").num_cached_tokens == 2
+
+
 def test_forced_tokens_are_no_prediction() -> None:
     desk = Desk(a_request("r", 3))
     committer = Committer(desk.scheduler.kv, desk.scheduler, lambda src, dst: None, lambda request: None)  # no prediction proposer

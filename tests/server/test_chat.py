@@ -100,11 +100,10 @@ def test_usage_comes_last_when_asked_for(client: TestClient) -> None:
 
 
 def test_usage_in_every_chunk_grows(client: TestClient) -> None:
-    counts = [
-        chunk["usage"]["completion_tokens"]
-        for chunk in stream(client, stream_options={"include_usage": True, "continuous_usage_stats": True})[1:]
-    ]
+    chunks = stream(client, stream_options={"include_usage": True, "continuous_usage_stats": True})[1:]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[0] == 2
+    assert all(chunk["usage"]["prompt_tokens_details"] == {"cached_tokens": 3} for chunk in chunks)
 
 
 def test_speculation_says_who_proposed_each_token(client: TestClient, fake: FakeEngine) -> None:

@@ -119,7 +119,7 @@ class FakeEngine:
                         logprobs=[TokenLogprobs(-0.5, 1, top)] * len(step) if params.logprobs is not None else None,
                         finish_reason="stop" if last else None,
                         stats=stats if last else None,
-                        num_cached_tokens=3 if last else 0,
+                        num_cached_tokens=3,
                         queue_time_s=0.25 if last else None,
                     )
                 )
