@@ -223,9 +223,11 @@ class Scheduler:
             known = known[: said.num_scored + 1]  # what is to be scored must be computed, whatever the cache has
             self._scoring.add(request_id)
         cached = kv.admit(request_id, known, request.cache_salt)
-        if kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) > kv.pool.num_free:
+        has_room = kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) <= kv.pool.num_free
+        if not has_room or request.num_preemptions:
+            kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # a prompt counts once, and what it finds of itself is no hit
+        if not has_room:
             kv.free(request_id)
-            kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # asked again on the next try
             self._refused = (request_id, kv.pool.num_free)
             return False
         request.num_computed_tokens = cached

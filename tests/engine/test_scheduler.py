@@ -141,6 +141,24 @@ def test_a_guess_preempts_nobody_and_a_known_token_preempts_the_newest() -> None
     scheduler.kv.check()
 
 
+def test_what_a_preempted_request_finds_of_itself_is_no_hit() -> None:
+    scheduler = a_scheduler(num_blocks=4, block_size=4, k=0)
+    old, new = a_request("old", 7), a_request("new", 7, arrival=1.0)
+    new.token_ids[0] += 1  # nothing in common
+    for request in (old, new):
+        scheduler.add(request)
+    for _ in range(2):
+        scheduler.schedule(0.0)
+        for request in (old, new):
+            computed(scheduler, request)
+    scheduler.schedule(0.0)
+    assert (new.status, new.num_preemptions) == (Status.WAITING, 1)
+    scheduler.finish(old)
+    scheduler.schedule(0.0)
+    assert new.num_computed_tokens > 0, "it goes on from the blocks that it had"
+    assert (scheduler.kv.num_queried_tokens, scheduler.kv.num_hit_tokens) == (14, 0)
+
+
 def test_settle_cuts_what_was_not_granted_and_what_is_not_a_token() -> None:
     scheduler = a_scheduler(k=3)
     running(scheduler, 4)
