@@ -77,15 +77,15 @@ def test_a_speed_up_that_nobody_knows_is_not_told() -> None:
 def test_each_choice_observes_the_accepted_length_of_each_proposer_that_guessed() -> None:
     metrics = Metrics(lambda: STATS, "tiny", ("ngram", "suffix", "draft_model"))
     metrics.on_speculation(SpeculationStats(5, 20, 10, of_proposer={0: (4, 10), 2: (1, 0)}))
-    metrics.on_speculation(SpeculationStats(2, 20, 20, of_proposer={0: (2, 20)}))
+    metrics.on_speculation(SpeculationStats(2, 26, 26, of_proposer={0: (2, 26)}))
     metrics.on_speculation(SpeculationStats())
     found = samples(metrics.render().decode())
     name = "foretoken:request_mean_accepted_length"
     assert [found[f"{name}_count", proposer] for proposer in ("ngram", "suffix", "draft_model")] == [2, 0, 1]
-    assert found[f"{name}_sum", "ngram"] == (1 + 10 / 4) + (1 + 20 / 2)
+    assert found[f"{name}_sum", "ngram"] == (1 + 10 / 4) + (1 + 26 / 2)
     # sample labels come in the order of their names: le before proposer
     of_ngram = {key[1]: value for key, value in found.items() if key[0] == f"{name}_bucket" and key[-1] == "ngram"}
-    assert of_ngram["3.0"] == 0 and of_ngram["4.0"] == of_ngram["9.0"] == 1 and of_ngram["+Inf"] == 2
+    assert of_ngram["3.0"] == 0 and of_ngram["4.0"] == of_ngram["12.0"] == 1 and of_ngram["17.0"] == of_ngram["+Inf"] == 2
     assert found[f"{name}_bucket", "1.0", "draft_model"] == 1
 
 
