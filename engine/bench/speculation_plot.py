@@ -37,6 +37,8 @@ def plot(found: Sequence[Figures], path: Path, title: str) -> None:
     figure.colorbar(image, ax=heat, label="no speculation = 1")
 
     methods = list(dict.fromkeys(setting.method for setting in settings))
+    ks = sorted({setting.k for setting in settings if not setting.adaptive})
+    beyond = max(ks, default=0) + 1
     for number, method in enumerate(methods):
         for style, n in enumerate(numbers):
             points = sorted((s.k, speedups[s, n]) for s in settings if s.method == method and not s.adaptive and (s, n) in speedups)
@@ -45,10 +47,11 @@ def plot(found: Sequence[Figures], path: Path, title: str) -> None:
                 line = STYLES[style % len(STYLES)]
                 curves.plot([k for k, _ in points], [v for _, v in points], line, color=f"C{number % 10}", marker=".", label=label)
             if adaptive := [speedups[s, n] for s in settings if s.method == method and s.adaptive and (s, n) in speedups]:
-                most = max((s.k for s in settings if not s.adaptive), default=1)
-                curves.plot(most + 1 + style * 0.2, adaptive[0], "*", color=f"C{number % 10}")
+                curves.plot(beyond, adaptive[0], "*", color=f"C{number % 10}", label=None if points else label)
+                curves.annotate(str(n), (beyond, adaptive[0]), (5, 0), textcoords="offset points", va="center", fontsize=7)
     curves.axhline(1, color="black", lw=1)
-    curves.set_xlabel("k (* = adaptive)")
+    curves.set_xticks([*ks, beyond], [*map(str, ks), "adaptive"])
+    curves.set_xlabel("k; beside a star: requests at a time")
     curves.set_ylabel("Speedup")
     curves.set_ylim(bottom=0)
     curves.grid(alpha=0.3)

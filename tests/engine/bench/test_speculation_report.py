@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from speculation_figures import USUAL, figures
@@ -47,7 +48,15 @@ def test_what_is_pasted_comes_back_from_a_shell() -> None:
     assert flag == "--speculative-config" and json.loads(value) == entries
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_plot_is_a_picture_that_says_what_its_points_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
     plot(FOUND, tmp_path / "plot.png", "a machine")
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    curves = drawn[0].axes[1]
+    fixed = sorted({f.setting.k for f in FOUND if not f.setting.adaptive})
+    assert [tick.get_text() for tick in curves.get_xticklabels()] == [*map(str, fixed), "adaptive"]
+    assert "draft_model, 1 at a time" in curves.get_legend_handles_labels()[1], "it has no curve, only a star"
+    monkeypatch.undo()
+    pyplot.close(drawn[0])
