@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..engine.chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
 from .chat_messages import Message
+from .chat_turns import turns_of, ways
 from .errors import ApiError
 from .tools.parser import Tool
 
@@ -98,11 +99,9 @@ class ChatFormat:
             raise ApiError(
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
-        told = [message.for_template(reads_arguments_as_text(template)) for message in messages]
         offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
         refusal: TemplateError | None = None
-        for first in (None, "system", "user"):
-            turns = told if first is None else _by_turns(told, first)
+        for turns in ways(turns_of(messages, reads_arguments_as_text(template))):
             try:
                 text = self._tokenizer.apply_chat_template(
                     in_parts(turns) if self._wants_parts else turns,
@@ -124,24 +123,6 @@ class ChatFormat:
         if isinstance(refusal, TemplateSyntaxError):
             logger.error("the chat template is broken at its line %d: %s", refusal.lineno, refusal.message)
         raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from refusal
-
-
-def _by_turns(told: Sequence[dict[str, Any]], first: str) -> list[dict[str, Any]]:
-    """The same words for a template that insists on users and answers by turns, behind one message of the system at most.
-
-    Agents put news of the system between the turns, and several messages where Mistral's and Gemma's templates want one. Those of the
-    system that are not at the beginning are the user's then. first: whose the first ones are, as some templates have no system at all.
-    """
-    turns: list[dict[str, Any]] = []
-    for turn in told:
-        role = turn["role"]
-        if role == "system":
-            role = first if not turns or turns[-1]["role"] == "system" else "user"
-        if turns and role == turns[-1]["role"] and role in ("system", "user"):
-            turns[-1] = turns[-1] | {"content": f"{turns[-1]['content']}\n\n{turn['content']}"}
-        else:
-            turns.append(turn | {"role": role})
-    return turns
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ Turns = Annotated[list[Annotated[Turn, BeforeValidator(_turn)]], Field(min_lengt
 def chat_messages(system: Sequence[TextBlock], turns: Sequence[Turn]) -> list[ChatMessage]:
     """The conversation as chat templates know it; turns of one role in a row are one. Raises ApiError."""
     messages = [ChatMessage(role="system", content=joined(system))] if system else []
-    called: dict[str, str] = {}  # names of the tools by the ids of their calls
+    called: set[str] = set()  # ids of the calls so far
     for role, group in groupby(turns, lambda turn: turn.role):
         blocks = [block for turn in group for block in turn.content]
         text = joined([block for block in blocks if isinstance(block, TextBlock)])
@@ -141,17 +141,17 @@ def goes_on(messages: Sequence[ChatMessage]) -> bool:
     return True
 
 
-def _assistant(blocks: Sequence[Block], text: str, called: dict[str, str]) -> ChatMessage:
+def _assistant(blocks: Sequence[Block], text: str, called: set[str]) -> ChatMessage:
     calls = [block.call for block in blocks if isinstance(block, ToolUseBlock)]
     if len(calls) > MAX_CALLS:
         raise ApiError(400, f"messages: {len(calls)} tool_use blocks in a row; at most {MAX_CALLS} are read", param="messages")
-    called.update((call.id, call.function.name) for call in calls)
+    called.update(call.id for call in calls)
     thinking = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     return ChatMessage(role="assistant", content=text, tool_calls=calls or None, reasoning=thinking or None)
 
 
-def _result(result: ToolResultBlock, called: dict[str, str]) -> ChatMessage:
+def _result(result: ToolResultBlock, called: set[str]) -> ChatMessage:
     if result.tool_use_id not in called:
         message = f"messages: a tool_result has the tool_use_id {result.tool_use_id[:60]!r}, which no tool_use block before it has"
         raise ApiError(400, message, param="messages")
-    return ChatMessage(role="tool", content=result.text, tool_call_id=result.tool_use_id, name=called[result.tool_use_id])
+    return ChatMessage(role="tool", content=result.text, tool_call_id=result.tool_use_id)

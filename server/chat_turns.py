@@ -1,0 +1,96 @@
+"""A conversation as chat templates take it: turns as its messages say them, and the same words for templates that refuse them so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any
+
+from .chat_messages import Message
+
+Turn = dict[str, Any]
+
+
+def turns_of(messages: Sequence[Message], arguments_as_text: bool) -> list[Turn]:
+    """A tool's result has the name of its function, which some templates write and clients say at the call only."""
+    called: dict[str | None, str] = {}
+    turns: list[Turn] = []
+    for message in messages:
+        called.update((call.id, call.function.name) for call in message.tool_calls or ())
+        turn = message.for_template(arguments_as_text)
+        name = called.get(message.tool_call_id) if message.role == "tool" else None
+        turns.append({"name": name} | turn if name else turn)
+    return turns
+
+
+def ways(turns: list[Turn]) -> Iterator[list[Turn]]:
+    """As they are, then as stricter templates want them; none twice."""
+    strict = [_by_turns(turns, first) for first in ("system", "user")]
+    told: list[list[Turn]] = []
+    for way in (turns, _one_call_each(turns), *strict, *map(_for_mistral, strict)):
+        if way not in told:
+            told.append(way)
+            yield way
+
+
+def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
+    """For Llama's templates, which take one call in a message, while the models make several: each with its results behind it."""
+    single: list[Turn] = []
+    results: list[Turn] = []
+    for at, turn in enumerate(turns):
+        if turn["role"] == "tool" and results:
+            continue
+        calls = turn.get("tool_calls", ())
+        if len(calls) < 2:
+            single.append(turn)
+            results = []
+            continue
+        results = list(takewhile(lambda turn: turn["role"] == "tool", turns[at + 1 :]))
+        left = results
+        for call in calls:
+            single.append(turn | {"tool_calls": [call]})
+            single += [result for result in left if result["tool_call_id"] == call["id"]]
+            left = [result for result in left if result["tool_call_id"] != call["id"]]
+            turn = {"role": "assistant", "content": ""}
+        single += left
+    return single
+
+
+def _by_turns(turns: Sequence[Turn], first: str) -> list[Turn]:
+    """For those that insist on users and answers by turns, behind one message of the system at most.
+
+    Agents put news of the system between the turns, and several messages where Mistral's and Gemma's templates want one. Those of the
+    system that are not at the beginning are the user's then. first: whose the first ones are, as some templates have no system at all.
+    """
+    joined: list[Turn] = []
+    for turn in turns:
+        role = turn["role"]
+        if role == "system":
+            role = first if not joined or joined[-1]["role"] == "system" else "user"
+        if joined and role == joined[-1]["role"] and role in ("system", "user"):
+            joined[-1] = _continued(joined[-1], turn)
+        else:
+            joined.append(turn | {"role": role})
+    return joined
+
+
+def _for_mistral(turns: Sequence[Turn]) -> list[Turn]:
+    """For Mistral's, which want an answer behind results, where agents say more with them, and ids of nine letters and digits."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and joined[-1]["role"] == "tool" and turn["role"] == "user":
+            joined[-1] = _continued(joined[-1], turn)
+            continue
+        calls = {"tool_calls": [call | {"id": _short(call["id"])} for call in turn["tool_calls"]]} if "tool_calls" in turn else {}
+        answers = {"tool_call_id": _short(turn["tool_call_id"])} if "tool_call_id" in turn else {}
+        joined.append(turn | calls | answers)
+    return joined
+
+
+def _continued(turn: Turn, more: Turn) -> Turn:
+    return turn | {"content": f"{turn['content']}\n\n{more['content']}"}
+
+
+def _short(id: str) -> str:
+    return id if len(id) == 9 and id.isalnum() else hashlib.sha256(id.encode()).hexdigest()[:9]
