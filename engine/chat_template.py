@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+TOLD_OF_TOOLS = {"role": "system", "content": "You are a helpful assistant with some tools."}
+PROBE_NAME = "probe_of_a_name"
 PROBE = "The quick brown fox"
 """For templates of models that also see: they may read a message as a list of parts only, and lose a text unsaid."""
 
@@ -38,7 +40,39 @@ def call_arguments(arguments: str, as_text: bool) -> dict[str, Any] | str:
 
 def wants_parts(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> bool:
     """Whether the template, by default the tokenizer's own, writes a message only where it comes in parts. Found out by trying."""
-    return PROBE not in _written(tokenizer, chat_template, PROBE) and PROBE in _written(tokenizer, chat_template, _parts(PROBE))
+    text, parts = (_written(tokenizer, [{"role": "user", "content": content}], chat_template) for content in (PROBE, _parts(PROBE)))
+    return PROBE not in text and PROBE in parts
+
+
+def takes_tools(tokenizer: PreTrainedTokenizerBase) -> Literal["argument", "system"] | None:
+    """Where the tokenizer's template takes tools from: its argument, or, as Phi-4-mini's, a message of the system. Found out by trying."""
+    if "tools" not in template_text(tokenizer):
+        return None
+    asked = [{"role": "user", "content": PROBE}]
+    tool = {"type": "function", "function": {"name": PROBE_NAME, "description": PROBE, "parameters": {"type": "object", "properties": {}}}}
+    told = [_written(tokenizer, turns, tools=[tool]) for turns in (asked, in_parts(asked))]
+    if PROBE_NAME not in "".join(told) and PROBE_NAME in _written(tokenizer, with_tools(asked, [tool])):
+        return "system"
+    return "argument" if PROBE_NAME in "".join(told) or not any(told) else None  # also where it cannot be tried
+
+
+def writes_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's template writes the calls of earlier turns. Found out by trying."""
+    function = {"name": PROBE_NAME, "arguments": call_arguments("{}", reads_arguments_as_text(template_text(tokenizer)))}
+    call = {"id": "probe0000", "type": "function", "function": function}
+    turns = [
+        {"role": "user", "content": PROBE},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": PROBE, "tool_call_id": "probe0000", "name": "other"},
+    ]
+    text = _written(tokenizer, turns) or _written(tokenizer, in_parts(turns))
+    return not text or PROBE_NAME in text
+
+
+def with_tools(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns of which the first, the system's, has the tools."""
+    system, others = (turns[0], turns[1:]) if turns[0]["role"] == "system" else (TOLD_OF_TOOLS, turns)
+    return [{**system, "tools": json.dumps([tool["function"] for tool in tools], ensure_ascii=False)}, *map(dict, others)]
 
 
 def in_parts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -46,11 +80,10 @@ def in_parts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**turn, "content": _parts(turn["content"])} for turn in turns]
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, chat_template: str | None, content: str | list[dict[str, str]]) -> str:
-    """What the template makes of one message of a user, "" if it makes nothing."""
-    conversation: list[Any] = [{"role": "user", "content": content}]
+def _written(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Any], chat_template: str | None = None, tools: Any = None) -> str:
+    """What the template makes of a conversation, "" if it makes nothing."""
     try:
-        return str(tokenizer.apply_chat_template(conversation, chat_template=chat_template, tokenize=False))
+        return str(tokenizer.apply_chat_template(list(turns), chat_template=chat_template, tools=tools, tokenize=False))
     except Exception:  # whatever a template of a model's folder may raise; a request will hear of it
         return ""
 

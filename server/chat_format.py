@@ -15,7 +15,15 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from ..engine.chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
+from ..engine.chat_template import (
+    in_parts,
+    reads_arguments_as_text,
+    takes_tools,
+    template_text,
+    wants_parts,
+    with_tools,
+    writes_calls,
+)
 from .chat_messages import Message
 from .chat_turns import turns_of, ways
 from .errors import ApiError
@@ -47,12 +55,20 @@ class ChatFormat:
     """Renders and tokenizes for one model. Safe to use from several threads.
 
     encode(text, add_special_tokens, param) -> token ids is the engine's own, which refuses what cannot fit the context.
+    written(calls) -> calls as the model writes them, for a template that leaves out those of earlier turns.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool, str], list[int]]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable[[str, bool, str], list[int]],
+        written: Callable[[Sequence[tuple[str, str]]], str] = lambda calls: "",
+    ) -> None:
         self._tokenizer = tokenizer
         self._encode = encode
         self._wants_parts = wants_parts(tokenizer)
+        self._tools_of_system = takes_tools(tokenizer) == "system"
+        self._written = None if writes_calls(tokenizer) else written
 
     async def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises InvalidRequest that names `param`."""
@@ -99,9 +115,10 @@ class ChatFormat:
             raise ApiError(
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
-        offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        told = turns_of(messages, reads_arguments_as_text(template), self._written)
+        offered: dict[str, Any] = {"tools": list(tools)} if tools and not self._tools_of_system else {}
         refusal: TemplateError | None = None
-        for turns in ways(turns_of(messages, reads_arguments_as_text(template))):
+        for turns in ways(with_tools(told, tools) if tools and self._tools_of_system else told):
             try:
                 text = self._tokenizer.apply_chat_template(
                     in_parts(turns) if self._wants_parts else turns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -12,14 +12,23 @@ from .chat_messages import Message
 Turn = dict[str, Any]
 
 
-def turns_of(messages: Sequence[Message], arguments_as_text: bool) -> list[Turn]:
-    """A tool's result has the name of its function, which some templates write and clients say at the call only."""
+def turns_of(
+    messages: Sequence[Message], arguments_as_text: bool, written: Callable[[Sequence[tuple[str, str]]], str] | None = None
+) -> list[Turn]:
+    """A tool's result has the name of its function, which some templates write and clients say at the call only.
+
+    written: how the model writes calls, each a name and its arguments; they then are a part of what it said.
+    """
     called: dict[str | None, str] = {}
     turns: list[Turn] = []
     for message in messages:
         called.update((call.id, call.function.name) for call in message.tool_calls or ())
         turn = message.for_template(arguments_as_text)
         name = called.get(message.tool_call_id) if message.role == "tool" else None
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+        if written is not None and (said := written(calls) if calls else ""):
+            del turn["tool_calls"]
+            turn["content"] = "\n".join(filter(None, (turn["content"], said)))
         turns.append({"name": name} | turn if name else turn)
     return turns
 

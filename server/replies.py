@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..engine.chat_template import template_text
+from ..engine.chat_template import takes_tools, template_text
 from ..engine.grammar_spec import GrammarSpec
 from ..engine.thinking_budget import ThinkingBudget
 from ..engine.token_bytes import TokenBytes
@@ -19,7 +19,7 @@ from .errors import ApiError
 from .reasoning import REASONING_FORMATS, ReasoningParser, ReasoningTokens
 from .reasoning import detected as detected_reasoning
 from .reply_grammar import reply_grammar
-from .tools.formats import FORMATS, takes_tools
+from .tools.formats import FORMATS
 from .tools.formats import detected as detected_tools
 from .tools.parser import ToolParser, quoted
 from .tools.request import Offer
@@ -31,7 +31,7 @@ class ReplyFormats:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tool_parser: str | None, reasoning_parser: str | None) -> None:
         template = template_text(tokenizer)
-        self._takes_tools = takes_tools(template)
+        self._takes_tools = takes_tools(tokenizer) is not None
         self._tools = detected_tools(template) if tool_parser is None else FORMATS.get(tool_parser)
         self._reasoning = detected_reasoning(template) if reasoning_parser is None else REASONING_FORMATS.get(reasoning_parser)
         self._token_bytes = TokenBytes(tokenizer)
@@ -48,6 +48,10 @@ class ReplyFormats:
             message = "how this model writes tool calls is not known; the server's flag --tool-call-parser names a format"
             raise ApiError(400, message, param="tools", code="unsupported_parameter")
         return self._tools
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls, each a name and its arguments, as the model writes them; "" where that is not known."""
+        return "" if self._tools is None else self._tools.written(calls)
 
     def needs_special_tokens(self, tools: type[ToolParser] | None) -> bool:
         """Whether a marker is a special token, which would not be in the text."""

@@ -54,8 +54,8 @@ class Serving:
         self.proposer_names = loaded.proposer_names
         self.metrics = Metrics(engine.stats, self.model_names[0], self.proposer_names)
         self.embedder = Embedder(engine)
-        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode)
         self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
+        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._speculative = loaded.speculative

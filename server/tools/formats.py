@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from .hermes import Hermes
+from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json
 from .mistral import Mistral, MistralList
 from .parser import ToolParser
-from .qwen3_xml import Qwen3Xml
+from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 
 FORMATS: dict[str, type[ToolParser]] = {
+    "glm45": GlmXml,
+    "glm47": GlmXml,
+    "granite": Granite,
+    "granite4": Hermes,
     "hermes": Hermes,
+    "hunyuan_a13b": Hunyuan,
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,
+    "llama_nemotron_json": Nemotron,
     "mistral": Mistral,
     "mistral_list": MistralList,
+    "phi4_mini_json": Phi4Mini,
     "qwen3_coder": Qwen3Xml,
     "qwen3_xml": Qwen3Xml,
+    "seed_oss": SeedXml,
 }
 NO_PARSER = "none"
 """The name, among those of parsers, of leaving the text as it is."""
 
 
-def takes_tools(template: str) -> bool:
-    """Whether a chat template tells the model of tools."""
-    return "tools" in template
-
-
 def detected(template: str) -> type[ToolParser] | None:
     """The format that a chat template shows the model; None if it shows none that is known."""
-    if not takes_tools(template):
+    if "tools" not in template:
         return None
     if "<tool_call>" in template:
-        return Qwen3Xml if "<function=" in template else Hermes
+        return Qwen3Xml if "<function=" in template else GlmXml if "<arg_key>" in template else Hermes
     if "[TOOL_CALLS]" in template:
         return Mistral if "[ARGS]" in template else MistralList
+    if any(word in template for word in ("<|/tool|>", Phi4Mini.closing, "functools[")):
+        return Phi4Mini
+    for format in (Granite, Hunyuan, Nemotron, SeedXml):
+        if format.opening in template:
+            return format
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters": ' in template):
         return Llama3Json
     return None

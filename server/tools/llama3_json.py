@@ -37,6 +37,6 @@ class Llama3Json(ToolParser):
                 return found
             found = True
 
-    @staticmethod
-    def grammar(tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         return f"calls: {several('call', SEPARATOR, parallel)}\n" + object_rules(tools, "parameters")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from .json_list import SEPARATOR
 from .parser import MAX_NAME, Tool, ToolParser, alphanumeric_id, argument_rules, name_of, object_rules, quoted, several
 from .scanner import SPACE, CallBegun, Content, Waiting
 
 BEGIN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-SEPARATOR = '", "'
 
 
 class Mistral(ToolParser):
@@ -21,24 +21,8 @@ class Mistral(ToolParser):
     def scan(self) -> Waiting[None]:
         while (yield from self.until((BEGIN,), Content)):
             yield from self.space()
-            if not ((yield from self._listed()) if (yield from self.peek()) == "[" else (yield from self._named())):
+            if not ((yield from self.listed()) if (yield from self.peek()) == "[" else (yield from self._named())):
                 self.reject(BEGIN)
-
-    def _listed(self) -> Waiting[bool]:
-        yield from self.skip("[")
-        found = False
-        while True:
-            yield from self.space()
-            if not (yield from self.object_call()):
-                break
-            found = True
-            yield from self.space()
-            if not (yield from self.skip(",")):
-                break
-        if found:
-            self._at = self._mark  # what comes after the last call
-            yield from self.close("]")
-        return found
 
     def _named(self) -> Waiting[bool]:
         name = yield from self._word()
@@ -66,8 +50,8 @@ class Mistral(ToolParser):
             self._at += 1
         return self._text[self._mark + start : self._at]
 
-    @staticmethod
-    def grammar(tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         calls = [f"{quoted(name_of(tool))} {spell(ARGUMENTS)} arguments_{i}" for i, tool in enumerate(tools)]
         rules = f"calls: {several('call', '', parallel)}\ncall: {spell(BEGIN)} ({' | '.join(calls)})\n"
         return rules + argument_rules(tools)
@@ -76,7 +60,7 @@ class Mistral(ToolParser):
 class MistralList(Mistral):
     """The older form. Either parser reads both; a model is made to write its own."""
 
-    @staticmethod
-    def grammar(tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         rules = f'calls: {spell(BEGIN)} "[" {several("call", SEPARATOR, parallel)} "]"\n'
         return rules + object_rules(tools, "arguments")

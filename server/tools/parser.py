@@ -41,17 +41,43 @@ class ToolParser(Scanner):
         """An id for a call, such as templates of this format take back."""
         return "call_" + secrets.token_hex(12)
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def grammar(tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         """Rules, in llguidance's variant of Lark, whose `calls` is one or more calls of these tools.
 
         spell(marker) is how the grammar writes a marker: a quoted text, or a special token.
         """
 
-    def object_call(self, argument_keys: tuple[str, ...] = ("arguments", "parameters"), only_on_offer: bool = False) -> Waiting[bool]:
+    @classmethod
+    def written(cls, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls, each a name and its arguments, as a model of this format writes them; "" where no template leaves them out."""
+        return ""
+
+    def listed(self) -> Waiting[bool]:
+        """Read calls that are spelled as objects, in a list or one behind the other. False, with the text still held, if there is none."""
+        in_list = yield from self.skip("[")
+        found = False
+        while True:
+            yield from self.space()
+            if not (yield from self.object_call()):
+                break
+            found = True
+            yield from self.space()
+            yield from self.skip(",")
+        if found:
+            self._at = self._mark  # what comes after the last call
+            if in_list:
+                yield from self.close("]")
+        return found
+
+    def object_call(
+        self, argument_keys: tuple[str, ...] = ("arguments", "parameters"), only_on_offer: bool = False, inner: bool = False
+    ) -> Waiting[bool]:
         """Read {"name": ..., "arguments": {...}} and give it out, the arguments as they come. False, with the text still held, if
         it is none. Once the name is known it is a call, even if the object breaks off.
+
+        inner: whether it stands in another object, as "function"; then none stands in it.
         """
         begun, given, before = False, False, ""  # before: arguments that came before the name
         if not (yield from self.skip("{")):
@@ -75,6 +101,10 @@ class ToolParser(Scanner):
                     yield from self.arguments()
                 elif not (before := (yield from self._held_arguments())):
                     return False
+            elif key == "function" and not (begun or given or inner) and (yield from self.peek()) == "{":
+                if not (yield from self.object_call(argument_keys, only_on_offer, inner=True)):
+                    return False
+                begun = given = True
             elif not begun and key not in ("type", "id"):
                 return False
             elif not (yield from self.value(MAX_HELD)):

@@ -1,50 +1,63 @@
-"""Qwen3-Coder, Qwen3.5: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>; values are bare texts.
+"""Calls with bare texts for values, of which a function's schema alone tells whether they are JSON.
 
-What a value is, a text or JSON, is told by the function's schema alone.
+Qwen3-Coder, Qwen3.5: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>; Seed-OSS: <seed:tool_call>...;
+GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from .hermes import BEGIN, END
+from .json_list import Hermes
 from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, json_rule, name_of, quoted, schema_of, several
 from .scanner import MAX_HELD, Arguments, CallBegun, Content, Piece, Waiting
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
-VALUE_ENDS = ("\n" + END_PARAMETER, END_PARAMETER)
+ARGUMENT, END_ARGUMENT, VALUE, END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 LINE = quoted("\n")
 
 
 class Qwen3Xml(ToolParser):
-    markers = (BEGIN, END)
-    opening = BEGIN
+    opening, closing = Hermes.opening, Hermes.closing
+    markers = (opening, closing)
+    value_end: ClassVar[str] = END_PARAMETER
+    trimmed: ClassVar[str] = "\n"
+    """What a value has on both sides that is not its own."""
 
     def scan(self) -> Waiting[None]:
         kinds = {name_of(tool): parameter_kinds(schema_of(tool)) for tool in self.tools}
-        while marker := (yield from self.until((BEGIN, FUNCTION), Content)):  # models forget the outer frame
-            if marker == BEGIN:
+        while marker := (yield from self._until_call()):
+            if marker == self.opening:
                 yield from self.space()
-            name = (yield from self._name(MAX_NAME)) if marker == FUNCTION or (yield from self.skip(FUNCTION)) else ""
-            if name:
+            if name := (yield from self._function(marker)):
                 self.settle(CallBegun(name), Arguments("{"))
                 yield from self._parameters(kinds.get(name, {}))
                 yield from self.close(END_FUNCTION)
-                yield from self.close(END)
+                yield from self.close(self.closing)
             else:
                 self.reject(marker)
+
+    def _until_call(self) -> Waiting[str]:
+        return (yield from self.until((self.opening, FUNCTION), Content))  # models forget the outer frame
+
+    def _function(self, marker: str) -> Waiting[str]:
+        return (yield from self._name(MAX_NAME, ">")) if marker == FUNCTION or (yield from self.skip(FUNCTION)) else ""
+
+    def _key(self) -> Waiting[str]:
+        return (yield from self._name(MAX_KEY, ">")) if (yield from self.skip(PARAMETER)) else ""
 
     def _parameters(self, kinds: Mapping[str, frozenset[str]]) -> Waiting[None]:
         separator = ""
         while True:
             yield from self.space()
-            key = (yield from self._name(MAX_KEY)) if (yield from self.skip(PARAMETER)) else ""
+            key = yield from self._key()
             if not key:
                 break
-            yield from self.skip("\n")
+            yield from self.skip(self.trimmed)
             self.settle(Arguments(f"{separator}{quoted(key)}: "))
             separator = ", "
             yield from self._value(kinds.get(key, frozenset()))
@@ -57,7 +70,7 @@ class Qwen3Xml(ToolParser):
         first = yield from self.peek()
         if (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds):
             yield from self.value(piece=Arguments)
-            yield from self.close(END_PARAMETER)
+            yield from self.close(self.value_end)
             return
         held = "" if kinds <= {"string"} else (yield from self._held_value())
         if held is None:
@@ -67,7 +80,7 @@ class Qwen3Xml(ToolParser):
         else:
             self._at = self._mark
             self.settle(Arguments('"'))
-            if (yield from self.until(VALUE_ENDS, escaped, space=False)):
+            if (yield from self.until((self.trimmed + self.value_end, self.value_end), escaped, space=False)):
                 self.settle(Arguments('"'))
 
     def _held_value(self) -> Waiting[str | None]:
@@ -77,29 +90,30 @@ class Qwen3Xml(ToolParser):
             if not char:
                 return None
             self._at += 1
-            if char == ">" and self._text.startswith(END_PARAMETER, max(self._mark, self._at - len(END_PARAMETER))):
-                return self._text[self._mark : self._at].removesuffix(END_PARAMETER).removesuffix("\n")
+            if char == ">" and self._text.startswith(self.value_end, max(self._mark, self._at - len(self.value_end))):
+                return self._text[self._mark : self._at].removesuffix(self.value_end).removesuffix(self.trimmed)
         return ""
 
-    def _name(self, limit: int) -> Waiting[str]:
-        """Read up to ">" and return what was there; "" if that is no name."""
+    def _name(self, limit: int, end: str) -> Waiting[str]:
+        """Read up to `end`, a character, and return what was there; "" if that is no name."""
         start = self._at - self._mark
         for _ in range(limit):
             char = yield from self.peek()
             self._at += len(char)
-            if char == ">":
+            if char == end:
                 return self._text[self._mark + start : self._at - 1]
             if not char.isprintable() or char in "<= ":  # "" is in any text
                 break
         return ""
 
-    @staticmethod
-    def grammar(tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+        spelling = cls.spelling(spell)
         functions = " | ".join(f"function_{i}" for i in range(len(tools)))
         rules = [
             f"calls: {several('call', LINE, parallel)}",
-            f"call: {spell(BEGIN)} {LINE} ({functions}) {quoted(END_FUNCTION + chr(10))} {spell(END)}",
-            r"text[lazy]: /(?s:.*)\n<\/parameter>\n/",
+            f"call: {spell(cls.opening)} ({functions}) {spell(cls.closing)}",
+            spelling.rules,
         ]
         for i, tool in enumerate(tools):
             schema = schema_of(tool)
@@ -107,23 +121,89 @@ class Qwen3Xml(ToolParser):
             definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
             parameters: list[str] = []
             for j, (key, described) in enumerate(properties.items()):
-                written, rule = _written(key, described, kinds[key], f"value_{i}_{j}", definitions)
+                value, rule = _value_rule(described, kinds[key], f"value_{i}_{j}", definitions)
+                written = f"{spelling.key(key)} {f'{value} {spelling.end}' if value else 'text'}"
                 parameters.append(written if key in required else f"({written})?")
                 rules.extend(rule)
-            rules.append(f"function_{i}: {quoted(FUNCTION + name_of(tool) + '>' + chr(10))} {' '.join(parameters)}")
+            rules.append(f"function_{i}: {spelling.function(name_of(tool))} {' '.join(parameters)} {spelling.end_function}")
         return "\n".join(rules) + "\n"
 
+    @classmethod
+    def spelling(cls, spell: Callable[[str], str]) -> Spelling:
+        return Spelling(
+            function=lambda name: quoted(f"\n{FUNCTION}{name}>\n"),
+            key=lambda key: quoted(f"{PARAMETER}{key}>\n"),
+            end=quoted(f"\n{END_PARAMETER}\n"),
+            end_function=quoted(f"{END_FUNCTION}\n"),
+            rules=r"text[lazy]: /(?s:.*)\n<\/parameter>\n/",
+        )
 
-def _written(key: str, described: Any, kinds: frozenset[str], value: str, definitions: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """How a parameter is written, and the rule called `value` if it takes one: that of a value that is no text."""
-    begin, end = quoted(f"{PARAMETER}{key}>\n"), quoted(f"\n{END_PARAMETER}\n")
+
+@dataclass(frozen=True)
+class Spelling:
+    """How grammars write a format's calls. `text` is their rule of a value that is any text, with its end."""
+
+    function: Callable[[str], str]
+    key: Callable[[str], str]
+    end: str  # of a value
+    end_function: str
+    rules: str
+
+
+class SeedXml(Qwen3Xml):
+    opening, closing = "<seed:tool_call>", "</seed:tool_call>"
+    markers = (opening, closing)
+
+
+class GlmXml(Qwen3Xml):
+    """GLM 4.5 has line ends between the parts, later ones have none."""
+
+    markers = (Hermes.opening, Hermes.closing, ARGUMENT, END_ARGUMENT, VALUE, END_VALUE)
+    value_end = END_VALUE
+    trimmed = ""
+
+    def _until_call(self) -> Waiting[str]:
+        return (yield from self.until((self.opening,), Content))
+
+    def _function(self, marker: str) -> Waiting[str]:
+        start = self._at - self._mark
+        while (char := (yield from self.peek())) and char not in "<\n" and self._at - self._mark < start + MAX_NAME:
+            self._at += 1
+        name = self._text[self._mark + start : self._at].strip()
+        yield from self.space()
+        begins = name in map(name_of, self.tools) or (yield from self.skip(ARGUMENT)) or (yield from self.skip(self.closing))
+        self._at = self._mark + start + len(name)
+        return name if begins and name.isprintable() and " " not in name else ""
+
+    def _key(self) -> Waiting[str]:
+        key = (yield from self._name(MAX_KEY, "<")) if (yield from self.skip(ARGUMENT)) else ""
+        if not key or not (yield from self.skip(END_ARGUMENT[1:])):
+            return ""
+        yield from self.space()
+        return key if (yield from self.skip(VALUE)) else ""
+
+    @classmethod
+    def spelling(cls, spell: Callable[[str], str]) -> Spelling:
+        end = spell(END_VALUE)
+        lazy = "[lazy]" if end == quoted(END_VALUE) else ""
+        return Spelling(
+            function=lambda name: f"{quoted(name)} LINE",
+            key=lambda key: f"{spell(ARGUMENT)} {quoted(key)} {spell(END_ARGUMENT)} LINE {spell(VALUE)}",
+            end=f"{end} LINE",
+            end_function="",
+            rules=f"text: lasts LINE\nlasts{lazy}: TEXT {end}\nTEXT: /(?s:.*)/\nLINE: /\\n?/",
+        )
+
+
+def _value_rule(described: Any, kinds: frozenset[str], name: str, definitions: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """How a parameter's value is written, "" if it is any text, and the rule called `name` if it takes one."""
     choices = described.get("enum") if isinstance(described, dict) else None
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return f"{begin} ({' | '.join(map(quoted, choices))}) {end}", []
+        return f"({' | '.join(map(quoted, choices))})", []
     if kinds <= {"string"}:
-        return f"{begin} text", []
+        return "", []
     schema = {**described, **definitions} if isinstance(described, dict) else described
-    return f"{begin} {value} {end}", [f"{value}: {json_rule(schema)}"]
+    return name, [f"{name}: {json_rule(schema)}"]
 
 
 def escaped(text: str) -> Piece:

@@ -257,6 +257,42 @@ def test_the_parsers_flag_overrides_the_template(fake: FakeEngine, monkeypatch: 
     assert call["function"]["name"] == "time" and len(call["id"]) == 9
 
 
+GRANITE = (
+    "{% if tools %}<|tool_call|> before a list: {{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+)
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'system' and 'tools' in m and m['tools'] is not none %}"
+    "<|tool|>{{ m['tools'] }}<|/tool|>{% endif %}<|end|>{% endfor %}"
+)
+
+
+def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_them(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of Granite 3 and Phi-4-mini write the content alone, and the model would see results of nothing."""
+    fake.reply = '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "time", "arguments": {}}]'
+    client = client_of(fake, monkeypatch, GRANITE)
+    message = whole(client, tools=TOOLS)["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
+    whole(client, messages=[*MESSAGES, message, *results])
+    assert prompt(fake).endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
+
+
+def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Phi-4-mini's: tools beside the messages would be lost, and the model told of none."""
+    fake.reply = '<|tool_call|>[{"type": "function", "function": {"name": "time", "arguments": {}}}]<|/tool_call|>'
+    client = client_of(fake, monkeypatch, PHI)
+    for system in ([], [{"role": "system", "content": "Be brief"}]):
+        (call,) = whole(client, messages=[*system, *MESSAGES], tools=TOOLS[1:])["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "time", "arguments": "{}"}
+        offered = prompt(fake).split("<|tool|>")[1].split("<|/tool|>")[0]
+        assert json.loads(offered) == [TOOLS[1]["function"]]
+        assert prompt(fake).startswith("<|system|>Be brief<|tool|>" if system else "<|system|>You are")
+    whole(client)
+    assert "<|tool|>" not in prompt(fake)
+
+
 def test_special_tokens_that_mark_calls_are_asked_for(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no text otherwise; the tiny tokenizer's <|user|> stands for such a marker."""
     from foretoken.server.tools.llama3_json import Llama3Json

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.server.tools.formats import FORMATS, detected
-from foretoken.server.tools.hermes import Hermes
+from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.parser import Tool, ToolParser
-from foretoken.server.tools.qwen3_xml import Qwen3Xml, as_json, parameter_kinds
+from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, as_json, parameter_kinds
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
 
 PROPERTIES = {
@@ -79,6 +79,9 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>.', [("f", '{"a": 1}'), "."]),
     (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}}.', [("f", '{"a": 1}'), "."]),
     (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}', [("f", '{"a": 1}'), ", oops}"]),
+    # Several in one frame.
+    (Hermes, '<tool_call>\n{"name": "f", "arguments": {}}\n{"name": "g.h"}\n</tool_call>.', [("f", "{}"), ("g.h", "{}"), "."]),
+    (Hermes, '<tool_call>[{"name": "f"}, {"name": "g.h", "arguments": {"a": 1}}]</tool_call>', [("f", "{}"), ("g.h", '{"a": 1}')]),
     # Cut by the token limit.
     (Hermes, '<tool_call>{"name": "f", "arguments": {"a": "b', [("f", '{"a": "b')]),
     (Hermes, '<tool_call>{"name": "f", "argu', [("f", "")]),
@@ -118,6 +121,31 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Qwen3Xml, "<function=f><parameter=text>cut", [("f", '{"text": "cut')]),
     (Qwen3Xml, "<function=f><parameter=number>4", [("f", '{"number": ')]),
     (Qwen3Xml, "<tool_call>x <function=> <function=a b>", ["<tool_call>x <function=> <function=a b>"]),
+    (SeedXml, "<seed:tool_call>\n<function=f>\n<parameter=text>\na\n</parameter></function>\n</seed:tool_call>", [("f", '{"text": "a"}')]),
+    (Granite, '<|tool_call|>[{"name": "f", "arguments": {"a": "]"}}, {"name": "g.h"}]', [("f", '{"a": "]"}'), ("g.h", "{}")]),
+    (Granite, 'So <tool_call> [{"name": "f", "arguments": {}}] <|tool_call|> it', ["So", ("f", "{}"), "<|tool_call|> it"]),
+    (Hunyuan, '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls> x', [("f", "{}"), "x"]),
+    (Nemotron, 'Hm\n<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>', ["Hm", ("f", '{"a": 1}')]),
+    (
+        Phi4Mini,
+        '<|tool_call|>[{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}, '
+        '{"function": {"name": "g.h"}, "id": 1}]<|/tool_call|>',
+        [("f", '{"a": 1}'), ("g.h", "{}")],
+    ),
+    (Phi4Mini, 'functools[{"name": "f", "arguments": {}}] of functools [see]', [("f", "{}"), "of functools [see]"]),
+    (Phi4Mini, '<|tool_call|>{"name": "f", "parameters": {"a": 1}}<|/tool_call|>.', [("f", '{"a": 1}'), "."]),
+    (Phi4Mini, 'functools[{"function": {"function": {"name": "f"}}}]', ['functools[{"function": {"function": {"name": "f"}}}]']),
+    (Phi4Mini, 'functools[{"function": {"name": "f", "arguments": {"a": 1', [("f", '{"a": 1')]),
+    (
+        GlmXml,
+        "Hm\n<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>\na <b> \"c\"\n</arg_value>\n"
+        "<arg_key>number</arg_key>\n<arg_value>3</arg_value>\n"
+        '<arg_key>object</arg_key>\n<arg_value>{"a": 1}</arg_value>\n</tool_call>\n<tool_call>g.h\n</tool_call>',
+        ["Hm", ("f", '{"text": "\\na <b> \\"c\\"\\n", "number": 3, "object": {"a": 1}}'), ("g.h", "{}")],
+    ),
+    (GlmXml, "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call> b", [("f", '{"text": "a"}'), "b"]),
+    (GlmXml, "<tool_call>new<arg_key>a</arg_key><arg_value>1", [("new", '{"a": "1')]),
+    (GlmXml, "<tool_call>is a word, <tool_call>\n</tool_call>", ["<tool_call>is a word, <tool_call>\n</tool_call>"]),
 ]
 
 
@@ -130,6 +158,7 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
 
 SNIPPETS = [
     "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
+    "<|tool_call|>", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "functools", '"function": ',
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
 ]  # fmt: skip
@@ -218,6 +247,11 @@ HOSTILE = [
     "<function=f>" + "<parameter=text>" * 1_000,
     "<function=f><parameter=number>" + "1" * 20_000,
     "<function=f>" + "<parameter=number>1</parameter>" * 600,
+    "<tool_call>" + "f" * 20_000,
+    "<tool_call>f<arg_key>" * 600,
+    "<tool_call>f" + "<arg_key>number</arg_key><arg_value>1</arg_value>" * 600,
+    'functools[{"function": ' * 600,
+    '<|tool_call|>[' + '{"name": "f"},' * 600,
 ]
 
 
@@ -249,6 +283,12 @@ TEMPLATES = [
     ("{% if tools %}[TOOL_CALLS]{{ name }}[ARGS]", Mistral),
     ("{% if tools %}<|python_tag|>", Llama3Json),
     ('{% if tools %}<|start_header_id|> {"name": function name, "parameters": dict', Llama3Json),
+    ("{% if tools %}respond only with <|tool_call|> followed by a JSON list", Granite),
+    ("{{ '<|system|>' + m.content + '<|tool|>' + m['tools'] + '<|/tool|>' }}", Phi4Mini),
+    ("{% for t in tools %} formatted as functools[{", Phi4Mini),
+    ("{% if tools %}<tool_call>{function-name}\n<arg_key>", GlmXml),
+    ("{% if tools %}<TOOLCALL>[{", Nemotron),
+    ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
     ("{% if tools %}{{ tools | tojson }}", None),
     ("{{ messages }} <tool_call>", None),
     ("", None),

@@ -37,14 +37,15 @@ TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "weather.now"}},
 )
-FORMAT_NAMES = ["hermes", "llama3_json", "mistral", "mistral_list", "qwen3_xml"]
+FORMAT_NAMES = ["glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "phi4_mini_json", "qwen3_xml"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """One with markers among its tokens, as models have them."""
     tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
-    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("[TOOL_CALLS]", special=True)])
+    marks = {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False}
+    tokenizer.add_tokens([AddedToken(mark, special=special) for mark, special in marks.items()])
     return tokenizer
 
 
@@ -82,7 +83,7 @@ def written(
 ) -> str | None:
     """A text at random that the grammar allows; None if it does not end in time."""
     state, tokens = opened(compiler, spec)
-    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ('"', "\n", "<", "}")}
+    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ('"', "\n", "<", "}", "</arg_value>")}
     while len(tokens) < most:
         mask = state.mask(())
         assert mask is not None, state.error
@@ -142,6 +143,11 @@ def test_whatever_a_grammar_lets_through_is_calls(
 
 
 EXAMPLES = {
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+    "<arg_key>note</arg_key>\n<arg_value>a\nb</arg_value>\n</tool_call>",
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
+    "phi4_mini_json": '<|tool_call|>[{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome", "note": ""}}}]'
+    "<|/tool_call|>",
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3, "at": {"x": true}, "note": "é\\n"}}\n</tool_call>',
     "llama3_json": '{"name": "weather", "parameters": {"city": "Rome", "note": ""}}; {"name": "weather.now", "parameters": {}}',
     "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Rome", "note": ""}[TOOL_CALLS]weather.now[ARGS]{}',
