@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .tools.scanner import Reasoning, Scanner, Waiting
+from .tools.scanner import Content, Reasoning, Scanner, Waiting
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class ReasoningFormat:
     begin: str = "<think>"
     end: str = "</think>"
     begins_inside: bool = False  # an answer without a marker at its start is reasoning up to the end marker
+    answer: tuple[str, str] | None = None  # markers of what follows the reasoning
 
     def inside(self, prompt: str, continued: str | None = None) -> bool:
         """Whether what follows this prompt begins inside of reasoning. continued: the message of the assistant that it goes on with.
@@ -37,6 +38,9 @@ _THINK, _THINK_AT_ONCE = ReasoningFormat(), ReasoningFormat(begins_inside=True)
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": _THINK_AT_ONCE,
     "glm45": _THINK,
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),  # 3.2
+    "granite3_3": ReasoningFormat(answer=("<response>", "</response>")),
+    "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "olmo3": _THINK_AT_ONCE,
     "qwen3": _THINK,
@@ -46,10 +50,12 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 
 def detected(template: str) -> ReasoningFormat | None:
     """The format that a chat template speaks of; None if it speaks of none that is known."""
-    for format in (REASONING_FORMATS["mistral"], REASONING_FORMATS["seed_oss"], _THINK):
-        if format.begin in template and format.end in template:
+    for name in ("mistral", "seed_oss", "granite", "granite3_3", "hunyuan_a13b"):
+        format = REASONING_FORMATS[name]
+        if all(word in template for word in (format.begin, format.end, *(format.answer or ()))):
             return format
-    return _THINK_AT_ONCE if _THINK.end in template else None  # it drops the reasoning of earlier turns, and the model begins at once
+    # Some only drop the reasoning of earlier turns: whether there is any is then the model's matter, which writes the first marker, too.
+    return _THINK if _THINK.end in template else None
 
 
 class ReasoningParser(Scanner):
@@ -64,15 +70,24 @@ class ReasoningParser(Scanner):
         yield from self.space()
         if (yield from self.skip(self._format.begin)):
             self.inside = True
-        if not self.inside:
-            self._at = self._mark
-            return
-        yield from self.space()
-        self.settle()
-        if (yield from self.until((self._format.end,), Reasoning)):
+        if self.inside:
+            yield from self.space()
+            self.settle()
+            if not (yield from self.until((self._format.end,), Reasoning)):
+                return
             self.inside = False
             yield from self.space()
             self.settle()
+        if self._format.answer is not None:
+            begin, end = self._format.answer
+            yield from self.space()
+            if (yield from self.skip(begin)):
+                yield from self.space()
+                self.settle()
+                if (yield from self.until((end,), Content)):
+                    self.settle()
+                return
+        self._at = self._mark
 
 
 class ReasoningTokens:

@@ -41,6 +41,25 @@ def test_reasoning_is_told_from_the_answer(text: str, inside: bool, expected: tu
         assert told([text[start : start + length] for start in range(0, len(text), length)], inside) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("granite", "Here is my thought process:\n\nHm\n\nHere is my response:\n\nTwo", ("Hm", "Two")),
+        ("granite", "Here is my house", ("", "Here is my house")),
+        ("granite3_3", "<think>Hm</think>\n<response>Two <b>\n</response>\n", ("Hm", "Two <b>\n")),
+        ("granite3_3", "<think>Hm</think>Two <response>", ("Hm", "Two <response>")),
+        ("granite3_3", "<think>Hm</think><resp", ("Hm", "<resp")),
+        ("hunyuan_a13b", "<think>\nHm\n</think>\n<answer>\nTwo </ans", ("Hm", "Two </ans")),
+        ("hunyuan_a13b", "<answer>\nTwo\n</answer> x", ("", "Two x")),
+        ("hunyuan_a13b", " Two", ("", " Two")),
+    ],
+)
+def test_an_answer_may_have_markers_too(name: str, text: str, expected: tuple[str, str]) -> None:
+    for length in range(1, len(text) + 2):
+        pieces = [text[start : start + length] for start in range(0, len(text), length)]
+        assert told(pieces, False, REASONING_FORMATS[name]) == expected
+
+
 snippets = st.sampled_from(["<think>", "</think>", "<", ">", " ", "\n", "think", "x"])
 
 
@@ -83,7 +102,9 @@ def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, ins
     ("template", "name"),
     [
         ("{{ '<think>\n\n</think>\n\n' }}", "qwen3"),
-        ("{% set content = content.split('</think>')[-1] %}", "deepseek_r1"),
+        ("{% set content = content.split('</think>')[-1] %}", "qwen3"),  # Nemotron: it thinks if the system says so
+        ("after 'Here is my thought process:' and after 'Here is my response:'", "granite"),
+        ("between <think></think> and write your response between <response></response>", "granite3_3"),
         ("[THINK]{{ thinking }}[/THINK]", "mistral"),
         ("<seed:think></seed:think>", "seed_oss"),
         ("{{ messages }}", None),
