@@ -25,6 +25,8 @@ def banner(config: ServerConfig, engine: Engine, base_url: str, made_key: bool, 
     if not any(label == "memory" for label, _ in about) and (held := _memory_held()):
         about.append(("memory", held))
     about.append(("limits", _limits(config, engine)))
+    if engine.tokenizer.chat_template:
+        about.append(("replies", _replies(config, engine)))
     lines = [f"Foretoken {__version__}"]
     for label, text in about:
         lines.extend(_entry(label, text, columns))
@@ -49,6 +51,12 @@ def _limits(config: ServerConfig, engine: Engine) -> str:
         f"{scheduler.max_num_seqs:,} rows at once, {config.max_queued_requests:,} more may wait; context {engine.model.max_model_len:,}; "
         f"{scheduler.max_num_batched_tokens:,} tokens a step, {scheduler.max_draft_tokens_per_step:,} of them guessed"
     )
+
+
+def _replies(config: ServerConfig, engine: Engine) -> str:
+    from .replies import ReplyFormats
+
+    return ReplyFormats(engine.tokenizer, config.tool_call_parser, config.reasoning_parser).describe()
 
 
 def _memory_held() -> str:

@@ -37,13 +37,13 @@ class ReasoningFormat:
 _THINK, _THINK_AT_ONCE = ReasoningFormat(), ReasoningFormat(begins_inside=True)
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": _THINK_AT_ONCE,
+    "qwen3": _THINK,
     "glm45": _THINK,
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),  # 3.2
     "granite3_3": ReasoningFormat(answer=("<response>", "</response>")),
     "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "olmo3": _THINK_AT_ONCE,
-    "qwen3": _THINK,
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
 }
 

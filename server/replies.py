@@ -37,6 +37,17 @@ class ReplyFormats:
         self._token_bytes = TokenBytes(tokenizer)
         self._added = {str(entry): (token, entry.special) for token, entry in tokenizer.added_tokens_decoder.items()}
 
+    def describe(self) -> str:
+        """Which they are, for people."""
+        if not self._takes_tools:
+            calls = "none: its chat template takes no tools"
+        elif self._tools is None:
+            calls = "in no known format: --tool-call-parser names one"
+        else:
+            calls = next(f"as {name}" for name, format in FORMATS.items() if format is self._tools)
+        thoughts = next((f"as {name}" for name, format in REASONING_FORMATS.items() if format == self._reasoning), "none")
+        return f"tool calls {calls}; reasoning {thoughts}"
+
     def of_tools(self, offer: Offer) -> type[ToolParser] | None:
         """The format that this offer needs; None for an empty one. Raises ApiError if the model has none."""
         if not offer.tools:

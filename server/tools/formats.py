@@ -8,12 +8,12 @@ from .mistral import Mistral, MistralList
 from .parser import ToolParser
 from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 
-FORMATS: dict[str, type[ToolParser]] = {
+FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before those of the models that share it
     "glm45": GlmXml,
     "glm47": GlmXml,
     "granite": Granite,
-    "granite4": Hermes,
     "hermes": Hermes,
+    "granite4": Hermes,
     "hunyuan_a13b": Hunyuan,
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running_server import environment
@@ -46,6 +47,22 @@ def test_it_names_everything_one_needs(engine: Engine) -> None:
     assert found["listening"] == URL and found["page"].startswith(URL + "/ ") and found["metrics"] == URL + "/metrics"
     assert found["API"].startswith(URL + "/v1") and found["chat"] == f"foretoken chat --url {URL}"
     assert found["memory"].endswith("fills") and "Authorization" not in found["curl"]
+
+
+@pytest.mark.parametrize(
+    ("template", "flags", "said"),
+    [
+        ("{% if tools %}{{ tools }}<tool_call>{% endif %}<think></think>", {}, "tool calls as hermes; reasoning as qwen3"),
+        ("{{ messages }}", {}, "tool calls none: its chat template takes no tools; reasoning none"),
+        ("{{ tools }}", {}, "tool calls in no known format: --tool-call-parser names one; reasoning none"),
+        ("{{ tools }}", {"tool_call_parser": "granite", "reasoning_parser": "olmo3"}, "tool calls as granite; reasoning as deepseek_r1"),
+    ],
+)
+def test_it_says_how_replies_are_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, template: str, flags: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    assert told(banner(ServerConfig(engine=engine.config, **flags), engine, URL, made_key=False))["replies"] == said
 
 
 def test_lines_fit_the_terminal_but_those_to_be_copied(engine: Engine) -> None:
