@@ -6,8 +6,11 @@ GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_cal
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,7 +71,8 @@ class Qwen3Xml(ToolParser):
     def _value(self, kinds: frozenset[str]) -> Waiting[None]:
         """Give a value out as JSON: a text, a list and an object as they come, the rest once it is whole."""
         first = yield from self.peek()
-        if (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds):
+        bracketed = (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds)
+        if bracketed and not (yield from self._is_python()):
             yield from self.value(piece=Arguments)
             yield from self.close(self.value_end)
             return
@@ -82,6 +86,16 @@ class Qwen3Xml(ToolParser):
             self.settle(Arguments('"'))
             if (yield from self.until((self.trimmed + self.value_end, self.value_end), escaped, space=False)):
                 self.settle(Arguments('"'))
+
+    def _is_python(self) -> Waiting[bool]:
+        """Whether what begins here in brackets has a single quote, True, False or None for its first word."""
+        start, char = self._at - self._mark, ""
+        for _ in range(MAX_KEY):
+            if (char := (yield from self.peek())) not in ("{", "[", "(", " ", "\n"):
+                break
+            self._at += 1
+        self._at = self._mark + start
+        return char in ("'", "T", "F", "N")
 
     def _held_value(self) -> Waiting[str | None]:
         """Read a value and its end: "" if it is too long or empty, None if the answer ends first."""
@@ -233,14 +247,28 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 
 def as_json(raw: str, kinds: frozenset[str]) -> str:
-    """A bare value as JSON of one of these types; as a text if it is of none of them. Python's True, False and None are understood."""
+    """A bare value as JSON of one of these types; as a text if it is of none of them. Python's spelling is understood."""
     spelled = {"True": "true", "False": "false", "None": "null"}.get(raw.strip(), raw.strip())
+    if spelled.startswith(("{", "[")):
+        spelled = _from_python(spelled)
     try:
         kind = _KINDS[type(json.loads(spelled, parse_constant=_no_json))]
     except (ValueError, RecursionError):
         kind = "string"
     fits = kind in kinds or (kind == "integer" and "number" in kinds)
     return spelled if fits and kind != "string" else json.dumps(raw, ensure_ascii=False)
+
+
+def _from_python(text: str) -> str:
+    """JSON of a dict or list that is written as Python writes it; any other text as it is."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        if len(text) <= MAX_HELD:
+            with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd escapes
+                return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    return text
 
 
 def _no_json(word: str) -> None:
