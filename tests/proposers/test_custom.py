@@ -91,6 +91,28 @@ def test_the_constructor_is_told_what_it_may_use(tmp_path: Path) -> None:
     assert run.step({"r": 9})["r"].tokens == [1, 1, 1], "too many are cut"
 
 
+def test_guesses_may_be_of_any_kind_of_integer_and_the_text_may_be_written_to(tmp_path: Path) -> None:
+    file = _written(
+        tmp_path,
+        "import itertools, numpy, torch, beside_mine\n"
+        "class Mine(ChainProposer):\n"
+        "    def guess(self, token_ids, k):\n"
+        "        token_ids.clear()\n"
+        "        return eval(self.options['guess'])\n",
+    )
+    (tmp_path / "beside_mine.py").write_text("SEVEN = 7\n")
+    for guess in ("numpy.array([7] * 9)", "torch.tensor([7] * 9)", "itertools.repeat(beside_mine.SEVEN)"):
+        run = Run(_load(file, "Mine", guess=guess).open(opened()))
+        run.add("r", 3)
+        assert run.step({"r": 3})["r"].tokens == [7, 7, 7] and all(type(token) is int for token in run.texts["r"].tokens)
+        assert len(run.texts["r"].tokens) >= 3, "what is known stays"
+    for guess in ("None", "[1.5]", "'abc'"):
+        run = Run(_load(file, "Mine", guess=guess).open(opened()))
+        run.add("r", 3)
+        with pytest.raises(TypeError, match=r"guess\(\) must return token ids, not "):
+            run.step({"r": 3})
+
+
 def test_a_module_is_found_by_its_name() -> None:
     loaded = custom.load(CustomConfig(f"{__name__}:Whole"), resources(Path(".")))
     assert loaded.open(opened("x")).name == "x"
@@ -119,14 +141,20 @@ class Whole:
         ("Mine = 3\n", "Mine", r"has no class 'Mine'; it has none"),
         ("import missing_library\n", "Mine", r"cannot be imported: ModuleNotFoundError: No module named 'missing_library'"),
         ("class Mine(:\n", "Mine", r"cannot be imported: SyntaxError"),
-        ("class Mine:\n    def __init__(self, s): raise OSError('no file')\n", "Mine", r"cannot be constructed: OSError: no file"),
+        ("class Mine:\n    def __init__(self, s): raise OSError('no file')\n", "Mine", r"OSError: no file \(line 4\)"),
         ("class Mine:\n    pass\n", "Mine", r"cannot be constructed: TypeError"),
         (
             "class Mine:\n    max_tokens = 99\n    def __init__(self, setup): pass\n    def propose(self, context): pass\n",
             "Mine",
-            r"no proposer: name must be a text.*needs must be.*max_tokens must be.*not 99; it lacks observe\(\), forget\(\), check",
+            r"no proposer: name must be of up to.*needs must be.*max_tokens must be.*not 99; it lacks observe\(\), forget\(\), check",
         ),
-        ("class Mine(ChainProposer):\n    name = ''\n", "Mine", "name must be a text, not ''"),
+        ("class Mine(ChainProposer):\n    name = 'off'\n", "Mine", "name must be of up to 64 letters, .*, not 'off'"),
+        ("class Mine(ChainProposer):\n    name = property(lambda self: 'mine')\n", "Mine", "name must be an attribute that can be set"),
+        ("class Mine(ChainProposer):\n    needs = Needs(hidden=(99,))\n", "Mine", r"needs.hidden must be .* 0 to \d+, .* not \(99,\)"),
+        ("class Mine(ChainProposer):\n    needs = Needs(hidden=3)\n", "Mine", "needs.hidden must be .* not 3"),
+        ("class Mine(ChainProposer):\n    needs = Needs(hears='all')\n", "Mine", "hears must .*'ends'.*, not 'all'"),
+        ("class Mine(ChainProposer):\n    needs = Needs(kv_layers=(1,))\n", "Mine", "needs.kv_layers must be empty"),
+        ("import sys\nsys.exit(3)\n", "Mine", r"cannot be imported: SystemExit: 3 \(line 4\)"),
     ],
 )
 def test_what_is_no_proposer_is_refused_with_the_reason(text: str, name: str, message: str, tmp_path: Path) -> None:
