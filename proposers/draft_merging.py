@@ -27,8 +27,10 @@ class Guess:
     num_forced: int = 0  # leading tokens that no proposer guessed
 
 
-def fault_of(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
+def fault_of(draft: object, num_rows: int, vocab_size: int | None) -> str | None:
     """Why this is no draft of num_rows rows; None if it is one."""
+    if not isinstance(draft, Draft):
+        return f"{draft!r:.80} is no Draft"
     total = len(draft.token_ids)
     starts = draft.start_loc
     if len(starts) != num_rows + 1 or starts[0] != 0 or starts[-1] != total or any(a > b for a, b in zip(starts, starts[1:], strict=False)):
@@ -39,22 +41,30 @@ def fault_of(draft: Draft, num_rows: int, vocab_size: int | None) -> str | None:
     ids = draft.token_ids
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= limit):
         wrong = next(token for token in ids if type(token) is not int or not 0 <= token < limit)
-        return f"{wrong!r} is no token id"
+        return f"{wrong!r} is no token id: an int from 0 to {limit - 1}"
+    if draft.parents and set(map(type, draft.parents)) != {int}:
+        return "a parent is no int"
     for start, end in zip(starts, starts[1:], strict=False):
         for node, parent in enumerate(draft.parents[start:end]):
             if not -1 <= parent < node:
                 return "a parent does not stand before its child"
     if draft.confidence is not None and (len(draft.confidence) != total or not all(map(math.isfinite, draft.confidence))):
         return "confidence is not one finite number a token"
-    if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != total):
-        return "probs are not one row a token"
-    if draft.probs is not None and not bool(draft.probs.isfinite().all()):
-        return "probs are not finite"
-    if draft.probs is not None and total and draft.probs.shape[1] <= max(draft.token_ids):
-        return "probs have no column for a guessed token"
+    if draft.probs is not None and (fault := _fault_of_probs(draft.probs, draft.token_ids, limit)) is not None:
+        return fault
     for key, num_filled in draft.filled.items():
         if type(key) is not tuple or len(key) != 2 or type(num_filled) is not int or num_filled < 0:
             return f"filled has {key!r}: {num_filled!r}, not (0, request id): number of tokens"
+    return None
+
+
+def _fault_of_probs(probs: object, token_ids: Sequence[int], limit: float) -> str | None:
+    if not isinstance(probs, Tensor) or not probs.is_floating_point() or probs.dim() != 2 or len(probs) != len(token_ids):
+        return "probs are no tensor of floats with one row a token"
+    if token_ids and not max(token_ids) < probs.shape[1] <= limit:
+        return f"probs have {probs.shape[1]} columns: none for a guessed token, or more than there are tokens"
+    if not bool(((probs >= 0).all(1) & ((probs.sum(1) - 1).abs() < 0.01)).all()):
+        return "probs are not at least 0 with a sum of 1 in each row"
     return None
 
 
@@ -110,8 +120,11 @@ def _end_of(path: Sequence[int], guess: Guess) -> int | None:
     return at
 
 
-def merged(guesses: Sequence[Guess | None], filled: dict[tuple[int, str], int]) -> Draft:
-    """All rows' guesses in one draft. Who gives no confidence of its own counts as certain, who gives no probs as one-hot."""
+def merged(guesses: Sequence[Guess | None], filled: dict[tuple[int, str], int], vocab_size: int | None) -> Draft:
+    """All rows' guesses in one draft. Who gives no confidence of its own counts as certain, who gives no probs as one-hot.
+
+    probs get vocab_size columns; None = as many as are needed.
+    """
     token_ids: list[int] = []
     start_loc = [0]
     parents: list[int] = []
@@ -129,12 +142,14 @@ def merged(guesses: Sequence[Guess | None], filled: dict[tuple[int, str], int]) 
         for guess in taken:
             confidence += [1.0] * len(guess.token_ids) if guess.confidence is None else guess.confidence
     widths = [guess.probs.shape[1] for guess in taken if guess.probs is not None]
-    width = max([*widths, *(max(guess.token_ids) + 1 for guess in taken)]) if widths else 0
-    probs = torch.cat([_probs(guess, width) for guess in taken]) if widths else None
+    probs: Tensor | None = None
+    if widths:
+        width = vocab_size or max([*widths, *(max(guess.token_ids) + 1 for guess in taken)])
+        probs = torch.cat([_probs(guess, width) for guess in taken])
     return Draft(token_ids, start_loc, parents, source, confidence, probs, filled)
 
 
 def _probs(guess: Guess, vocab_size: int) -> Tensor:
     if guess.probs is not None:  # of a smaller vocabulary, it never guesses the rest
-        return torch.nn.functional.pad(guess.probs, (0, vocab_size - guess.probs.shape[1]))
+        return torch.nn.functional.pad(guess.probs.detach(), (0, vocab_size - guess.probs.shape[1]))
     return torch.nn.functional.one_hot(torch.tensor(list(guess.token_ids)), vocab_size).float()

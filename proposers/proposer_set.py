@@ -32,6 +32,7 @@ from .draft_merging import Guess, behind, fault_of, merged, taken
 MAX_FAILURES_IN_A_ROW = 3
 SLOW_CALL_S = 1.0
 SLOW_TOKEN_S = 0.05  # more for each context token that a drafter was allowed to ingest in the call
+_FAILURES = (Exception, SystemExit)  # whatever a proposer does costs its own guesses only
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class ProposerSet:
             member.was_asked = False
             if member.works and (member.ingests or (asking.num_open and first <= member.index)):
                 self._ask(member, context, asking)
-        return merged([behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled)
+        return merged([behind(run, guess) for run, guess in zip(forced, asking.guesses, strict=True)], asking.filled, self._vocab_size)
 
     @property
     def num_places_ahead(self) -> int:
@@ -198,10 +199,10 @@ class ProposerSet:
                 try:
                     if (chains := early.begin(step)) is not None:
                         begun.append(chains)
-                except Exception as error:  # as in observe
+                except _FAILURES as error:
                     member.health.num_failures += 1
                     self._early.remove((member, early))
-                    _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error))
+                    _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error), exc_info=error)
         return begun[0] if len(begun) == 1 else None
 
     def observe(self, feedback: Feedback) -> None:
@@ -210,29 +211,32 @@ class ProposerSet:
                 self.corpora.add(ended.corpus_id, ended.token_ids, ended.request_id)
         has_ended = any(feedback.finished)
         for member in self._listeners:
-            hears, member.was_asked = member.hears(has_ended), False
+            hears, was_asked, member.was_asked = member.hears(has_ended), member.was_asked, False
             if member.works and hears:
                 started = self._clock()
                 try:
                     member.proposer.observe(feedback)
-                except Exception as error:  # whatever a proposer does costs its own guesses only
-                    self._failed(member, _told(error))
-                member.health.draft_seconds += self._clock() - started
+                except _FAILURES as error:
+                    self._failed(member, _told(error), error)
+                seconds = self._clock() - started
+                member.health.draft_seconds += seconds
+                if was_asked and not member.ingests and seconds > SLOW_CALL_S:
+                    self._failed(member, f"listening {_slow(seconds, SLOW_CALL_S)}")
 
     def forget(self, request_id: str) -> None:
         for member in self._members:  # those that are off too: they hold memory
             try:
                 member.proposer.forget(request_id)
-            except Exception as error:
-                self._failed(member, _told(error))
+            except _FAILURES as error:
+                self._failed(member, _told(error), error)
 
     def close(self) -> None:
         """Let every proposer finish what it writes, and save the corpora."""
         for member in self._members:
             try:
                 member.proposer.close()
-            except Exception as error:
-                self._failed(member, _told(error))
+            except _FAILURES as error:
+                self._failed(member, _told(error), error)
         if self.corpora is not None:
             self.corpora.save()
 
@@ -246,13 +250,16 @@ class ProposerSet:
 
     def _have_guesses(self, member: _Member, ask: Look, rows: Sequence[KnownRow]) -> Sequence[bool]:
         if member.works:
+            started = self._clock()
             try:
-                if len(found := ask(rows)) != len(rows):
+                if len(found := [bool(answer) for answer in ask(rows)]) != len(rows):
                     raise ValueError(f"it answered for {len(found)} rows of {len(rows)}")
+                if (seconds := self._clock() - started) > SLOW_CALL_S:
+                    raise TimeoutError(_slow(seconds, SLOW_CALL_S))
                 return found
-            except Exception as error:
+            except _FAILURES as error:
                 member.failed_this_step = False  # asked for nothing in between, it counts each time
-                self._failed(member, _told(error))
+                self._failed(member, _told(error), error)
         return [False] * len(rows)
 
     def _ask(self, member: _Member, context: DraftContext, asking: _Asking) -> None:
@@ -273,34 +280,37 @@ class ProposerSet:
         if not member.failed_this_step:
             member.failures_in_a_row = 0
         member.failed_this_step = False
+        raised: BaseException | None = None
         started = self._clock()
         try:
             draft = member.proposer.propose(DraftContext(shown, context.max_ingest_tokens, context.block_size))
             fault = fault_of(draft, len(shown), self._vocab_size)
-        except Exception as error:
-            draft, fault = Draft.empty(len(shown)), _told(error)
+        except _FAILURES as error:
+            draft, fault, raised = Draft.empty(len(shown)), _told(error), error
         seconds = self._clock() - started
         member.health.draft_seconds += seconds
         limit = SLOW_CALL_S + (SLOW_TOKEN_S * context.max_ingest_tokens if ingests else 0.0)
         if fault is None:
             asking.filled.update({(member.index, request_id): n for (_, request_id), n in draft.filled.items()})
             if seconds > limit:
-                fault = f"took {seconds:.1f} s, limit {limit:.1f} s"
+                fault = _slow(seconds, limit)
         if fault is not None:
-            self._failed(member, fault)
+            self._failed(member, fault, raised)
             return
         for place, i in enumerate(places):
             if mine[i] and (guess := taken(draft, place, asking.wanted[i], member.index)) is not None:
                 asking.guesses[i] = guess
                 asking.num_open -= 1
 
-    def _failed(self, member: _Member, reason: str) -> None:
+    def _failed(self, member: _Member, reason: str, raised: BaseException | None = None) -> None:
+        """The first failure is told with the lines that raised it."""
         health = member.health
         health.num_failures += 1
         if not member.failed_this_step:
             member.failed_this_step = True
             member.failures_in_a_row += 1
-        _log.warning("proposer %s failed, its guesses are dropped: %s", health.name, reason)
+        where = raised if health.num_failures == 1 else None
+        _log.warning("proposer %s failed, its guesses are dropped: %s", health.name, reason, exc_info=where)
         if member.failures_in_a_row >= MAX_FAILURES_IN_A_ROW and health.off_reason is None:
             health.off_reason = f"failed {MAX_FAILURES_IN_A_ROW} steps in a row, lastly: {reason}"
             _log.error("proposer %s is off: it %s", health.name, health.off_reason)
@@ -328,5 +338,9 @@ def _row_by_row(scout: Scout, rows: Sequence[KnownRow]) -> list[bool]:
     return [scout.has_guess(row) for row in rows]
 
 
-def _told(error: Exception) -> str:
+def _slow(seconds: float, limit: float) -> str:
+    return f"took {seconds:.1f} s, limit {limit:.1f} s"
+
+
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,5 @@
 import math
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -230,6 +231,8 @@ def test_probs_of_a_smaller_vocabulary_are_filled_up() -> None:
     _, draft = ask(ProposerSet([narrow, wide, Scripted("sure", {"r3": [5]})]), row("r1"), row("r2"), row("r3"))
     assert draft.probs is not None
     assert draft.probs.tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0.25] * 4 + [0, 0], [0, 0, 0, 0, 0, 1]]
+    _, draft = ask(ProposerSet([narrow], vocab_size=9), row("r1"))
+    assert draft.probs is not None and draft.probs.tolist() == [[0.5, 0.5] + [0] * 7], "the target's rows are as wide"
 
 
 FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
@@ -239,6 +242,7 @@ FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
     "a row missing": ({"start_loc": lambda draft: [0]}, "start_loc"),
     "rows that overlap": ({"start_loc": lambda draft: [1, 2]}, "start_loc"),
     "tokens of nobody": ({"start_loc": lambda draft: [0, 1]}, "start_loc"),
+    "parents of halves": ({"parents": lambda draft: [-1, -0.5]}, "a parent is no int"),
     "a child before its parent": ({"parents": lambda draft: [1, -1]}, "parent"),
     "its own parent": ({"parents": lambda draft: [0, 0]}, "parent"),
     "parents missing": ({"parents": lambda draft: [-1]}, "parents"),
@@ -249,6 +253,10 @@ FAULTS: dict[str, tuple[dict[str, Callable[[Draft], Any]], str]] = {
     "probs missing": ({"probs": lambda draft: torch.ones(1, 100)}, "probs"),
     "probs NaN": ({"probs": lambda draft: torch.full((2, 100), math.nan)}, "probs"),
     "probs too narrow": ({"probs": lambda draft: torch.full((2, 2), 0.5)}, "column"),
+    "probs too wide": ({"probs": lambda draft: torch.full((2, 200), 1 / 200)}, "column"),
+    "probs below 0": ({"probs": lambda draft: torch.tensor([[-1.0, 2.0, 0.0]] * 2)}, "at least 0"),
+    "probs that are scores": ({"probs": lambda draft: torch.ones(2, 100)}, "a sum of 1"),
+    "probs of another library": ({"probs": lambda draft: [[0.5, 0.5, 0.0]] * 2}, "no tensor of floats"),
     "filled is no mapping": ({"filled": lambda draft: 7}, "AttributeError"),
     "filled has other keys": ({"filled": lambda draft: {3: 4}}, "filled"),
     "filled counts are texts": ({"filled": lambda draft: {(0, "r"): "4"}}, "filled"),
@@ -265,6 +273,30 @@ def test_what_is_no_draft_costs_its_guesses_and_is_counted(name: str) -> None:
         assert guesses == [[7]] and draft.source == [1]
     assert words in off_reasons(proposers)["a"] and "3 steps in a row" in off_reasons(proposers)["a"]
     assert [(s.name, s.num_failures, s.off_reason is None) for s in proposers.stats()] == [("a", 3, False), ("b", 0, True)]
+
+
+def test_the_first_failure_is_told_with_its_lines_and_leaving_python_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    class Leaving(Scripted):
+        def propose(self, context: DraftContext) -> Draft:
+            return sys.exit("leaving") if context.rows else None  # type: ignore[return-value]
+
+    proposers = ProposerSet([Leaving("a", {"r": [1]})])
+    for _ in range(2):
+        assert ask(proposers, row("r"))[0] == [[]]
+    first, second = caplog.records
+    assert first.exc_info is not None and first.exc_text and "in propose" in first.exc_text and "SystemExit: leaving" in first.message
+    assert second.exc_info is None and "SystemExit: leaving" in second.message
+
+
+def test_what_is_not_even_shaped_like_a_draft_is_called_that() -> None:
+    class Nothing(Scripted):
+        def propose(self, context: DraftContext) -> Draft:
+            return [[1]]  # type: ignore[return-value]
+
+    proposers = ProposerSet([Nothing("a", {"r": [1]})])
+    for _ in range(3):
+        ask(proposers, row("r"))
+    assert off_reasons(proposers)["a"].endswith("[[1]] is no Draft")
 
 
 def test_who_is_off_is_asked_no_more_but_may_still_clean_up() -> None:
@@ -331,6 +363,34 @@ def test_a_slow_call_loses_its_guesses_and_time_to_ingest_is_granted() -> None:
     assert ask(proposers, row("r"), ingest=100)[0] == [[1]]
     guesses, draft = ask(proposers, row("r"), ingest=5)
     assert guesses == [[]] and draft.filled == {(0, "r"): 3}  # what it read, it has read
+
+
+def test_slow_listening_and_slow_scouting_end_too() -> None:
+    clock = Clock()
+
+    class Slow(Scripted):
+        def observe(self, feedback: Feedback) -> None:
+            clock.now += 1.5
+
+        def has_guess(self, row: KnownRow) -> bool:
+            clock.now += 1.5
+            return True
+
+    listening = ProposerSet([Slow("a", {"r": [1]})], clock)
+    for turn in range(4):
+        assert ask(listening, row("r"))[0] == [[1] if turn < 3 else []]
+        listening.observe(FEEDBACK)
+    assert off_reasons(listening)["a"].endswith("listening took 1.5 s, limit 1.0 s")
+    unasked = ProposerSet([Slow("a", {"r": [1]})], clock)
+    for _ in range(4):
+        unasked.observe(FEEDBACK)
+    assert not off_reasons(unasked), "who only writes down what is said may take his time"
+
+    scouting = ProposerSet([Slow("a", {"r": [1]})], clock)
+    (look,) = scouting.scouts
+    assert look is not None
+    assert [look([row("r")]) for _ in range(4)] == [[False]] * 4
+    assert off_reasons(scouting)["a"].endswith("took 1.5 s, limit 1.0 s")
 
 
 def test_names_needs_and_checks() -> None:
