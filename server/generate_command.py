@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .config import ServerConfig
 from .generate_options import GenerateParser
 from .launch import require_model_folder
-from .loading import Loading
+from .loading import Loading, kept
 from .terminal.colors import Painter
 from .terminal.tokens import TokenPlacer
 
@@ -40,7 +40,7 @@ def generate(argv: Sequence[str]) -> int:
     if not prompt:
         parser.error("the PROMPT is empty")
     require_model_folder(config.engine.model.model)
-    with Loading(brief=True) as progress:
+    with Loading(brief=True) as progress, kept():
         progress("loading PyTorch")
         from ..engine.boot import boot
 

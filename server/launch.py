@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import logging.config
 import secrets
@@ -30,7 +29,7 @@ from .banner import banner
 from .config import ServerConfig
 from .connection import Connection
 from .listener import allow_many_connections, reachable_from_outside, tell_refused_connections, url
-from .loading import Loading, tell
+from .loading import Loading, kept, tell
 from .logs import log_config
 from .responses.store import check_store
 
@@ -57,14 +56,12 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     check_store(config.response_store)
     allow_many_connections()
     progress = Loading()
-    with progress:
+    with progress, kept():
         progress("loading PyTorch")
         from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
         from .app import create_app
 
         engine = load(config, progress)
-    gc.collect()
-    gc.freeze()  # what is loaded stays: later collections, which stop the engine for milliseconds, need not look at it
     driver = AsyncEngine(engine)
 
     def announce() -> None:
@@ -85,10 +82,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
         timeout_graceful_shutdown=CLOSING_S,
     )
     server = Server(web, driver, config.drain_timeout_s, announce)
-    try:
-        asyncio.run(server.serve(sockets=[listener]))
-    finally:
-        gc.unfreeze()  # else the interpreter's end leaves objects behind, which some extensions report at length
+    asyncio.run(server.serve(sockets=[listener]))
     return server.status if server.started else ENGINE_DEAD
 
 

@@ -1,11 +1,17 @@
-"""What is shown on stderr while something loads: a line for each act, with the seconds since the start. On a terminal the clock runs."""
+"""What is shown on stderr while something loads: a line for each act, with the seconds since the start. On a terminal the clock runs.
+
+Owns what the garbage collector does meanwhile, too.
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -63,6 +69,20 @@ class Loading:
 
     def _line(self, message: str) -> str:
         return f"foretoken: [{time.monotonic() - self._start:5.1f} s] {message}"
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What is loaded within stays: collections look at it once, behind it, instead of again and again while it grows (a sixth of a start),
+    and those of later, which stop the engine for milliseconds, need not look at it at all."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # else the interpreter's end leaves objects behind, which some extensions report at length
 
 
 def tell(text: str) -> None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .config import ServerConfig
 from .launch import ending_signals, require_model_folder
-from .loading import Loading
+from .loading import Loading, kept
 from .logs import log_config
 from .run_batch_files import OK, Answers, BatchError, Line, read_lines
 from .run_batch_options import BatchParser
@@ -88,7 +88,7 @@ def _refuse_faulty(source: Path, answers: Answers, report: Report) -> None:
 def _answer(config: ServerConfig, source: Path, answers: Answers, report: Report, values: dict[str, Any]) -> int:
     """Load the model and have the rest answered. Returns the exit status."""
     logging.config.dictConfig(log_config(values.get("log_level", "warning")))
-    with Loading() as progress:
+    with Loading() as progress, kept():
         progress("loading PyTorch")
         from ..engine.boot import boot
 

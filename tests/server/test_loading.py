@@ -1,0 +1,48 @@
+"""What the garbage collector does while something loads. (What is shown then: test_banner.py.)"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from foretoken.server.loading import kept
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def test_what_loads_is_collected_once_however_much_it_is() -> None:
+    loaded: list[list[int]] = []
+    before = collections()
+    with kept():
+        loaded += [[i] for i in range(100_000)]
+        assert collections() == before
+    assert collections() == before + 1
+    assert gc.isenabled() and gc.get_freeze_count() > len(loaded)
+
+
+def test_garbage_of_loading_does_not_stay() -> None:
+    class Node:
+        pass
+
+    with kept():
+        node = Node()
+        node.__dict__["itself"], seen = node, weakref.ref(node)
+        del node
+    assert seen() is None
+
+
+def test_what_could_not_be_loaded_leaves_the_collector_on() -> None:
+    with pytest.raises(ValueError), kept():
+        raise ValueError
+    assert gc.isenabled() and not gc.get_freeze_count()
