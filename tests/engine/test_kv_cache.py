@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -139,3 +140,16 @@ def test_what_lies_ahead_is_kept_until_a_row_looks_less_far() -> None:
     kv.roll_back("r")
     assert len(kv.block_table("r")) == 1
     kv.check()
+
+
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_what_is_known_of_a_block_takes_four_bytes_a_token(block_size: int) -> None:
+    """Beside some that do not depend on its size."""
+    kv = KVCache(64, block_size)
+    tracemalloc.start()
+    try:
+        committed(kv, "a", [1000 * i for i in range(64 * block_size)])
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 64 * (4 * block_size + 600)
