@@ -5,7 +5,7 @@ Owns what a request allows, which never changes, and the latest answer. Estimate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..request import Request
@@ -26,13 +26,9 @@ class RowOptions:
     proposers: Sequence[int]
     ceilings: Sequence[int]  # of each
     scouts: Scouts
-    best: int = 0  # index into them
+    most: Mapping[int, int]  # ceilings of all of them, by proposer
+    best: int = 0  # index into proposers
     until: int = 0  # step from which that is asked again
-
-    def each(self) -> Iterator[tuple[int, int]]:
-        """All who may guess, with their ceilings."""
-        yield from zip(self.proposers, self.ceilings, strict=True)
-        yield from self.scouts
 
     @property
     def proposer(self) -> int:
@@ -73,7 +69,7 @@ class Assignment:
             else:
                 proposers.append(p)
                 ceilings.append(most)
-        return RowOptions(proposers, ceilings, scouts)
+        return RowOptions(proposers, ceilings, scouts, dict([*zip(proposers, ceilings, strict=True), *scouts]))
 
     def begin_step(self) -> None:
         self._known.clear()

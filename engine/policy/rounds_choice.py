@@ -74,7 +74,7 @@ class RoundsChoice:
 
     def rate(self, running: Sequence[Request]) -> float | None:
         """Tokens a second that rounds have brought to rows like these lately; None = they are to be tried first, 0 = they bring nothing."""
-        if not any([self._looks_up(request) for request in running]):
+        if not any(self._looks_up(request) for request in running):
             return 0.0
         brought = self._brought.get(_kind(running))
         if brought is None:
@@ -123,7 +123,7 @@ class RoundsChoice:
 
     def _looks_up(self, request: Request) -> bool:
         """Whether anything may be looked up for that row."""
-        allowed = dict(self._assignment.row(request).each())
+        allowed = self._assignment.row(request).most
         return self._text in allowed or self._table in allowed or (self._prediction in allowed and bool(request.prediction))
 
     def _prices(self, running: Sequence[Request], most: int, pass_s: Callable[[float], float]) -> list[float]:
@@ -142,9 +142,9 @@ class RoundsChoice:
         self, request: Request, place: int, most: int, num_rows: int, pass_s: Callable[[float], float], prices: Sequence[float]
     ) -> RowLookups | None:
         """None if the request wants nothing looked up."""
-        ceilings = {p: min(ceiling, most) for p, ceiling in self._assignment.row(request).each()}
-        predicted = ceilings.get(self._prediction, 0) if request.prediction else 0
-        looked_up, from_table = ceilings.get(self._text, 0), ceilings.get(self._table, 0)
+        allowed = self._assignment.row(request).most
+        predicted = min(allowed.get(self._prediction, 0), most) if request.prediction else 0
+        looked_up, from_table = min(allowed.get(self._text, 0), most), min(allowed.get(self._table, 0), most)
         if not (predicted or looked_up or from_table):
             return None
         is_tried = (self._num_asked + place) % TRY_EVERY == 0

@@ -262,3 +262,11 @@ def test_prices_never_fall() -> None:
     world = World(1 * MS, token_s=-0.01 * MS, has_table=True)
     prices = world.prices(a_request("r"))
     assert prices == sorted(prices) and prices[0] == 0.0
+
+
+def test_one_row_that_something_is_looked_up_for_is_enough_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    row_of = Assignment.row
+    monkeypatch.setattr(Assignment, "row", lambda self, request: asked.append(request.request_id) or row_of(self, request))
+    World(MS).choice.rate([a_request(f"r{i}") for i in range(100)])
+    assert asked == ["r0"]
