@@ -58,6 +58,21 @@ def exchange(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_not_written_by_pythons_own_json(client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Which takes five times as long, while no stream moves."""
+    content = json.dumps(CHAT | {"stream": stream, "logprobs": True, "top_logprobs": 2})
+
+    def refuse(encoder: json.JSONEncoder, value: object) -> str:
+        raise AssertionError(value)
+
+    monkeypatch.setattr(json.JSONEncoder, "encode", refuse)
+    answer = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    said = answer.text.partition("\n")[0].removeprefix("data: ") if stream else answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+    assert json.loads(said)["choices"] and "error" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_client_that_leaves_before_the_first_token_ends_the_work(fake: FakeEngine, stream: bool, n: int) -> None:
     fake.stuck = True
