@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,13 @@ COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-cont
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 _BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
-ISA = {"isa_avx512": _AVX512, "isa_avx512_bf16": _BF16, "isa_amx": [*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]}
+DIGEST = runpy.run_path("kernels/native_abi.py")["sources_digest"](NATIVE)
+OPTIONS = {
+    "isa_avx512": _AVX512,
+    "isa_avx512_bf16": _BF16,
+    "isa_amx": [*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "abi": [f'-DFT_SOURCES="{DIGEST}"'],
+}
 
 SANITIZE = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
@@ -35,7 +42,7 @@ class BuildNative(build_ext):
         checks = SANITIZE if self.sanitize else []
 
         def compile_one(source: str) -> list[str]:
-            options = [*COMMON, *QUIET, *ISA.get(Path(source).stem, []), *checks]
+            options = [*COMMON, *QUIET, *OPTIONS.get(Path(source).stem, []), *checks]
             return self.compiler.compile([source], output_dir=self.build_temp, extra_postargs=options, depends=ext.depends)
 
         with ThreadPoolExecutor() as pool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from pathlib import Path
 
 
 class Precision(IntEnum):
@@ -182,11 +184,22 @@ SAMPLE_ROW_BYTES = 128  # SampleRow, whose fields are in sampling.py
 ROUNDS_BYTES = 248 + 28  # RoundsRow and RoundsDraft, whose fields are in rounds.py
 
 
-def fits(library: ctypes.CDLL) -> bool:
-    """Whether the library was compiled from the sources that these structs belong to, as far as their sizes tell."""
+def sources_digest(folder: Path) -> str:
+    """What setup.py compiles into the library: which sources it was made from."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.rglob("*.cpp"), *folder.rglob("*.h")]):
+        digest.update(path.name.encode() + b"\n" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def fits(library: ctypes.CDLL, sources: Path) -> bool:
+    """Whether the library was compiled from these sources. Where there are none, in an installed package, the two came together."""
     structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsRequest)
     try:
-        return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES
+        library.ft_sources.restype = c_char_p
+        return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES and (
+            not sources.is_dir() or library.ft_sources() == sources_digest(sources).encode()
+        )
     except AttributeError:  # older than this check
         return False
 

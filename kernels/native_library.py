@@ -27,13 +27,9 @@ class Availability:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, None if there is none that belongs to this source. Its functions release the interpreter lock while they run."""
-    path = _path()
-    library = None if path is None else ctypes.CDLL(str(path))
-    if library is None or not fits(library):
-        return None
-    declare(library)
-    return library
+    """The library, None if there is none that can be used. Its functions release the interpreter lock while they run."""
+    found = _found()
+    return None if isinstance(found, str) else found
 
 
 @functools.cache
@@ -41,16 +37,10 @@ def availability() -> Availability:
     """Whether networks can run natively on this machine."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return Availability(None, f"this is a {platform.machine()} machine; native code exists for x86-64 with AVX-512")
-    library = load()
-    if library is None and _path() is not None:
-        return Availability(None, "its library was compiled from other sources; install again (pip install . or make install)")
-    if library is None:
-        return Availability(
-            None,
-            "no C++ compiler that can build it was found at install; install g++ 11 or newer (apt install g++), then run that "
-            "pip install again with --force-reinstall --no-deps",
-        )
-    isa = library.ft_isa()
+    found = _found()
+    if isinstance(found, str):
+        return Availability(None, found)
+    isa = found.ft_isa()
     if isa < 0:
         return Availability(None, "this processor has no AVX-512 (Intel Xeon since 2017 and AMD since Zen 4 have)")
     return Availability(ISAS[isa], "")
@@ -82,6 +72,24 @@ def usable_cores(root: Path = Path("/")) -> int:
         if quota != "max":
             cores = max(1, min(cores, round(int(quota) / int(period))))
     return cores
+
+
+@functools.cache
+def _found() -> ctypes.CDLL | str:
+    """The library, or why there is none that can be used and what to do."""
+    if (path := _path()) is None:
+        return (
+            "no C++ compiler that can build it was found at install; install g++ 11 or newer (apt install g++), then run that "
+            "pip install again with --force-reinstall --no-deps"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # built where system libraries are newer, cut off, on a file system that nothing is run from
+        return f"its library cannot be loaded ({error}); install again on this machine"
+    if not fits(library, Path(__file__).with_name("native")):
+        return "its library was compiled from other sources; install again (pip install . or make install)"
+    declare(library)
+    return library
 
 
 def _path() -> Path | None:

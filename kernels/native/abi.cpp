@@ -44,6 +44,9 @@ EXPORT int ft_abi_bytes() {
              sizeof(RoundsRequest) + sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) + sizeof(foretoken::SampleRow));
 }
 
+// The digest of the sources that this was compiled from, as setup.py gives it.
+EXPORT const char* ft_sources() { return FT_SOURCES; }
+
 EXPORT void ft_set_threads(int threads) { foretoken::ThreadPool::instance().resize(threads); }
 EXPORT int ft_threads() { return foretoken::ThreadPool::instance().size(); }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.kernels import native_library
+from foretoken.kernels.native_abi import sources_digest
 
 HERE = Path(__file__).parent
 NATIVE = Path(native_library.__file__).with_name("native")
@@ -66,7 +67,8 @@ def test_ops_and_a_network_on_emulated_tiles(tmp_path: Path) -> None:
     """What is asked of every instruction set, asked of this one; integer products also equal those of VNNI to the bit."""
     common = [path for path in NATIVE.glob("*.cpp") if not path.stem.startswith("isa_") and path.stem != "cpu"]
     units = {NATIVE / "isa_amx.cpp": [*VECTORS, *EMULATED, "-O1"], NATIVE / "isa_avx512_bf16.cpp": VECTORS}
-    library = build(tmp_path, units | dict.fromkeys([*common, CHECKS / "emulated_cpu.cpp"], []), [], ["-shared"])
+    units[NATIVE / "abi.cpp"] = [f'-DFT_SOURCES="{sources_digest(NATIVE)}"']
+    library = build(tmp_path, dict.fromkeys([*common, CHECKS / "emulated_cpu.cpp"], []) | units, [], ["-shared"])
     wanted = "amx or integer_products or (any_arrangement and window and bfloat16)"
     tests = [HERE / "test_native_ops.py", HERE / "test_native_invariance.py"]
     pytest_command = [sys.executable, "-m", "pytest", "-v", "-p", "emulated_library", "-p", "no:cacheprovider", "-k", wanted]
