@@ -34,7 +34,7 @@ def find_folder(
     """
     if model.split("/")[0] == DEMO_MODEL and model.count("/") <= 1:
         return embedded(model)
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     try:
         is_dir, is_file = path.is_dir(), path.is_file()
     except PermissionError as error:

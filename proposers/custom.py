@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.util
 import operator
+import os
 import re
 import sys
 import traceback
@@ -118,7 +119,7 @@ def _imported_module(name: str) -> ModuleType:
 
 def _imported_file(path: Path) -> ModuleType:
     """Under a name of its own, so that it hides no other module. It finds those beside it, behind all that are installed."""
-    path = path.expanduser().resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     if not path.is_file():
         raise SpeculativeConfigError(f"'custom_class': there is no file {path}")
     name = f"foretoken_custom_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -5,6 +5,7 @@ Owns the states of running requests until they are written; hidden_shards.py kno
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from .loading import LoadedProposer, Resources, TargetView
 def load(config: HiddenStatesConfig, resources: Resources) -> LoadedProposer:
     """Raises SpeculativeConfigError if there are no such layers, or the directory cannot be used."""
     layers = _layers(config.layers, resources.target)
-    folder = ShardFolder(Path(config.directory).expanduser(), resources.target.folder.name, layers)
+    folder = ShardFolder(Path(os.path.expanduser(config.directory)), resources.target.folder.name, layers)
     read = ", ".join("after the final norm" if layer == FINAL else f"before layer {layer}" for layer in layers)
     return LoadedProposer(
         "extract_hidden_states",

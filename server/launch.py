@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import logging.config
+import os
 import secrets
 import shutil
 import signal
@@ -182,7 +183,7 @@ def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]
 
 def require_model_folder(model: str) -> None:
     """Say at once what a loader would find out seconds later. Hub ids pass. Raises ModelLoadError."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if model == DEMO_MODEL or (HUB_ID.fullmatch(model) and not path.exists()):
         return
     folder = find_folder(model, None, lambda line: None)

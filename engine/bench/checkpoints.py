@@ -6,7 +6,6 @@ Speed depends on shapes alone, so nothing is downloaded. Knows no executor.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import zlib
@@ -85,10 +84,6 @@ class Model:
     name: str
     title: str
     folder: Path
-
-
-def default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken" / "bench"
 
 
 def find_model(name: str, cache: Path, progress: Callable[[str], None]) -> Model:

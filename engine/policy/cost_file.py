@@ -40,8 +40,12 @@ logger = logging.getLogger("foretoken.engine")
 def cache_folder() -> Path:
     """$FORETOKEN_CACHE, else $XDG_CACHE_HOME/foretoken, else ~/.cache/foretoken."""
     if own := os.environ.get("FORETOKEN_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
+        return Path(os.path.expanduser(own))
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom the system does not know, as in containers
+        home = Path("/")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "foretoken"
 
 
 def conditions(config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, found: Sequence[str]) -> dict[str, str]:
@@ -148,7 +152,7 @@ def _named(model: str) -> str:
     """A drafter by name: a folder, a hub id, or NAME/METHOD of the embedded model."""
     if model.partition("/")[0] == EMBEDDED_MODEL:
         return _folder(embedded(model))
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     return _folder(folder) if folder.is_dir() else model
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...engine.bench.checkpoints import SHAPES, Model, default_cache, draft_pair, find_model
+from ...engine.bench.checkpoints import SHAPES, Model, draft_pair, find_model
 from ...engine.bench.generation import measure_generation, measure_speculation, measure_transformers
 from ...engine.bench.machine import this_machine
 from ...engine.bench.measurement import PRECISIONS, QUICK, Effort, Measurement, Precision, Results, Subject
@@ -21,6 +21,7 @@ from ...engine.bench.plot import plot
 from ...engine.bench.report import report
 from ...engine.errors import ForetokenError
 from ...engine.model import read_config
+from ...engine.policy.cost_file import cache_folder
 from ...kernels import native_library
 from ...kernels.config_limits import max_positions
 from ...kernels.rope import UnsupportedModel
@@ -168,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="small cases and few rounds: to see that it works, not for figures")
     parser.add_argument(
-        "--models-dir", type=Path, default=default_cache(), metavar="DIR", help="where random-weight models are kept (%(default)s)"
+        "--models-dir", type=Path, default=cache_folder() / "bench", metavar="DIR", help="where random-weight models are kept (%(default)s)"
     )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("."), metavar="DIR", help=f"for {JSON_NAME} and {PLOT_NAME} (default: here)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Commands:
     def _save(self, text: str) -> Next:
         if not text:
             return self._refuse("/save needs a file: /save chat.md")
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))
         try:
             self._conversation.save(path)
         except FileExistsError:

@@ -62,8 +62,8 @@ class Prompt:
             import readline  # not on every system
         except ImportError:
             return
-        self._history = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "foretoken" / "chat_history"
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # the latter of a user without a home
+            self._history = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "foretoken" / "chat_history"
             readline.read_history_file(self._history)
 
         def complete(text: str, state: int) -> str | None:

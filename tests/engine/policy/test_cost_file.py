@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,11 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder() == Path("/x/foretoken")
     monkeypatch.setenv("FORETOKEN_CACHE", "~/own")
     assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("FORETOKEN_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number that a container was given as its user
+    assert cache_folder() == Path("/.cache/foretoken")
 
 
 def test_what_decides_costs_is_in_the_key(tiny_target: Path, tiny_draft: Path, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import pwd
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -107,6 +109,16 @@ def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         prompt.read()
 
 
+def test_who_has_no_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number that a container was given as its user
+    monkeypatch.setattr(sys, "stdin", Screen("hello\n"))
+    prompt = Prompt(["/quit"])
+    assert prompt.read() == "hello"
+    prompt.close()
+
+
 def test_commands_change_the_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chat, total = Conversation("m"), AnswerStats()
     commands = Commands(chat, total, Painter(io.StringIO()))
@@ -123,6 +135,7 @@ def test_commands_change_the_conversation(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     for line, words in {
         f"/save {file}": "is there already", f"/save {tmp_path}/no/where": "cannot be written", "/save": "needs a file",
+        "/save ~nobody-of-this-name/x": "cannot be written",
         "/temperature hot": "'hot' is not a temperature", "/temperature -1": "is not a temperature", "/s": "there is no /s",
         "/stats": "no answer yet",
     }.items():  # fmt: skip
