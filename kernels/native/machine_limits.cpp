@@ -4,8 +4,6 @@
 // reached where the processor has it.
 #include <immintrin.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,9 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "cpu.h"
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
+
+using foretoken::Isa;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -149,12 +151,6 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-bool has_amx() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // the kernel wants to be asked before tiles are used
-  static const bool granted = __builtin_cpu_supports("amx-tile") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
 __attribute__((target("amx-tile"))) void open_tiles() {
   TileConfig config;
   asm volatile("ldtilecfg %0" ::"m"(config));  // with the operand spelled out: gcc 12 drops the stores before its own intrinsic
@@ -196,12 +192,12 @@ constexpr double vector_operations(int products_a_lane) { return 2.0 * 16 * prod
 constexpr double tile_operations(int inputs) { return 2.0 * 16 * 16 * inputs * 4 * kRepeats; }
 
 Multiplier multiplier(int kind) {
-  bool vectors = __builtin_cpu_supports("avx512f");
-  if (kind == kFloat32 && vectors) return {multiply_float32, vector_operations(1), false};
-  if (kind == kBFloat16 && has_amx() && __builtin_cpu_supports("amx-bf16")) return {multiply_tiles_bfloat16, tile_operations(32), true};
-  if (kind == kBFloat16 && vectors && __builtin_cpu_supports("avx512bf16")) return {multiply_bfloat16, vector_operations(2), false};
-  if (kind == kInt8 && has_amx() && __builtin_cpu_supports("amx-int8")) return {multiply_tiles_int8, tile_operations(64), true};
-  if (kind == kInt8 && vectors && __builtin_cpu_supports("avx512vnni")) return {multiply_int8, vector_operations(4), false};
+  const Isa isa = Isa(foretoken::detected_isa());
+  if (kind == kFloat32 && isa >= Isa::kAvx512) return {multiply_float32, vector_operations(1), false};
+  if (kind == kBFloat16 && isa >= Isa::kAmx) return {multiply_tiles_bfloat16, tile_operations(32), true};
+  if (kind == kBFloat16 && isa >= Isa::kAvx512Bf16) return {multiply_bfloat16, vector_operations(2), false};
+  if (kind == kInt8 && isa >= Isa::kAmx) return {multiply_tiles_int8, tile_operations(64), true};
+  if (kind == kInt8 && isa >= Isa::kAvx512Bf16) return {multiply_int8, vector_operations(4), false};
   return {nullptr, 0, false};
 }
 

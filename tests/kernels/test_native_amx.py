@@ -74,3 +74,10 @@ def test_ops_and_a_network_on_emulated_tiles(tmp_path: Path) -> None:
     pytest_command = [sys.executable, "-m", "pytest", "-v", "-p", "emulated_library", "-p", "no:cacheprovider", "-k", wanted]
     report = run(*pytest_command, *tests, NATIVE_LIBRARY=str(library), PYTHONPATH=str(CHECKS), OMP_NUM_THREADS="1")
     assert "bfloat16-amx] PASSED" in report and "SKIPPED" not in report, report
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="there is no clang")
+def test_clang_compiles_it_too(tmp_path: Path) -> None:
+    for source in NATIVE.glob("*.cpp"):
+        if not source.stem.startswith("isa_"):
+            run("clang++", *COMMON, '-DFT_SOURCES=""', "-fsyntax-only", source)
