@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +14,12 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ["kernels", "proposers", "engine", "server"]  # a layer may import itself and what stands before it
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "vllm"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIRED = {
+    re.split("[<>=; ]", line)[0].replace("-", "_").replace("pyyaml", "yaml")
+    for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["bench"], *PROJECT["optional-dependencies"]["gpu"])
+}
+COMPANIONS = {"starlette", "h11", "pydantic_core", "huggingface_hub", "PIL"}  # whose versions those required see to
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
 
 
@@ -50,6 +58,7 @@ def test_imports_inside_the_package_are_relative_and_nothing_dangerous_is_used(p
                 continue
         assert roots.isdisjoint({"foretoken", *LAYERS}), f"line {node.lineno}: import relatively"
         assert roots.isdisjoint(FORBIDDEN_MODULES), f"line {node.lineno}"
+        assert roots <= {"__future__", *sys.stdlib_module_names, *REQUIRED, *COMPANIONS}, f"line {node.lineno}: not in pyproject.toml"
 
 
 def test_the_core_knows_no_clock_no_asyncio_and_no_web() -> None:
@@ -73,7 +82,6 @@ def test_types_are_announced_to_type_checkers_of_other_projects() -> None:
 
 def test_importing_the_face_loads_nothing_heavy() -> None:
     import subprocess
-    import sys
 
     code = "import foretoken, sys; print([m for m in ('torch', 'transformers', 'fastapi') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd="/")
