@@ -37,6 +37,7 @@ class ChoiceProgress:
 class Generation:
     """P prompts with n choices each, queued on construction; choice `index` = prompt * n + choice of that prompt.
 
+    arrival_time: of its body, by the monotonic clock; reading it, its form included, is part of what the client waits for.
     Whoever makes one closes it, read or not. Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is
     queued.
     """
@@ -49,6 +50,7 @@ class Generation:
         params: SamplingParams,
         *,
         request_id: str,
+        arrival_time: float,
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
@@ -62,7 +64,7 @@ class Generation:
         self._num_running = len(self.choices)
         self._metrics = metrics
         self._speculative = speculative or SpeculativeConfig()
-        self._start_time = time.monotonic()
+        self._start_time = arrival_time
         self._streams: list[TokenStream] = []
         for number, prompt in enumerate(prompts):
             name = f"{request_id}-{number}" if len(prompts) > 1 else request_id

@@ -46,7 +46,7 @@ class Metrics:
             return Histogram(name, text, LABELS, registry=self.registry, buckets=buckets).labels(*labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step, of a finished choice.", _SECONDS)
+        self._queue = histogram("vllm:request_queue_time_seconds", "From the queue to the first step, of a finished choice.", _SECONDS)
         self._itl = TokenLatency(labels)
         self.registry.register(self._itl)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)

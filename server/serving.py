@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -61,11 +62,12 @@ class Serving:
         self._speculative = loaded.speculative
 
     async def read(self, request: Request, model: type[Body]) -> Body:
-        """The request's JSON body as `model`. Raises ApiError."""
+        """The request's JSON body as `model`; with it the request has arrived. Raises ApiError."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise ApiError(415, "send the body as Content-Type: application/json, without Content-Encoding", code="unsupported_media_type")
         raw = await request.body()
+        request.state.arrival_time = time.monotonic()
         body, num_unknown = _parsed(raw, model) if len(raw) <= OFF_LOOP_BYTES else await asyncio.to_thread(_parsed, raw, model)
         self.metrics.on_unknown_fields(num_unknown)
         return body
@@ -120,6 +122,7 @@ class Serving:
             prompts,
             params,
             request_id=id_prefix + uuid.uuid4().hex,
+            arrival_time=request.state.arrival_time,
             priority=_priority(body.priority, request.state.best_priority),
             cache_salt=body.cache_salt or "",
             tenant=request.state.tenant,

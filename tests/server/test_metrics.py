@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from foretoken.engine.engine_metrics import OFF_REASONS
+from foretoken.engine.intake import Intake
 from foretoken.engine.request import SamplingParams, SpeculationStats
 from foretoken.engine.stats import EngineStats
 from foretoken.server import generation
@@ -114,18 +116,26 @@ def test_requests_are_counted_once_each(client: TestClient, fake: FakeEngine) ->
 
 
 def test_a_choice_ends_with_its_last_token_whenever_the_others_do(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = count()  # a second passes whenever it is read: at the beginning, at each delta, at the end
+    clock = count(1)  # a second passes until it is read: at each delta, at the end
     monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     metrics = Metrics(fake.stats, "tiny", ("ngram",))
 
     async def run() -> list[int]:
-        running = generation.Generation(fake.as_engine(), metrics, [[5, 6, 7]], SamplingParams(n=2), request_id="r")
+        running = generation.Generation(fake.as_engine(), metrics, [[5, 6, 7]], SamplingParams(n=2), request_id="r", arrival_time=0)
         has_ended = [delta.finish_reason is not None async for _, delta in running.deltas()]
         running.close()
         return [second for second, ended in enumerate(has_ended, 1) if ended]
 
     ends = asyncio.run(run())
     assert len(ends) == 2 and samples(metrics.render().decode())["vllm:e2e_request_latency_seconds_sum",] == sum(ends)
+
+
+def test_what_a_client_waits_for_begins_with_its_request(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Intake, "prepare", lambda self, params: time.sleep(0.2))  # a form is compiled
+    told = client.post("/v1/chat/completions", json=CHAT | {"response_format": {"type": "json_object"}}).json()["metrics"]
+    found = samples(client.get("/metrics").text)
+    assert told["time_to_first_token_ms"] >= 200
+    assert 0.2 <= found["vllm:time_to_first_token_seconds_sum",] <= found["vllm:e2e_request_latency_seconds_sum",]
 
 
 def test_a_token_of_a_long_step_has_a_share_of_the_gap() -> None:
