@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .gemma import FunctionGemma, Gemma4
 from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json
 from .mistral import Mistral, MistralList
@@ -9,6 +10,8 @@ from .parser import ToolParser
 from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 
 FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before those of the models that share it
+    "functiongemma": FunctionGemma,
+    "gemma4": Gemma4,
     "glm45": GlmXml,
     "glm47": GlmXml,
     "granite": Granite,
@@ -39,7 +42,7 @@ def detected(template: str) -> type[ToolParser] | None:
         return Mistral if "[ARGS]" in template else MistralList
     if any(word in template for word in ("<|/tool|>", Phi4Mini.closing, "functools[")):
         return Phi4Mini
-    for format in (Granite, Hunyuan, Nemotron, SeedXml):
+    for format in (FunctionGemma, Gemma4, Granite, Hunyuan, Nemotron, SeedXml):
         if format.opening in template:
             return format
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters": ' in template):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.server.tools.formats import FORMATS, detected
+from foretoken.server.tools.gemma import FunctionGemma, Gemma4
 from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
@@ -151,6 +152,19 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
         '<arg_key>object</arg_key>\n<arg_value>{"a": 1}</arg_value>\n</tool_call>\n<tool_call>g.h\n</tool_call>',
         ["Hm", ("f", '{"text": "\\na <b> \\"c\\"\\n", "number": 3, "object": {"a": 1}}'), ("g.h", "{}")],
     ),
+    (
+        FunctionGemma,
+        'Hm <start_function_call>call:f{text:<escape>a "b", {c}: d<escape>,number:-3.5,maybe:true,list:[<escape>x<escape>,[1,{}]],'
+        "object:{a:{b:<escape><escape>}}}<end_function_call><start_function_call>call:g.h{}<end_function_call>.",
+        ["Hm", ("f", '{"text": "a \\"b\\", {c}: d", "number": -3.5, "maybe": true, "list": ["x", [1, {}]], "object": {"a": {"b": ""}}}'),
+         ("g.h", "{}"), "."],
+    ),
+    (FunctionGemma, "<start_function_call>call:f{ text : <escape>a<escape> , number: 2, }", [("f", '{"text": "a", "number": 2}')]),
+    (FunctionGemma, "<start_function_call>call:f{text:<escape>a<esc", [("f", '{"text": "a<esc')]),
+    (FunctionGemma, "<start_function_call>call:f{number:4", [("f", '{"number": ')]),
+    (FunctionGemma, "<start_function_call>call:f{when:12 May}<end_function_call>", [("f", '{"when": "12 May"}')]),
+    (FunctionGemma, "<start_function_call>f{} <start_function_call>call:{}", ["<start_function_call>f{} <start_function_call>call:{}"]),
+    (Gemma4, '<|tool_call>call:f{text:<|"|>a|b<|"|>,object:{<|"|>k<|"|>:1}}<tool_call|>', [("f", '{"text": "a|b", "object": {"k": 1}}')]),
     (GlmXml, "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call> b", [("f", '{"text": "a"}'), "b"]),
     (GlmXml, "<tool_call>new<arg_key>a</arg_key><arg_value>1", [("new", '{"a": "1')]),
     (GlmXml, "<tool_call>is a word, <tool_call>\n</tool_call>", ["<tool_call>is a word, <tool_call>\n</tool_call>"]),
@@ -166,6 +180,7 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
 
 SNIPPETS = [
     "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
+    "<start_function_call>", "call:f{", "<escape>", "text:",
     "<|tool_call|>", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "functools", '"function": ',
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
@@ -257,6 +272,13 @@ HOSTILE = [
     "<function=f>" + "<parameter=number>1</parameter>" * 600,
     "<function=f><parameter=list>" + "[" * 2_000 + "'" * 20_000,
     "<function=f><parameter=list>['" + "[" * 3_000 + "</parameter>",
+    "<start_function_call>call:" * 700,
+    "<start_function_call>call:f{" + "[" * 20_000,
+    "<start_function_call>call:f{" + "a:{" * 5_000,
+    "<start_function_call>call:f{" + "a" * 20_000,
+    "<start_function_call>call:f{" + "," * 20_000,
+    "<start_function_call>call:f{" + " " * 20_000,
+    "<start_function_call>call:f{a:" + "1" * 20_000,
     "<tool_call>" + "f" * 20_000,
     "<tool_call>f<arg_key>" * 600,
     "<tool_call>f" + "<arg_key>number</arg_key><arg_value>1</arg_value>" * 600,
@@ -298,6 +320,8 @@ TEMPLATES = [
     ("{% for t in tools %} formatted as functools[{", Phi4Mini),
     ("{% if tools %}<tool_call>{function-name}\n<arg_key>", GlmXml),
     ("{% if tools %}<TOOLCALL>[{", Nemotron),
+    ("{% if tools %}{{ '<|tool_call>call:' }}", Gemma4),
+    ("{% if tools %}<start_function_call>call:", FunctionGemma),
     ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
     ("{% if tools %}{{ tools | tojson }}", None),
     ("{{ messages }} <tool_call>", None),

@@ -37,14 +37,16 @@ TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "weather.now"}},
 )
-FORMAT_NAMES = ["glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "phi4_mini_json", "qwen3_xml"]
+FORMAT_NAMES = [
+    "functiongemma", "gemma4", "glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "phi4_mini_json", "qwen3_xml",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """One with markers among its tokens, as models have them."""
     tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
-    marks = {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False}
+    marks = {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False, "<escape>": False, '<|"|>': False}
     tokenizer.add_tokens([AddedToken(mark, special=special) for mark, special in marks.items()])
     return tokenizer
 
@@ -83,7 +85,8 @@ def written(
 ) -> str | None:
     """A text at random that the grammar allows; None if it does not end in time."""
     state, tokens = opened(compiler, spec)
-    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ('"', "\n", "<", "}", "</arg_value>")}
+    ends = ('"', "\n", "<", "}", "</arg_value>", "<escape>", '<|"|>')
+    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ends}
     while len(tokens) < most:
         mask = state.mask(())
         assert mask is not None, state.error
@@ -143,6 +146,8 @@ def test_whatever_a_grammar_lets_through_is_calls(
 
 
 EXAMPLES = {
+    "functiongemma": "<start_function_call>call:weather{city:<escape>Rome<escape>,at:{x:true},note:<escape>a{b<escape>}<end_function_call>",
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:3,note:<|"|><|"|>}<tool_call|><|tool_call>call:weather.now{}<tool_call|>',
     "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
     "<arg_key>note</arg_key>\n<arg_value>a\nb</arg_value>\n</tool_call>",
     "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
@@ -164,6 +169,36 @@ def test_a_model_may_write_as_it_was_taught(name: str, compiler: GrammarCompiler
     assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("Rome", "Oslo"))
     assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("weather", "whether"))
     assert not accepts(compiler, tokenizer, spec, "Sure!") and not accepts(compiler, tokenizer, spec, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ("{}", True),
+        ("{a:null,c:[1,2]}", True),
+        ("{a:<escape>x<escape>}", True),
+        ("{a:1}", False),
+        ("{b:7}", True),
+        ("{b:8}", False),
+        ("{c:[],d:{e:{e:{}}}}", True),
+        ("{d:{f:1}}", False),
+        ("{d:{}c:[]}", False),
+        ("{,b:7}", False),
+    ],
+)
+def test_gemmas_values_fit_their_schemas(
+    arguments: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    properties = {
+        "a": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "b": {"type": ["integer", "null"], "const": 7},
+        "c": {"type": "array", "items": {"type": "integer"}},
+        "d": {"$ref": "#/$defs/nested"},
+    }
+    nested = {"type": "object", "properties": {"e": {"$ref": "#/$defs/nested"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties, "$defs": {"nested": nested}}}}
+    spec = reply_grammar(None, FORMATS["functiongemma"], Offer((tool,), required=True), None, False, spell_by(tokenizer))
+    assert accepts(compiler, tokenizer, spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
 
 
 THINK = REASONING_FORMATS["qwen3"]
