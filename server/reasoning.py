@@ -39,6 +39,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": _THINK_AT_ONCE,
     "qwen3": _THINK,
     "glm45": _THINK,
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),  # 3.2
     "granite3_3": ReasoningFormat(answer=("<response>", "</response>")),
     "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
@@ -50,7 +51,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 
 def detected(template: str) -> ReasoningFormat | None:
     """The format that a chat template speaks of; None if it speaks of none that is known."""
-    for name in ("mistral", "seed_oss", "granite", "granite3_3", "hunyuan_a13b"):
+    for name in ("mistral", "seed_oss", "gemma4", "granite", "granite3_3", "hunyuan_a13b"):
         format = REASONING_FORMATS[name]
         if all(word in template for word in (format.begin, format.end, *(format.answer or ()))):
             return format

@@ -65,9 +65,9 @@ class ReplyFormats:
         return "" if self._tools is None else self._tools.written(calls)
 
     def needs_special_tokens(self, tools: type[ToolParser] | None) -> bool:
-        """Whether a marker is a special token, which would not be in the text."""
+        """Whether a marker has a special token, which would not be in the text."""
         markers = [*(tools.markers if tools else ()), *((self._reasoning.begin, self._reasoning.end) if self._reasoning else ())]
-        return any(self._added.get(marker, (0, False))[1] for marker in markers)
+        return any(special and word in marker for marker in markers for word, (_, special) in self._added.items())
 
     def grammar(self, wanted: GrammarSpec | None, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt) -> GrammarSpec | None:
         """What the reply must look like; None if it may be anything. wanted: the form that an answer must have."""
@@ -83,8 +83,10 @@ class ReplyFormats:
         return self._reasoning is not None and self._reasoning.inside(prompt.text, prompt.continued)
 
     def _spell(self, marker: str) -> str:
-        """A marker as grammars write it: by its token, if it has one of its own, since no text stands for that."""
-        return f"<[{self._added[marker][0]}]>" if marker in self._added else quoted(marker)
+        """A marker as grammars write it: by its token, if it is or begins with one of its own, since no text stands for that."""
+        word = max((word for word in self._added if marker.startswith(word)), key=len, default="")
+        rest = marker[len(word) :]
+        return " ".join([*([f"<[{self._added[word][0]}]>"] if word else []), *([quoted(rest)] if rest or not word else [])])
 
     def reply(self, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt, include_reasoning: bool) -> Reply:
         """A reply to this prompt."""

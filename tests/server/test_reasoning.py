@@ -52,6 +52,8 @@ def test_reasoning_is_told_from_the_answer(text: str, inside: bool, expected: tu
         ("hunyuan_a13b", "<think>\nHm\n</think>\n<answer>\nTwo </ans", ("Hm", "Two </ans")),
         ("hunyuan_a13b", "<answer>\nTwo\n</answer> x", ("", "Two x")),
         ("hunyuan_a13b", " Two", ("", " Two")),
+        ("gemma4", "<|channel>thought\nHm\n<channel|>Two", ("Hm", "Two")),
+        ("gemma4", "<|channel>thought\n<channel|>Two", ("", "Two")),
     ],
 )
 def test_an_answer_may_have_markers_too(name: str, text: str, expected: tuple[str, str]) -> None:
@@ -92,6 +94,7 @@ def test_reasoning_streams() -> None:
         ("qwen3", "... <think>\nHm</think> so", "<think>\nHm</think> so", False),
         ("deepseek_r1", "... so", "so", False),
         ("mistral", "[/INST]", None, False),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", None, False),
     ],
 )
 def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, inside: bool) -> None:
@@ -107,6 +110,7 @@ def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, ins
         ("between <think></think> and write your response between <response></response>", "granite3_3"),
         ("[THINK]{{ thinking }}[/THINK]", "mistral"),
         ("<seed:think></seed:think>", "seed_oss"),
+        ("{{- '<|channel>thought\n<channel|>' -}}", "gemma4"),
         ("{{ messages }}", None),
     ],
 )

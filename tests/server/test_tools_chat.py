@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
+from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
 
 ROUTE = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -305,6 +306,21 @@ def test_special_tokens_that_mark_calls_are_asked_for(fake: FakeEngine, monkeypa
     assert not fake.calls[-1].params.skip_special_tokens
     whole(client)
     assert fake.calls[-1].params.skip_special_tokens
+
+
+def test_calls_without_a_marker_stay_free_for_strict_functions(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole(client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
+    assert fake.calls[-1].params.grammar is None
+
+
+def test_a_marker_may_be_a_special_token_and_a_word(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Gemma 4's begin of reasoning; the tiny tokenizer's <|user|> stands for the token."""
+    monkeypatch.setitem(REASONING_FORMATS, "gemma4", ReasoningFormat("<|user|>thought", "</think>"))
+    fake.reply = "<|user|>thought\nHm</think>{}"
+    client = client_of(fake, monkeypatch, HERMES, reasoning_parser="gemma4")
+    message = whole(client, response_format={"type": "json_object"})["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm", "{}")
+    assert f'(<[{fake.tokenizer.convert_tokens_to_ids("<|user|>")}]> "thought" thoughts' in fake.calls[-1].params.grammar.text
 
 
 def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
