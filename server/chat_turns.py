@@ -35,9 +35,10 @@ def turns_of(
 
 def ways(turns: list[Turn]) -> Iterator[list[Turn]]:
     """As they are, then as stricter templates want them; none twice."""
+    yield turns
+    told = [turns]
     strict = [_by_turns(turns, first) for first in ("system", "user")]
-    told: list[list[Turn]] = []
-    for way in (turns, _one_call_each(turns), *strict, *map(_for_mistral, strict)):
+    for way in (_one_call_each(turns), *strict, *map(_for_mistral, strict)):
         if way not in told:
             told.append(way)
             yield way
