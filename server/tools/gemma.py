@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .parser import MAX_NAME, Tool, ToolParser, name_of, quoted, schema_of, several
+from .parser import MAX_NAME, Tool, ToolParser, lengths, name_of, quoted, schema_of, several
 from .qwen3_xml import as_json, escaped
 from .scanner import MAX_HELD, SPACE, Arguments, CallBegun, Content, Waiting
 
@@ -83,7 +83,7 @@ class FunctionGemma(ToolParser):
         return (
             f"calls: {several('call', '', parallel)}\n"
             f'call: {spell(cls.opening)} "call:" ({" | ".join(functions)}) {spell(cls.closing)}\n'
-            f"text: {quote} rest\nrest{lazy}: TEXT {quote}\nTEXT: /(?s:.*)/\n"
+            f"text: {quote} rest\nrest{lazy}: /(?s:.*)/ {quote}\n"
             'any: text | number | "true" | "false" | "null" | "[" (any ("," any)*)? "]" | object\n'
             'object: "{" (member ("," member)*)? "}"\nmember: KEY ":" any\nKEY: /[^:{}\\[\\],<> \\n"]{1,64}/\n'
             'number: %json {"type": "number"}\ninteger: %json {"type": "integer"}\n' + "\n".join(rules) + "\n"
@@ -130,7 +130,7 @@ class Rules:
                 item = self._value(items)
                 return f'"[" ({item} ("," {item})*)? "]"'
             case {"type": "string"}:
-                return "text"
+                return "text" if (length := lengths(schema)) == "*" else f"{self._quote} /(?s:.{length})/ {self._quote}"
             case {"type": "boolean"}:
                 return '("true" | "false")'
             case {"type": "null"}:

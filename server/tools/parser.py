@@ -20,6 +20,9 @@ MAX_KEY = 64
 MAX_PARALLEL_CALLS = 16
 """Calls that a grammar lets a model write in one answer."""
 
+MAX_COUNTED = 1_000
+"""Characters of a bare text that a grammar counts."""
+
 Tool = dict[str, Any]
 """A function on offer, as the model's template takes it: {"type": "function", "function": {name, description?, parameters?}}."""
 
@@ -174,6 +177,13 @@ def json_rule(schema: Any) -> str:
     options = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "lenient": True}
     schema = enforceable(schema, strict=False)
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
+
+
+def lengths(schema: Any) -> str:
+    """How many characters a text may have, as regular expressions say it: "*" for any number, and where it takes long to count."""
+    least, most = (schema.get(key) for key in ("minLength", "maxLength")) if isinstance(schema, dict) else (None, None)
+    least = least if type(least) is int and least > 0 else 0
+    return f"{{{least},{most}}}" if type(most) is int and least <= most <= MAX_COUNTED else "*"
 
 
 def several(rule: str, separator: str, parallel: bool) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .json_list import Hermes
-from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, json_rule, name_of, quoted, schema_of, several
+from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, json_rule, lengths, name_of, quoted, schema_of, several
 from .scanner import MAX_HELD, Arguments, CallBegun, Content, Piece, Waiting
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -127,7 +127,7 @@ class Qwen3Xml(ToolParser):
         rules = [
             f"calls: {several('call', LINE, parallel)}",
             f"call: {spell(cls.opening)} ({functions}) {spell(cls.closing)}",
-            spelling.rules,
+            spelling.text("text", "*"),
         ]
         for i, tool in enumerate(tools):
             schema = schema_of(tool)
@@ -135,8 +135,11 @@ class Qwen3Xml(ToolParser):
             definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
             parameters: list[str] = []
             for j, (key, described) in enumerate(properties.items()):
-                value, rule = _value_rule(described, kinds[key], f"value_{i}_{j}", definitions)
-                written = f"{spelling.key(key)} {f'{value} {spelling.end}' if value else 'text'}"
+                name = f"value_{i}_{j}"
+                value, rule = _value_rule(described, kinds[key], name, definitions)
+                if not value and (length := lengths(described)) != "*":
+                    rule = [spelling.text(name, length)]
+                written = f"{spelling.key(key)} {f'{value} {spelling.end}' if value else name if rule else 'text'}"
                 parameters.append(written if key in required else f"({written})?")
                 rules.extend(rule)
             rules.append(f"function_{i}: {spelling.function(name_of(tool))} {' '.join(parameters)} {spelling.end_function}")
@@ -149,19 +152,19 @@ class Qwen3Xml(ToolParser):
             key=lambda key: quoted(f"{PARAMETER}{key}>\n"),
             end=quoted(f"\n{END_PARAMETER}\n"),
             end_function=quoted(f"{END_FUNCTION}\n"),
-            rules=r"text[lazy]: /(?s:.*)\n<\/parameter>\n/",
+            text=lambda name, length: rf"{name}[lazy]: /(?s:.{length})\n<\/parameter>\n/",
         )
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How grammars write a format's calls. `text` is their rule of a value that is any text, with its end."""
+    """How grammars write a format's calls."""
 
     function: Callable[[str], str]
     key: Callable[[str], str]
     end: str  # of a value
     end_function: str
-    rules: str
+    text: Callable[[str, str], str]  # (name, how many characters) -> the rule of a text and its end
 
 
 class SeedXml(Qwen3Xml):
@@ -198,14 +201,14 @@ class GlmXml(Qwen3Xml):
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
-        end = spell(END_VALUE)
+        end, line = spell(END_VALUE), r"/\n?/"
         lazy = "[lazy]" if end == quoted(END_VALUE) else ""
         return Spelling(
-            function=lambda name: f"{quoted(name)} LINE",
-            key=lambda key: f"{spell(ARGUMENT)} {quoted(key)} {spell(END_ARGUMENT)} LINE {spell(VALUE)}",
-            end=f"{end} LINE",
+            function=lambda name: f"{quoted(name)} {line}",
+            key=lambda key: f"{spell(ARGUMENT)} {quoted(key)} {spell(END_ARGUMENT)} {line} {spell(VALUE)}",
+            end=f"{end} {line}",
             end_function="",
-            rules=f"text: lasts LINE\nlasts{lazy}: TEXT {end}\nTEXT: /(?s:.*)/\nLINE: /\\n?/",
+            text=lambda name, length: f"{name}: {name}_itself {line}\n{name}_itself{lazy}: /(?s:.{length})/ {end}",
         )
 
 

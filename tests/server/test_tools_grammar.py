@@ -201,6 +201,29 @@ def test_gemmas_values_fit_their_schemas(
     assert accepts(compiler, tokenizer, spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
 
 
+BARE = {
+    "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+    "gemma4": '<|tool_call>call:f{a:<|"|>%s<|"|>}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("by_token", [True, False])
+def test_bare_texts_have_the_length_that_was_asked_for(
+    name: str, by_token: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    parameters = {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    spell = spell_by(tokenizer) if by_token else quoted
+    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell)
+    for text, fits in (("\n<é", True), ("", False), ("four", False)):
+        if by_token:
+            assert accepts(compiler, tokenizer, spec, BARE[name] % text) is fits
+        else:
+            compiler.compile(spec or FORM)
+
+
 THINK = REASONING_FORMATS["qwen3"]
 CALL = '<tool_call>\n{"name": "weather.now", "arguments": {}}\n</tool_call>'
 
