@@ -94,9 +94,22 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
     return_probs = speculative.rejection_sample_method in ("standard", "block")
     proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, is_weighed=speculative.adaptive)
+    if target.plan.program is None:
+        _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     found, networks = (*loading.found, *_found(loaded)), tuple(loading.networks)
     return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, found, learned, gpu_line, networks)
+
+
+def _check_hidden(executor: Executor, hidden: tuple[int, ...]) -> None:
+    """Raises ConfigError if a model that is no program does not give them."""
+    from ..kernels.transformers_model import TransformersExecutor  # which takes seconds
+
+    assert isinstance(executor, TransformersExecutor)
+    try:
+        executor.check_hidden(hidden)
+    except UnsupportedModel as error:
+        raise ConfigError(f"speculative config: {error}") from error
 
 
 def _gpu_cache(

@@ -140,6 +140,14 @@ class TransformersExecutor:
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
 
+    def check_hidden(self, hidden: tuple[int, ...]) -> None:
+        """Raises UnsupportedModel if the model gives no states of one of these boundaries."""
+        if hidden and not (self._gives_hidden and max(hidden) < len(self.kv_layers)):
+            raise UnsupportedModel(
+                f"a {self._config.model_type!r} model that transformers runs does not give the hidden states {hidden}: "
+                f"of its {len(self.kv_layers)} layers there are the inputs, and what stands behind the final norm ({FINAL})"
+            )
+
     @torch.no_grad()
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
@@ -149,8 +157,7 @@ class TransformersExecutor:
         The last layer's output is never among them: transformers gives it behind the final norm only.
         """
         assert isinstance(kv, TorchKV) and not inputs, "a whole model reads tokens only"
-        if hidden and not (self._gives_hidden and max(hidden) < len(self.kv_layers)):
-            raise UnsupportedModel(f"a {self._config.model_type!r} model does not give the hidden states {hidden} of its layers")
+        self.check_hidden(hidden)
         output = self._forward(batch, PagedPass(kv, AttentionPlan(batch)), bool(hidden))
         logits = self._logits(output, batch)
         top, argmax = logits.max(-1)

@@ -39,7 +39,7 @@ from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers import proposer_set
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
-from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, SpeculativeConfig
+from foretoken.proposers.config import DraftModelConfig, EagleConfig, HiddenStatesConfig, MedusaConfig, NgramConfig, SpeculativeConfig
 from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.proposer_set import ProposerSet
 
@@ -240,6 +240,13 @@ class Probe:
     def forget(self, request_id: str) -> None: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
+
+
+def test_states_that_a_transformers_target_does_not_give_are_refused_at_the_start(tiny_target: Path, tmp_path: Path) -> None:
+    states = HiddenStatesConfig(str(tmp_path / "states"), (0, 2))
+    with pytest.raises(ConfigError, match=r"does not give the hidden states \(0, 2\): of its 2 layers there are the inputs"):
+        start(tiny_target, (states,), "transformers")
+    start(tiny_target, (states,), "torch")
 
 
 @pytest.mark.parametrize(("executor", "hidden"), [("torch", (0, 1, 2, FINAL)), ("transformers", (0, 1, FINAL))])
