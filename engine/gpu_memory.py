@@ -94,7 +94,7 @@ def run_largest_step(executors: Sequence[GraphExecutor], scheduler: SchedulerCon
         tokens = min(scheduler.max_num_batched_tokens, executor.max_model_len)
         wanted = min(tokens, scheduler.max_num_seqs + scheduler.max_draft_tokens_per_step) if program.logits else 0
         kv = executor.allocate(PROFILED_BLOCKS, block_size)
-        inputs = {name: torch.zeros(tokens, width) for name, width in program.inputs.items()}
+        inputs = {name: torch.zeros(tokens, width, dtype=torch.float32) for name, width in program.inputs.items()}
         hidden = tuple(range(min(3, len(program.boundaries))))
         executor.network.run(padding(tokens, wanted, block_size), kv, hidden, inputs)  # no graph: it would keep the cache for ever
 

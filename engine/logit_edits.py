@@ -191,7 +191,7 @@ class _Counts:
         scores = row[ids]
         if p.repetition_penalty != 1.0:
             scores = torch.where(scores > 0, scores / p.repetition_penalty, scores * p.repetition_penalty)
-        row[ids] = scores - output * p.frequency_penalty - (output > 0) * p.presence_penalty
+        row[ids] = scores - output * p.frequency_penalty - (output > 0).float() * p.presence_penalty
 
     def _follow(self, request: Request) -> None:
         for token in request.token_ids[self.num_known :]:

@@ -30,8 +30,8 @@ def run_chain_by_steps(
     num_chains, wanted = len(counts), counts.tolist()
     steps = max(wanted, default=0)
     token_ids = torch.zeros(num_chains, steps, dtype=torch.int64)
-    confidence = torch.zeros(num_chains, steps)
-    logits = torch.zeros(num_chains, steps, executor.vocab_size) if draws is not None and draws.keep_logits else None
+    confidence = torch.zeros(num_chains, steps, dtype=torch.float32)
+    logits = torch.zeros(num_chains, steps, executor.vocab_size, dtype=torch.float32) if draws is not None and draws.keep_logits else None
     every_row = torch.arange(num_chains)
     hidden = () if executor.recurrent is None else (executor.recurrent[1],)
     output = executor.run(dataclasses.replace(batch, full_logits=every_row), kv, hidden, inputs)
@@ -103,7 +103,7 @@ class _Columns:
         if self.map is None:
             return scores
         choosable = self.map < self.vocab_size
-        spread = torch.full((len(scores), self.vocab_size), -torch.inf)
+        spread = torch.full((len(scores), self.vocab_size), -torch.inf, dtype=torch.float32)
         spread[:, self.map[choosable]] = scores[:, choosable].float()
         return spread
 

@@ -301,7 +301,7 @@ class GraphExecutor:
             draws = None
             if drawn:
                 keys = torch.zeros(rung.rows, steps, dtype=torch.int64, device=self.device)
-                draws = ChainDraws(torch.zeros(rung.rows, device=self.device), keys)
+                draws = ChainDraws(torch.zeros(rung.rows, device=self.device, dtype=torch.float32), keys)
 
             def work() -> ChainTensors:
                 return self._chain_by_ops(static.batch, kv, counts, steps, vocab_size, inputs, draws)

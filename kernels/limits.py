@@ -27,7 +27,7 @@ class ReadBuffer:
         """Raises MemoryError."""
         self.num_bytes = max(num_bytes, CHUNK) // CHUNK * CHUNK
         self._library = _library()
-        self._tensor = None if self._library else torch.ones(self.num_bytes // 4)
+        self._tensor = None if self._library else torch.ones(self.num_bytes // 4, dtype=torch.float32)
         self._pointer = self._library.ft_read_buffer(self.num_bytes) if self._library else None
         if self._library and not self._pointer:
             raise MemoryError(f"no memory for a buffer of {self.num_bytes:,} bytes")

@@ -81,7 +81,7 @@ def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBan
     return bank.completes((*linears, *rows), PACKED, program.shared, weights)
 
 
-_NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0)
+_NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float32)
 
 
 class NativeExecutor:
@@ -173,10 +173,12 @@ class NativeExecutor:
         bound = dict(inputs or {})
         for name in map(self._boundary, hidden):
             if name not in bound:  # a boundary may be an input
-                bound[name] = torch.empty(num_tokens, self.program.buffers[name])
+                bound[name] = torch.empty(num_tokens, self.program.buffers[name], dtype=torch.float32)
         states = {boundary: bound[self._boundary(boundary)] for boundary in hidden}
-        argmax, top = (torch.empty(num_logits, dtype=torch.int64), torch.empty(num_logits)) if num_logits else _NO_SCORES
-        logits = torch.empty(num_full, self.vocab_size) if num_full else None
+        argmax, top = _NO_SCORES
+        if num_logits:
+            argmax, top = torch.empty(num_logits, dtype=torch.int64), torch.empty(num_logits, dtype=torch.float32)
+        logits = torch.empty(num_full, self.vocab_size, dtype=torch.float32) if num_full else None
         request = self._request(batch, kv, bound)
         request.num_full = num_full
         request.full_logits = address(batch.full_logits, torch.int64)
@@ -197,8 +199,10 @@ class NativeExecutor:
         assert isinstance(kv, NativeKV)
         steps = max(counts.tolist(), default=0)
         token_ids = torch.empty((counts.shape[0], steps), dtype=torch.int64)
-        confidence = torch.empty((counts.shape[0], steps))
-        logits = torch.zeros((counts.shape[0], steps, self.vocab_size)) if draws is not None and draws.keep_logits else None
+        confidence = torch.empty((counts.shape[0], steps), dtype=torch.float32)
+        logits: Tensor | None = None
+        if draws is not None and draws.keep_logits:
+            logits = torch.zeros((counts.shape[0], steps, self.vocab_size), dtype=torch.float32)
         bound = dict(inputs or {})
         request = ChainRequest(self._request(batch, kv, bound), address(counts, torch.int64), steps, choosable=self.vocab_size)
         request.input = request.state = -1
@@ -385,7 +389,7 @@ class _Binder:
         def make() -> PackedWeight:
             matrices = [self._weights.tensor(name) for name in names]
             parts = zip(biases, matrices, strict=False)
-            bias = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix)) for name, matrix in parts]
+            bias = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix), dtype=torch.float32) for name, matrix in parts]
             return pack(self._library, self._memory, matrices, torch.cat(bias) if bias else None, precision, gated)
 
         packed = self._weights.get((*names, *biases), GATED if gated else PACKED, precision, make, one_form)

@@ -35,8 +35,8 @@ class NativeKV:
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `KVTensors.gather`; float32."""
         spec, slots = self._layers[layer], slots.contiguous()
-        k = torch.empty(len(slots), spec.num_kv_heads, spec.k_dim)
-        v = torch.empty(len(slots), spec.num_kv_heads, spec.v_dim)
+        k = torch.empty(len(slots), spec.num_kv_heads, spec.k_dim, dtype=torch.float32)
+        v = torch.empty(len(slots), spec.num_kv_heads, spec.v_dim, dtype=torch.float32)
         self._library.ft_cache_gather(*self._layer(layer), len(slots), _pointer(slots), _pointer(k), _pointer(v))
         return k, v
 

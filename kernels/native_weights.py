@@ -68,7 +68,7 @@ def pack(
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
     num_bytes = library.ft_packed_bytes(precision, inputs, outputs)
     memory = memory_of.take(num_bytes)
-    scales = torch.zeros(outputs) if precision in (Precision.INT8, Precision.INT4) else None
+    scales = torch.zeros(outputs, dtype=torch.float32) if precision in (Precision.INT8, Precision.INT4) else None
     struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), None)
 
     def pack_range(part: _Range) -> None:
@@ -86,7 +86,7 @@ def pack(
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         list(threads.map(pack_range, _ranges(matrices, total, gated)))
-    packed_bias = None if bias is None else torch.zeros(outputs)
+    packed_bias = None if bias is None else torch.zeros(outputs, dtype=torch.float32)
     if bias is not None and packed_bias is not None:
         for first, rows in _outputs(total, gated):
             packed_bias[rows] = bias[first : first + (rows.stop - rows.start)].float()
@@ -100,12 +100,12 @@ def shortened(library: ctypes.CDLL, isa: int, memory_of: WeightMemory, weight: P
     of = weight.struct
     inputs = -(-of.inputs // INT4_TILE[0]) * INT4_TILE[0]
     memory = memory_of.take(library.ft_packed_bytes(Precision.INT4, inputs, of.outputs))
-    scales = torch.zeros(of.outputs)
+    scales = torch.zeros(of.outputs, dtype=torch.float32)
     struct = PackedLinear(Precision.INT4, inputs, of.outputs, _address(memory), _address(scales), of.bias)
 
     def pack_rows(first: int) -> None:
         ids = torch.arange(first, min(first + _OUTPUTS_PER_TASK, of.outputs))
-        rows = torch.empty(len(ids), of.inputs)
+        rows = torch.empty(len(ids), of.inputs, dtype=torch.float32)
         library.ft_op_unpack_rows(
             isa, ctypes.byref(of), ctypes.c_void_p(ids.data_ptr()), len(ids), of.inputs, ctypes.c_float(1.0),
             ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(of.inputs),

@@ -191,7 +191,7 @@ class TorchExecutor:
                     del buffers[name]
             states = {boundary: buffers[self._boundary(boundary)] for boundary in hidden}
             if self.program.best is None:
-                return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device), None, states)
+                return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device, dtype=torch.float32), None, states)
             argmax, top = (buffers[name] for name in self.program.best.outputs)
             if self.token_ids is not None:
                 argmax = self.token_ids[argmax]
@@ -339,7 +339,7 @@ class Binder:
         """
         size = weight.shape[-1]
         weight = weight * math.sqrt(size)
-        floor = torch.tensor(math.sqrt(size * eps), device=self.device)
+        floor = torch.tensor(math.sqrt(size * eps), device=self.device, dtype=torch.float32)
         dtype = self.dtype
 
         def normalise(x: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ class Binder:
 
     def norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
         if not name:
-            return torch.ones(size, device=self.device)
+            return torch.ones(size, device=self.device, dtype=torch.float32)
         return self.weights.tensor(name).to(self.device).float() + (1.0 if add_one else 0.0)
 
     def rows(self, name: str) -> Tensor:

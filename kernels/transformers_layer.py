@@ -168,6 +168,6 @@ class TransformersLayerExecutor:
     def _probe(self) -> tuple[KVLayerSpec, ...]:
         """The cache layer that its attention asks for. Raises UnsupportedModel if ours cannot give it."""
         probe = PagedProbe(fresh_prompts([[0, 0]], self._head.device))
-        self._forward(probe.batch, torch.zeros(2, self._head.shape[1]), probe)
+        self._forward(probe.batch, torch.zeros(2, self._head.shape[1], dtype=torch.float32), probe)
         assert len(probe.layers) == 1, "a draft layer has one attention"
         return tuple(probe.layers)

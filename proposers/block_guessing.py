@@ -77,7 +77,7 @@ class BlockGuesser:
     def _fill(self, feeds: Sequence[Feed], block_size: int) -> tuple[Tensor, Tensor]:
         """Scores [sum of counts, V] of each feed's guesses, and the states [sum of counts, H] that they were made of (none if
         nobody wants them)."""
-        hidden = torch.zeros(0)
+        hidden = torch.zeros(0, dtype=torch.float32)
         for i, stage in enumerate(self._stages):
             is_last = i == len(self._stages) - 1
             batch = block_batch(feeds, block_size, self._mask_token, self._from_anchor, stage.is_causal)

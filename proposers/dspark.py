@@ -107,7 +107,7 @@ def draw(
     for row in rows:
         row.start, start = start, start + row.feed.count
     markov, confidence, device = heads.markov, heads.confidence, logits.device
-    states = torch.zeros(len(rows), 0 if markov is None else markov.embedding.shape[1], device=device)
+    states = torch.zeros(len(rows), 0 if markov is None else markov.embedding.shape[1], device=device, dtype=torch.float32)
     previous = upload(torch.tensor([row.feed.row.token_ids[-1] for row in rows], dtype=torch.int64), device)
     going = rows
     drawn: list[_Drawn] = []

@@ -90,7 +90,7 @@ class Features:
         self.block_size = block_size
         self._max_buffered = max_buffered
         self._held: dict[str, _Held] = {}
-        self._edges = torch.empty(num_blocks, width)  # of each block's last position; memory is taken as it is used
+        self._edges = torch.empty(num_blocks, width, dtype=torch.float32)  # of each block's last position; memory is taken as it is used
         self._new_edges: dict[int, Tensor] = {}  # block -> [width], later than what stands there: on a device until they are many
         self._leaving: tuple[dict[int, Tensor], Fetched] | None = None  # those that were many last, and their copy on its way
         self._device = torch.device("cpu")  # where the target leaves its states
@@ -128,9 +128,9 @@ class Features:
     def rows(self, request_id: str, start: int, stop: int) -> Tensor:
         """[stop - start, width] states of positions start:stop; zeros for the position before the text, -1."""
         if start < 0:
-            return torch.cat([torch.zeros(-start, self.width, device=self._device), self.rows(request_id, 0, stop)])
+            return torch.cat([torch.zeros(-start, self.width, device=self._device, dtype=torch.float32), self.rows(request_id, 0, stop)])
         if start == stop:
-            return torch.zeros(0, self.width, device=self._device)
+            return torch.zeros(0, self.width, device=self._device, dtype=torch.float32)
         held = self._held[request_id]
         assert held.start <= start and stop <= held.stop, "states are asked for that are not here"
         return held.rows(start, stop)

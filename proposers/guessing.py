@@ -72,7 +72,7 @@ class Drawing:
         if not any(temperatures) and executor.vocab_size <= self.vocab_size:
             return None
         return Draws(
-            temperatures=torch.tensor(temperatures),
+            temperatures=torch.tensor(temperatures, dtype=torch.float32),
             streams=torch.tensor([self.stream(row) for row in rows]),
             positions=torch.tensor([len(row.token_ids) + ahead for row in rows]),
             vocab_size=self.vocab_size if executor.token_ids is not None else min(self.vocab_size, executor.vocab_size),
@@ -89,7 +89,7 @@ class Drawing:
     def probs(self, temperature: float, token_ids: Tensor, logits: Tensor | None, columns: Tensor | None) -> Tensor:
         """[n, vocab_size] float32, what token_ids [n] were drawn from by logits [n, V]: one-hot for greedy rows."""
         if not temperature:
-            return torch.zeros(len(token_ids), self.vocab_size, device=token_ids.device).scatter_(1, token_ids[:, None], 1.0)
+            return torch.nn.functional.one_hot(token_ids, self.vocab_size).float()
         assert logits is not None
         return torch.softmax(self.by_token(logits, columns) / temperature, -1)
 
@@ -97,7 +97,7 @@ class Drawing:
         """[n, vocab_size] float32: scores by token id, -inf where the drafter has none. columns: `Executor.token_ids`."""
         if columns is None and logits.shape[1] >= self.vocab_size:
             return logits[:, : self.vocab_size].float()
-        scores = torch.full((len(logits), self.vocab_size), -torch.inf, device=logits.device)
+        scores = torch.full((len(logits), self.vocab_size), -torch.inf, device=logits.device, dtype=torch.float32)
         if columns is None:
             scores[:, : logits.shape[1]] = logits
         else:
@@ -111,7 +111,7 @@ class Drawing:
         drawn = [n for n, row in enumerate(rows) if row.draw.temperature] if self.samples else []
         if not drawn:
             return tokens
-        temperatures = upload(torch.tensor([rows[n].draw.temperature for n in drawn])[:, None], scores.device)
+        temperatures = upload(torch.tensor([rows[n].draw.temperature for n in drawn], dtype=torch.float32)[:, None], scores.device)
         under = keys([self.stream(rows[n]) for n in drawn], [positions[n] for n in drawn])
         if len(drawn) == len(rows):
             return _sample(scores / temperatures, under)

@@ -69,7 +69,7 @@ def _load_with_states(config: PardConfig, resources: Resources, checkpoint: Chec
     prefix = next(name for name in PROJECTIONS if checkpoint.has(f"{name}.weight"))
     projection = checkpoint.take(f"{prefix}.weight", width, len(boundaries) * target.hidden_size).float().t().contiguous() * STATE_SCALE
     bias = checkpoint.optional(f"{prefix}.bias", width)
-    shift = torch.zeros(width) if bias is None else bias.float() * STATE_SCALE
+    shift = torch.zeros(width, dtype=torch.float32) if bias is None else bias.float() * STATE_SCALE
 
     own = {name: name for name in checkpoint.names if not name.startswith(PROJECTIONS)}
     tensors = _Only(checkpoint, own)

@@ -84,7 +84,7 @@ class Intersection:
             )
         target_ids, draft_ids = torch.tensor(pairs).t().contiguous()
         filler = next((i for i in (draft.unk_token_id, draft.eos_token_id) if isinstance(i, int)), 0)
-        read_as = torch.full((vocab_size,), filler)
+        read_as = torch.full((vocab_size,), filler, dtype=torch.int64)
         read_as[target_ids] = draft_ids
         return cls(target_ids, draft_ids, read_as)
 

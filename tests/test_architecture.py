@@ -61,6 +61,17 @@ def test_imports_inside_the_package_are_relative_and_nothing_dangerous_is_used(p
         assert roots <= {"__future__", *sys.stdlib_module_names, *REQUIRED, *COMPANIONS}, f"line {node.lineno}: not in pyproject.toml"
 
 
+SERVING = [path for path in FILES if {"training", "bench"}.isdisjoint(path.parts)]
+
+
+@pytest.mark.parametrize("path", SERVING, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tensors_of_floats_say_of_which(path: Path) -> None:
+    """The default is the process's, whose other code may have set it; native code reads what it is given as it expects it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in ("zeros", "ones", "empty", "full")}:
+            assert "dtype" in {keyword.arg for keyword in node.keywords}, f"line {node.lineno}"
+
+
 def test_the_core_knows_no_clock_no_asyncio_and_no_web() -> None:
     for name in ("core", "scheduler", "kv_cache", "committer", "controller", "plan", "runner", "verifier", "sampler"):
         tree = ast.parse((ROOT / "engine" / f"{name}.py").read_text())

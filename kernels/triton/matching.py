@@ -51,7 +51,7 @@ def warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
             sample(scores, np.arange(2), edited)
     tokens = torch.zeros(2, dtype=torch.int64, device=device)
     for choices in (tokens, None):
-        match(tokens, torch.zeros(2, device=device), choices, Guesses.of([([0], [-1], True)]))
+        match(tokens, torch.zeros(2, dtype=torch.float32, device=device), choices, Guesses.of([([0], [-1], True)]))
 
 
 @triton.jit(do_not_specialize=["depth"])

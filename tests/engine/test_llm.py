@@ -35,6 +35,13 @@ def plain(tiny_target: Path) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(params=[torch.float64, torch.bfloat16])
+def other_default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [choice.token_ids for output in outputs for choice in output.outputs]
 
@@ -50,6 +57,24 @@ def test_speculation_changes_speed_only(drafting: LLM, plain: LLM, params: Sampl
     assert [c.text for o in with_drafts for c in o.outputs] == [c.text for o in without for c in o.outputs]
     for output in without:
         assert output.metrics.speculative_decoding.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("executor", ["auto", "torch", "transformers"])
+def test_the_default_dtype_of_the_process_changes_nothing(
+    tiny_target: Path, tiny_draft: Path, executor: str, other_default: torch.dtype
+) -> None:
+    config = {"method": "draft_model", "model": str(tiny_draft), "adaptive": False, "draft_sample_method": "probabilistic"}
+    edited: dict[str, Any] = {"seed": 3, "repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.1, "logprobs": 1}
+    each = [GREEDY, SamplingParams(max_tokens=16, ignore_eos=True, top_p=0.9, min_p=0.01, **edited)]
+    for rule in ("match", "block"):
+        said = []
+        for dtype in (other_default, torch.float32):
+            torch.set_default_dtype(dtype)
+            with LLM(tiny_target, config | {"rejection_sample_method": rule}, executor=executor, **OPTIONS) as llm:
+                outputs = llm.generate(PROMPTS[:2], each, use_tqdm=False)
+                drafted = [(p.num_draft_tokens, p.num_accepted_tokens, p.num_failures) for p in llm.stats().proposers]
+                said.append((tokens(outputs), drafted))
+        assert said[0] == said[1] and said[0][1][1][0] > 0
 
 
 def test_acceptance_of_each_request(drafting: LLM) -> None:
