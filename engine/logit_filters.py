@@ -47,10 +47,12 @@ def narrowed(logits: Tensor, peaks: Tensor, filters: Sequence[Filters]) -> Tenso
 def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best of each row of scores [n, V], all of them if it has fewer: values [n, count] and ids [n, count], best first."""
     values, ids = scores.topk(min(count + 1, scores.shape[1]), -1)
-    tied = (values[:, count - 1 : count] == values[:, count : count + 1]).any(-1)
-    for row in tied.nonzero()[:, 0].tolist():  # topk takes any of the equals
+    tied = values[:, :-1] == values[:, 1:]
+    if not tied.any():
+        return values[:, :count], ids[:, :count]
+    for row in tied[:, count - 1 :].nonzero()[:, 0].tolist():  # topk takes any of the equals, ...
         ids[row, :count] = _lowest_ids(scores[row], values[row, count - 1], count).nonzero()[:, 0]
-    ids = ids[:, :count].sort(-1).values
+    ids = ids[:, :count].sort(-1).values  # ... in any order
     values, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.engine import sampler as sampler_module
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.logit_edits import Node
+from foretoken.engine.logit_filters import best
 from foretoken.engine.plan import PlanRow
 from foretoken.engine.prompt_logprobs import Scores
 from foretoken.engine.request import Request, SamplingParams
@@ -412,3 +414,29 @@ def test_which_of_equal_tokens_are_told_depends_on_no_other_request() -> None:
         assert [token for token, _ in alone.top] == in_order[:count]
         assert alone == logprobs(logits.repeat(2, 1), [3, 3], [count, 20])[0]
         assert Scores.of(logits, [3], count).top_ids[0].tolist() == in_order[:count]
+
+
+class _Named(TorchDispatchMode):
+    """The names of what torch does within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 64])
+def test_the_best_are_put_in_order_only_where_some_are_equal(count: int) -> None:
+    dice = torch.Generator().manual_seed(count)
+    scores = torch.randn(4, 64, generator=dice)
+    for is_tied in (False, True):
+        if is_tied:
+            scores[2] = (scores[2] * 2).round()
+        with _Named() as done:
+            values, ids = best(scores, count)
+        order = scores.sort(dim=-1, descending=True, stable=True)
+        assert values.tolist() == order.values[:, :count].tolist() and ids.tolist() == order.indices[:, :count].tolist()
+        assert is_tied or "sort" not in done.names
