@@ -1,6 +1,7 @@
 # `make serve` and `make test` do all set-up themselves: a virtual environment in .venv, installed again when pyproject.toml, setup.py or
 # the C++ sources change (the native executor is compiled on the way).
-PYTHON ?= $(shell command -v python3.12 >/dev/null 2>&1 && python3.12 --version >/dev/null 2>&1 && echo python3.12 || echo python3)
+FIT := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3.12 python3.13 python3.11 python3; do $$python -c '$(FIT)' 2>/dev/null && break; done; echo $$python)
 VENV := .venv
 BIN := $(VENV)/bin
 GPU_PYTHON ?= python3
@@ -14,7 +15,8 @@ help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.installed: pyproject.toml setup.py $(NATIVE)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || { $(PYTHON) -c '$(FIT)' && $(PYTHON) -m venv --clear $(VENV); } || \
+		{ echo "foretoken needs Python 3.11 or newer with its venv module (apt install python3-venv); name one: make PYTHON=python3.12"; exit 1; }
 	@echo "Installing foretoken into $(VENV) (the first time: a few minutes, mostly torch; then seconds to compile) ..."
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --progress-bar on -e '.[dev,bench]'

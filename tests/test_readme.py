@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,3 +61,15 @@ def test_the_script_example_runs(python_examples: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", python_examples[1]], capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) >= 1.0
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_make_needs_a_python_that_can_do_it_and_begins_again_where_one_could_not(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    old = subprocess.run(["make", "install", "PYTHON=false"], cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert old.returncode and "needs Python 3.11 or newer" in old.stdout and not (tmp_path / ".venv").exists()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)  # as Debian does
+    settings = environment(PIP_NO_INDEX="1", PIP_FIND_LINKS="")  # nothing is fetched: the act before is what is tested
+    subprocess.run(["make", "install", f"PYTHON={sys.executable}"], cwd=tmp_path, capture_output=True, env=settings)
+    assert (tmp_path / ".venv/bin/pip").exists()
