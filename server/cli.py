@@ -83,6 +83,9 @@ BENCHES = ("speculation", "workloads", "overhead", "kernels", "training", "quali
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us (`>&-`); in this order each gets its own number again
+            setattr(sys, name, open(os.devnull, mode))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what a model says may be more than a terminal's encoding has
     try:

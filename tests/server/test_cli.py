@@ -58,6 +58,17 @@ def test_help_and_version() -> None:
         assert ended.returncode == 0 and "examples:" in ended.stdout and not ended.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_was_closed_by_who_started_us_is_the_null_device(closed: str) -> None:
+    code = """import os, sys
+from foretoken.server.cli import main
+try:
+    main(["version"])
+finally:
+    os._exit(64 + sum(stream is None or stream.fileno() != n for n, stream in enumerate([sys.stdin, sys.stdout, sys.stderr])))"""
+    assert subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], timeout=60).returncode == 64
+
+
 def test_mistakes_in_the_command_line() -> None:
     ended = foretoken("sevre")
     assert ended.returncode == USAGE and "did you mean serve?" in one_line_error(ended)
