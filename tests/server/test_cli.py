@@ -197,12 +197,13 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
         # With logprobs each token takes a step: without, all of them are there before anybody could be turned away.
         body = {"model": "tiny", "prompt": "The quick", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
         body["logprobs"] = 1
-        with client.stream("POST", "/v1/completions", json=body) as stream:
+        late_client = server.client(headers={"Authorization": f"Bearer {key}"})  # made now, since the answer does not wait for it
+        with late_client, client.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.iter_lines()
             first = next(line for line in lines if line.startswith("data:"))
             server.process.send_signal(signal.SIGTERM)
             answers: list[httpx.Response] = []
-            late = threading.Thread(target=_ask_while_draining, args=(server, key, answers))
+            late = threading.Thread(target=_ask_while_draining, args=(late_client, answers))
             late.start()
             chunks = [first, *(line for line in lines if line.startswith("data:"))]
             late.join()
@@ -215,15 +216,14 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
     assert "nanobind" not in server.log, "what stays behind at the end is reported by extensions"
 
 
-def _ask_while_draining(server: RunningServer, key: str, answers: list[httpx.Response]) -> None:
+def _ask_while_draining(client: httpx.Client, answers: list[httpx.Response]) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
-    with server.client(headers={"Authorization": f"Bearer {key}"}) as client:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and not (answers and answers[-1].status_code == 503):
-            try:
-                answers.append(client.post("/v1/completions", json=body))
-            except httpx.TransportError:  # it has already gone
-                return
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not (answers and answers[-1].status_code == 503):
+        try:
+            answers.append(client.post("/v1/completions", json=body))
+        except httpx.TransportError:  # it has already gone
+            return
 
 
 def test_a_second_signal_ends_requests_with_an_error(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
