@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -51,8 +52,8 @@ def free_bytes(device: str) -> int:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken without swapping: the machine's, or what the limits of the container or the service leave."""
-    free = [_meminfo_available(root / "proc/meminfo")]
+    """Memory that can be taken without swapping: the machine's, or what limits of the container, the service or the shell leave."""
+    free = [_meminfo_available(root / "proc/meminfo"), _addresses_left(root / "proc/self/status")]
     for group in folders("memory", root):
         for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, usage = _read_int(group / limit_file), _read_int(group / usage_file)
@@ -66,6 +67,13 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 def _meminfo_available(file: Path) -> int | None:
     kibibytes = _read_entry(file, "MemAvailable:")
     return None if kibibytes is None else kibibytes * 1024
+
+
+def _addresses_left(file: Path) -> int | None:
+    """What `ulimit -v` leaves, as the schedulers of clusters set it. None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    kibibytes = _read_entry(file, "VmSize:")
+    return None if kibibytes is None or limit == resource.RLIM_INFINITY else max(0, limit - kibibytes * 1024)
 
 
 def _read_entry(file: Path, name: str) -> int | None:

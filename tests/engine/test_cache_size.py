@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ class TestFreeMemory:
             self.write(tmp_path, f"sys/fs/cgroup/{group}/memory.max", limit)
             self.write(tmp_path, f"sys/fs/cgroup/{group}/memory.current", "500000\n")
         assert free_memory_bytes(tmp_path) == 1500000
+
+    def test_of_a_shell(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        self.write(tmp_path, "proc/meminfo", "MemAvailable:   4000 kB\n")
+        self.write(tmp_path, "proc/self/status", "Name:\tpython3\nVmPeak:\t     900 kB\nVmSize:\t     300 kB\n")
+        assert free_memory_bytes(tmp_path) == 4000 * 1024
+        for limit, free in ((1000 * 1024, 700 * 1024), (200 * 1024, 0)):
+            monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_AS: (limit, resource.RLIM_INFINITY)}.__getitem__)
+            assert free_memory_bytes(tmp_path) == free
 
     def test_of_this_machine_and_of_one_without_proc(self, tmp_path: Path):
         assert free_memory_bytes() > 2**20
