@@ -43,16 +43,23 @@ class CostFigures:
             raise ValueError("a step of the target takes time and has at least one token")
 
 
+class Machine:
+    """How much slower it is than when it was measured, by every table that it does the work of."""
+
+    slowness: float = 1.0
+
+
 class TargetCost:
     """Seconds of a target step. Between measured numbers of tokens a straight line, behind the last one its slope."""
 
-    def __init__(self, figures: CostFigures, max_tokens: int) -> None:
+    def __init__(self, figures: CostFigures, max_tokens: int, machine: Machine | None = None) -> None:
+        """machine: shared with other tables, so that what one finds out of it holds for all."""
+        self._machine = machine or Machine()
         self._per_context_token = figures.per_context_token
         self._curve = _interpolated(figures.target, max_tokens)  # [max_tokens + 1], index = tokens
         self._seen = [MEASURED if tokens in figures.target else 0.0 for tokens in range(max_tokens + 1)]
         self._streaks = [0] * (max_tokens + 1)  # observations in a row that were dearer (above 0) or cheaper than expected
         self._doubts = [False] * (max_tokens + 1)
-        self._drift = 1.0  # the whole machine slower or faster than when it was measured
         self.max_tokens = max_tokens
 
     def seconds(self, num_tokens: float, context: int = 0) -> float:
@@ -61,15 +68,15 @@ class TargetCost:
 
     def at(self, context: int) -> Callable[[float], float]:
         """`seconds` by tokens at one context, for those who ask often; good until the next observation."""
-        curve, most, drift = self._curve, self.max_tokens, self._drift
-        of_context = drift * self._per_context_token * context
+        curve, most, slowness = self._curve, self.max_tokens, self._machine.slowness
+        of_context = slowness * self._per_context_token * context
 
         def seconds(num_tokens: float) -> float:
             low = int(num_tokens)
             if low >= most:
-                return drift * curve[-1] * num_tokens / most + of_context
+                return slowness * curve[-1] * num_tokens / most + of_context
             base = curve[low]
-            return drift * (base + (num_tokens - low) * (curve[low + 1] - base)) + of_context
+            return slowness * (base + (num_tokens - low) * (curve[low + 1] - base)) + of_context
 
         return seconds
 
@@ -92,11 +99,11 @@ class TargetCost:
             return
         seen, curve = self._seen, self._curve
         # To each part what it has in the whole: else a slope that was measured while something disturbed could never be put right.
-        by_context = self._drift * self._per_context_token * context / expected
+        by_context = self._machine.slowness * self._per_context_token * context / expected
         gain = max(GAIN, 1.0 / (MEASURED + seen[num_tokens])) * (1.0 - by_context)
         most = OUTLIER * max(1, streak - STREAK)
         surprise = max(-most, min(most, surprise, 1.0))
-        self._drift *= 1.0 + DRIFT_GAIN * surprise * (1.0 - by_context)
+        self._machine.slowness *= 1.0 + DRIFT_GAIN * surprise * (1.0 - by_context)
         self._per_context_token *= 1.0 + GAIN * by_context * surprise
         curve[num_tokens] *= 1.0 + gain * surprise
         for tokens in range(math.ceil(num_tokens / REACH), min(self.max_tokens, int(num_tokens * REACH)) + 1):
@@ -120,11 +127,11 @@ class TargetCost:
 
     def figures(self) -> dict[int, float]:
         """Seconds at the ladder's numbers as they are known now."""
-        return {tokens: self._drift * self._curve[tokens] for tokens in LADDER if tokens <= self.max_tokens}
+        return {tokens: self._machine.slowness * self._curve[tokens] for tokens in LADDER if tokens <= self.max_tokens}
 
     @property
     def per_context_token(self) -> float:
-        return self._drift * self._per_context_token
+        return self._machine.slowness * self._per_context_token
 
 
 class DraftCost:
@@ -177,10 +184,11 @@ class CostTable:
     """The costs of one engine: the target's steps and its passes alone, and, in the set's order, each proposer's."""
 
     def __init__(self, figures: CostFigures, proposers: Sequence[str], max_tokens: int) -> None:
-        self.target = TargetCost(figures, max_tokens)
+        machine = Machine()
+        self.target = TargetCost(figures, max_tokens, machine)
         drafts = figures.draft or {}
         self.drafts = [DraftCost(drafts.get(name)) for name in proposers]
-        self.passes = TargetCost(figures if not figures.passes else replace(figures, target=figures.passes), max_tokens)
+        self.passes = TargetCost(figures if not figures.passes else replace(figures, target=figures.passes), max_tokens, machine)
         self._names = tuple(proposers)
         self._has_passes = bool(figures.passes)
 
