@@ -47,6 +47,7 @@ _FINISHED = one_of("stop", "length", "tool_calls")
 _UNFINISHED = one_of("stop", "length", "tool_calls", None)
 _SOURCES = many(record(token_id=COUNT, proposer=maybe(TEXT)))
 _TOKEN_IDS = many(COUNT)
+_REASONING: dict[str, Schema] = {"reasoning": TEXT, "reasoning_content": TEXT}
 _PROMPT_LOGPROBS = maybe(many(maybe({"type": "object", "additionalProperties": ref("PromptLogprob")})))
 _CALL_DELTA = record({"id": TEXT, "type": one_of("function"), "function": record({"name": TEXT, "arguments": TEXT})}, index=COUNT)
 _ENVELOPE = {"id": TEXT, "created": WHOLE, "model": TEXT, "system_fingerprint": TEXT}
@@ -104,7 +105,7 @@ ANSWERS: dict[str, Schema] = {
     ),
     "CalledTool": record(id=TEXT, type=one_of("function"), function=record(name=TEXT, arguments=TEXT)),
     "AssistantMessage": record(
-        {"reasoning": TEXT, "tool_calls": many(ref("CalledTool"))}, role=one_of("assistant"), content=maybe(TEXT), refusal={"type": "null"}
+        {**_REASONING, "tool_calls": many(ref("CalledTool"))}, role=one_of("assistant"), content=maybe(TEXT), refusal={"type": "null"}
     ),
     "ChatCompletion": record(
         {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _TOKEN_IDS},
@@ -131,7 +132,7 @@ ANSWERS: dict[str, Schema] = {
             record(
                 {"stop_reason": _STOP_REASON, "speculation": _SOURCES, "token_ids": _TOKEN_IDS, "prompt_token_ids": _TOKEN_IDS},
                 index=COUNT,
-                delta=record({"role": one_of("assistant"), "content": TEXT, "reasoning": TEXT, "tool_calls": many(_CALL_DELTA)}),
+                delta=record({"role": one_of("assistant"), "content": TEXT, **_REASONING, "tool_calls": many(_CALL_DELTA)}),
                 logprobs=maybe(ref("ChatLogprobs")),
                 finish_reason=_UNFINISHED,
             )

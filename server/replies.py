@@ -135,7 +135,7 @@ class Reply:
             case Content(text):
                 return {"content": text}
             case Reasoning(text):
-                return {"reasoning": text} if self._include_reasoning else None
+                return _reasoning(text) if self._include_reasoning else None
             case CallBegun(name):
                 self.num_calls += 1
                 call = {"id": self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
@@ -162,8 +162,13 @@ def message(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     content = "".join(part.get("content", "") for part in parts)
     whole: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if reasoning := "".join(part.get("reasoning", "") for part in parts):
-        whole["reasoning"] = reasoning
+        whole |= _reasoning(reasoning)
     return whole | ({"tool_calls": calls} if calls else {})
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """By vLLM's and OpenRouter's name, and by DeepSeek's, SGLang's and llama.cpp's: clients know one or the other."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def _fed(parser: ReasoningParser | ToolParser | None, pieces: Iterable[Piece], last: bool) -> Iterable[Piece]:

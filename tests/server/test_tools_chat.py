@@ -332,6 +332,7 @@ def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.Mo
     assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("Paris? Easy.", "Let me see.", 2)
     deltas = [chunk["choices"][0]["delta"] for chunk in streamed(client, **fields)]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Paris? Easy."
+    assert all(said.get("reasoning_content") == said.get("reasoning") for said in (message, *deltas))
     assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
     spent, thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"], fake.tokenizer.encode("Paris? Easy.\n</think>")
     assert spent == len(thought)
@@ -344,7 +345,7 @@ def test_reasoning_can_be_left_out(fake: FakeEngine, monkeypatch: pytest.MonkeyP
     body = whole(client, **fields)
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Two", "refusal": None}
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-    assert all("reasoning" not in chunk["choices"][0]["delta"] for chunk in streamed(client, **fields))
+    assert all(chunk["choices"][0]["delta"].keys().isdisjoint({"reasoning", "reasoning_content"}) for chunk in streamed(client, **fields))
 
 
 def test_a_closed_reasoning_leaves_the_reply_alone(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
