@@ -162,9 +162,10 @@ def test_what_the_folder_shows_needs_no_loader(tmp_path: Path, tiny_target: Path
 
 
 def test_chat_without_a_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    ended = foretoken("chat", "--url", f"http://127.0.0.1:{port}")
+    with socket.socket() as silent:  # keeps the port from others, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        ended = foretoken("chat", "--url", f"http://127.0.0.1:{port}")
     assert ended.returncode == UNAVAILABLE and "start one with `foretoken serve`" in one_line_error(ended)
     ended = foretoken("chat", "--url", f"127.0.0.1:{port}")  # there may well be one: the address is what is wrong
     assert ended.returncode == UNAVAILABLE and "write it as http://HOST:PORT" in one_line_error(ended)

@@ -55,7 +55,7 @@ class PacedCore:
     def abort(self, request_id: str) -> None:
         self._rows.pop(request_id, None)
 
-    def stats(self) -> EngineStats:
+    def stats(self, now: float | None = None) -> EngineStats:
         return EngineStats()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import termios
 import time
@@ -22,6 +23,7 @@ class Terminal:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], columns: int = 80) -> None:
         self.pid, self._file = pty.fork()
         if not self.pid:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a script starts in the background, and so in all that it starts
             os.execvpe(command[0], list(command), dict(environment) | {"TERM": "xterm-256color", "COLUMNS": ""})
         fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.shown = ""
