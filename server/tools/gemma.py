@@ -117,7 +117,7 @@ class Rules:
             case {"anyOf": [_, *_] as options} | {"oneOf": [_, *_] as options}:
                 return f"({' | '.join(map(self._value, options))})"
             case {"type": [_, *_] as kinds}:
-                return f"({' | '.join(self._value({**schema, 'type': kind}) for kind in kinds)})"
+                return f"({' | '.join(self._value({**schema, 'type': kind}) for kind in dict.fromkeys(map(str, kinds)))})"
             case {"$ref": str(place)} if place.startswith("#/"):
                 if place not in self._of_place:
                     self._of_place[place] = name = self._add("")
@@ -127,7 +127,7 @@ class Rules:
             case {"type": "object", "properties": {}}:
                 return self._object(schema)
             case {"type": "array", "items": items}:
-                item = self._value(items)
+                item = self._add(self._value(items))  # by name: lists in lists would double what they hold
                 return f'"[" ({item} ("," {item})*)? "]"'
             case {"type": "string"}:
                 return "text" if (length := lengths(schema)) == "*" else f"{self._quote} /(?s:.{length})/ {self._quote}"

@@ -201,6 +201,14 @@ def test_gemmas_values_fit_their_schemas(
     assert accepts(compiler, tokenizer, spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
 
 
+def test_a_grammar_grows_no_faster_than_the_schema() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(10):
+        schema = {"type": ["array", "array"], "items": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    assert len(FORMATS["gemma4"].grammar([tool], quoted, True)) < 5_000
+
+
 BARE = {
     "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>",
     "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
