@@ -270,7 +270,9 @@ def _from_python(text: str) -> str:
         if len(text) <= MAX_HELD:
             with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of odd escapes
-                return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+                spelled = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+                spelled.encode()  # a lone surrogate is no text
+                return spelled
     return text
 
 

@@ -352,6 +352,7 @@ def test_mistral_takes_no_other_ids() -> None:
         ("None", {"null", "string"}, "null"),
         ("NaN", {"number"}, '"NaN"'),
         ("{'a': 1e999}", {"object"}, json.dumps("{'a': 1e999}")),
+        ("['\\ud800']", {"array"}, json.dumps("['\\ud800']")),
         ("{'a'}", {"object"}, json.dumps("{'a'}")),
         ("['a']", {"object"}, json.dumps("['a']")),
         ("[__import__('os')]", {"array"}, json.dumps("[__import__('os')]")),
