@@ -9,14 +9,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .parser import MAX_NAME, Tool, ToolParser, lengths, name_of, quoted, schema_of, several
-from .qwen3_xml import as_json, escaped
-from .scanner import MAX_HELD, SPACE, Arguments, CallBegun, Content, Waiting
-
-_BARE = frozenset(("integer", "number", "boolean", "null"))
+from .literals import LiteralParser, escaped
+from .parser import MAX_NAME, Tool, in_order, lengths, name_of, quoted, schema_of, several
+from .scanner import Arguments, CallBegun, Content, Waiting
 
 
-class FunctionGemma(ToolParser):
+class FunctionGemma(LiteralParser):
     opening, closing = "<start_function_call>", "<end_function_call>"
     quote: ClassVar[str] = "<escape>"
     markers = (opening, closing, quote)
@@ -24,55 +22,21 @@ class FunctionGemma(ToolParser):
     def scan(self) -> Waiting[None]:
         while (yield from self.until((self.opening,), Content)):
             yield from self.space()
-            name = (yield from self._word("{", MAX_NAME)) if (yield from self.skip("call:")) else ""
+            name = (yield from self.word("{", MAX_NAME)) if (yield from self.skip("call:")) else ""
             if name and name.isprintable() and (yield from self.skip("{")):
                 self.settle(CallBegun(name), Arguments("{"))
-                yield from self._members()
+                yield from self.members("}", ":")
                 yield from self.close(self.closing)
             else:
                 self.reject(self.opening)
 
-    def _members(self) -> Waiting[None]:
-        """Give the arguments out as JSON, from behind their first bracket on."""
-        open_brackets, comma, is_key = ["}"], "", True
-        while open_brackets and (char := (yield from self.peek())):
-            if char in SPACE or char in ",:" or char == open_brackets[-1]:
-                self._at += 1
-                if char == open_brackets[-1]:
-                    open_brackets.pop()
-                    self.settle(Arguments(char))
-                    comma = ""
-                else:
-                    self.settle(*([Arguments(": ")] if char == ":" else []))
-                    comma, is_key = (", ", open_brackets[-1] == "}") if char == "," else (comma, is_key and char != ":")
-                continue
-            if char in "{[" and not is_key:
-                open_brackets.append("}" if char == "{" else "]")
-                self._at += 1
-                self.settle(Arguments(comma + char))
-                comma, is_key = "", char == "{"
-                continue
-            if (yield from self.skip(self.quote)):
-                self.settle(Arguments(comma + '"'))
-                if not (yield from self.until((self.quote,), escaped, space=False)):
-                    return
-                self.settle(Arguments('"'))
-            else:
-                word = yield from self._word(":" if is_key else ",]}", MAX_HELD)
-                if not word or not (yield from self.more()):  # nothing that can be read, or cut
-                    break
-                self.settle(Arguments(comma + (quoted(word) if is_key else as_json(word, _BARE))))
-            comma = ""
-        if open_brackets and (yield from self.more()):
-            self._at = self._mark  # what broke it is text
-        else:
-            self.settle()
-
-    def _word(self, ends: str, limit: int) -> Waiting[str]:
-        start = self._at - self._mark
-        while (char := (yield from self.peek())) and char not in ends and self._at - self._mark < start + limit:
-            self._at += 1
-        return self._text[self._mark + start : self._at].strip()
+    def text(self, before: str) -> Waiting[bool]:
+        if not (yield from self.skip(self.quote)):
+            return False
+        self.settle(Arguments(before + '"'))
+        if (yield from self.until((self.quote,), escaped, space=False)):
+            self.settle(Arguments('"'))
+        return True
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
@@ -144,15 +108,10 @@ class Rules:
         return f"{self._quote} {quoted(value)} {self._quote}" if isinstance(value, str) else quoted(json.dumps(value))
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        """With a comma before each member but the first that is there."""
-        required, ways, others = schema.get("required"), list[str](), '""'
+        required = schema.get("required")
         required = required if isinstance(required, list) else []
-        for key, one in reversed(schema["properties"].items()):
-            member = self._add(f"{quoted(f'{key}:')} {self._value(one)}")
-            ways = [f"{member} {others}", *([] if key in required else ways)]
-            others = self._add(f'"," {member} {others}' if key in required else f'("," {member})? {others}')
-        some = f"({' | '.join(ways)})" if ways else ""
-        return f'"{{" {some}{"?" if some and not any(key in required for key in schema["properties"]) else ""} "}}"'
+        members = [(f"{quoted(f'{key}:')} {self._value(one)}", key in required) for key, one in schema["properties"].items()]
+        return f'"{{" {in_order(members, quoted(","), self._add)} "}}"'
 
     def _add(self, expression: str) -> str:
         name = f"gemma_{len(self._rules)}"

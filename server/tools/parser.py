@@ -9,7 +9,7 @@ import json
 import secrets
 import string
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...engine.json_dialects import enforceable
@@ -179,6 +179,12 @@ def json_rule(schema: Any) -> str:
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
 
 
+def property_rule(described: Any, schema: Mapping[str, Any]) -> str:
+    """JSON that fits the description of a property, whose $refs are to the schema that it stands in."""
+    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    return json_rule({**described, **definitions} if isinstance(described, dict) else described)
+
+
 def lengths(schema: Any) -> str:
     """How many characters a text may have, as regular expressions say it: "*" for any number, and where it takes long to count."""
     least, most = (schema.get(key) for key in ("minLength", "maxLength")) if isinstance(schema, dict) else (None, None)
@@ -189,6 +195,19 @@ def lengths(schema: Any) -> str:
 def several(rule: str, separator: str, parallel: bool) -> str:
     """One `rule`, or some with a separator."""
     return f"{rule} ({separator} {rule}){{0,{MAX_PARALLEL_CALLS - 1}}}" if parallel else rule
+
+
+def in_order(members: Sequence[tuple[str, bool]], comma: str, add: Callable[[str], str]) -> str:
+    """Members, each an expression and whether it must be there, with a comma before each but the first that is there.
+
+    add(expression) -> the name of a rule that it becomes.
+    """
+    ways, others = list[str](), '""'
+    for expression, required in reversed(members):
+        member = add(expression)
+        ways = [f"{member} {others}", *([] if required else ways)]
+        others = add(f"{comma} {member} {others}" if required else f"({comma} {member})? {others}")
+    return f"({' | '.join(ways)}){'' if any(required for _, required in members) else '?'}" if ways else ""
 
 
 def quoted(text: str) -> str:

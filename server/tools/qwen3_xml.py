@@ -6,17 +6,14 @@ GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_cal
 
 from __future__ import annotations
 
-import ast
-import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .json_list import Hermes
-from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, json_rule, lengths, name_of, quoted, schema_of, several
-from .scanner import MAX_HELD, Arguments, CallBegun, Content, Piece, Waiting
+from .literals import as_json, escaped
+from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, lengths, name_of, property_rule, quoted, schema_of, several
+from .scanner import MAX_HELD, Arguments, CallBegun, Content, Waiting
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
@@ -132,11 +129,10 @@ class Qwen3Xml(ToolParser):
         for i, tool in enumerate(tools):
             schema = schema_of(tool)
             kinds, properties, required = parameter_kinds(schema), schema.get("properties", {}), frozenset(schema.get("required", ()))
-            definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
             parameters: list[str] = []
             for j, (key, described) in enumerate(properties.items()):
                 name = f"value_{i}_{j}"
-                value, rule = _value_rule(described, kinds[key], name, definitions)
+                value, rule = _value_rule(described, kinds[key], name, schema)
                 if not value and (length := lengths(described)) != "*":
                     rule = [spelling.text(name, length)]
                 written = f"{spelling.key(key)} {f'{value} {spelling.end}' if value else name if rule else 'text'}"
@@ -212,20 +208,14 @@ class GlmXml(Qwen3Xml):
         )
 
 
-def _value_rule(described: Any, kinds: frozenset[str], name: str, definitions: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _value_rule(described: Any, kinds: frozenset[str], name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
     """How a parameter's value is written, "" if it is any text, and the rule called `name` if it takes one."""
     choices = described.get("enum") if isinstance(described, dict) else None
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
         return f"({' | '.join(map(quoted, choices))})", []
     if kinds <= {"string"}:
         return "", []
-    schema = {**described, **definitions} if isinstance(described, dict) else described
-    return name, [f"{name}: {json_rule(schema)}"]
-
-
-def escaped(text: str) -> Piece:
-    """A part of a text as a part of a JSON string."""
-    return Arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+    return name, [f"{name}: {property_rule(described, schema)}"]
 
 
 def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
@@ -247,39 +237,3 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
         return kinds
 
     return {key: frozenset(named(value, 0)) for key, value in schema.get("properties", {}).items()}
-
-
-def as_json(raw: str, kinds: frozenset[str]) -> str:
-    """A bare value as JSON of one of these types; as a text if it is of none of them. Python's spelling is understood."""
-    spelled = {"True": "true", "False": "false", "None": "null"}.get(raw.strip(), raw.strip())
-    if spelled.startswith(("{", "[")):
-        spelled = _from_python(spelled)
-    try:
-        kind = _KINDS[type(json.loads(spelled, parse_constant=_no_json))]
-    except (ValueError, RecursionError):
-        kind = "string"
-    fits = kind in kinds or (kind == "integer" and "number" in kinds)
-    return spelled if fits and kind != "string" else json.dumps(raw, ensure_ascii=False)
-
-
-def _from_python(text: str) -> str:
-    """JSON of a dict or list that is written as Python writes it; any other text as it is."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        if len(text) <= MAX_HELD:
-            with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd escapes
-                spelled = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
-                spelled.encode()  # a lone surrogate is no text
-                return spelled
-    return text
-
-
-def _no_json(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
-
-
-_KINDS: dict[type, str] = {
-    dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null",
-}  # fmt: skip

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from foretoken.server.tools.formats import FORMATS, detected
 from foretoken.server.tools.gemma import FunctionGemma, Gemma4
 from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
+from foretoken.server.tools.literals import as_json
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.parser import Tool, ToolParser
-from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, as_json, parameter_kinds
+from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, parameter_kinds
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
 
 PROPERTIES = {
@@ -165,6 +166,7 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (FunctionGemma, "<start_function_call>call:f{when:12 May}<end_function_call>", [("f", '{"when": "12 May"}')]),
     (FunctionGemma, "<start_function_call>f{} <start_function_call>call:{}", ["<start_function_call>f{} <start_function_call>call:{}"]),
     (Gemma4, '<|tool_call>call:f{text:<|"|>a|b<|"|>,object:{<|"|>k<|"|>:1}}<tool_call|>', [("f", '{"text": "a|b", "object": {"k": 1}}')]),
+    (FunctionGemma, "<start_function_call>call:f{list:[1]2}", [("f", '{"list": [1]'), "2}"]),
     (GlmXml, "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call> b", [("f", '{"text": "a"}'), "b"]),
     (GlmXml, "<tool_call>new<arg_key>a</arg_key><arg_value>1", [("new", '{"a": "1')]),
     (GlmXml, "<tool_call>is a word, <tool_call>\n</tool_call>", ["<tool_call>is a word, <tool_call>\n</tool_call>"]),
@@ -349,6 +351,7 @@ def test_mistral_takes_no_other_ids() -> None:
         ("1", {"number"}, "1"),
         ("1.5", {"integer"}, '"1.5"'),
         ("1", {"string", "integer"}, "1"),
+        (".5", {"number"}, "0.5"),
         ("None", {"null", "string"}, "null"),
         ("NaN", {"number"}, '"NaN"'),
         ("{'a': 1e999}", {"object"}, json.dumps("{'a': 1e999}")),
