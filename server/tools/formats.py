@@ -7,6 +7,7 @@ from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json
 from .mistral import Mistral, MistralList
 from .parser import ToolParser
+from .pythonic import Olmo3, Pythonic
 from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 
 FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before those of the models that share it
@@ -23,7 +24,10 @@ FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before tho
     "llama_nemotron_json": Nemotron,
     "mistral": Mistral,
     "mistral_list": MistralList,
+    "olmo3": Olmo3,
     "phi4_mini_json": Phi4Mini,
+    "pythonic": Pythonic,
+    "llama4_pythonic": Pythonic,
     "qwen3_coder": Qwen3Xml,
     "qwen3_xml": Qwen3Xml,
     "seed_oss": SeedXml,
@@ -45,6 +49,10 @@ def detected(template: str) -> type[ToolParser] | None:
     for format in (FunctionGemma, Gemma4, Granite, Hunyuan, Nemotron, SeedXml):
         if format.opening in template:
             return format
+    if Olmo3.opening in template and "<functions>" in template:
+        return Olmo3
+    if "func_name1(" in template:  # [func_name1(params_name1=params_value1, ...), func_name2(params)]
+        return Pythonic
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters": ' in template):
         return Llama3Json
     return None

@@ -1,4 +1,4 @@
-"""Values as programs write them: bare words and texts in quotes, in brackets. Qwen and Gemma have them in their calls."""
+"""Values as programs write them: bare words and texts in quotes, in brackets. Qwen, Gemma and Pythonic formats have them in their calls."""
 
 from __future__ import annotations
 

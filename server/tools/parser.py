@@ -57,13 +57,17 @@ class ToolParser(Scanner):
         """Calls, each a name and its arguments, as a model of this format writes them; "" where no template leaves them out."""
         return ""
 
-    def listed(self) -> Waiting[bool]:
-        """Read calls that are spelled as objects, in a list or one behind the other. False, with the text still held, if there is none."""
+    def listed(self, call: Callable[[], Waiting[bool]] | None = None) -> Waiting[bool]:
+        """Read calls, in a list or one behind the other. False, with the text still held, if there is none.
+
+        call: reads one; None for those that are spelled as objects.
+        """
+        call = call or self.object_call
         in_list = yield from self.skip("[")
         found = False
         while True:
             yield from self.space()
-            if not (yield from self.object_call()):
+            if not (yield from call()):
                 break
             found = True
             yield from self.space()

@@ -17,6 +17,7 @@ from foretoken.server.tools.literals import as_json
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.parser import Tool, ToolParser
+from foretoken.server.tools.pythonic import Olmo3, Pythonic
 from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, parameter_kinds
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
 
@@ -167,6 +168,33 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (FunctionGemma, "<start_function_call>f{} <start_function_call>call:{}", ["<start_function_call>f{} <start_function_call>call:{}"]),
     (Gemma4, '<|tool_call>call:f{text:<|"|>a|b<|"|>,object:{<|"|>k<|"|>:1}}<tool_call|>', [("f", '{"text": "a|b", "object": {"k": 1}}')]),
     (FunctionGemma, "<start_function_call>call:f{list:[1]2}", [("f", '{"list": [1]'), "2}"]),
+    (
+        Pythonic,
+        """[f(text="a, \\"b\\" [c]", number = -2, maybe=None,
+          list=['it\\'s', (1.5, .5,), {'a': {"b": True}, 2: false}], object={}), g.h()]""",
+        [("f", '{"text": "a, \\"b\\" [c]", "number": -2, "maybe": null, '
+               '"list": ["it\'s", [1.5, 0.5], {"a": {"b": true}, "2": false}], "object": {}}'), ("g.h", "{}")],
+    ),
+    (
+        Pythonic,
+        r"""<|python_start|>[f(a='\n\x41\d\u00e9\101\ud83d\ude00C:\users', b="''x", c='What's up?', """
+        r"""d="", e=Paris, x:g='''r'"x\n''', h=r'\d')]<|python_end|> x""",
+        [("f", r"""{"a": "\nA\\d\u00e9A\ud83d\ude00C:\\users", "b": "''x", "c": "What's up?", """
+               r""""d": "", "e": "Paris", "x:g": "r'\"x\n", "h": "\\d"}"""), "x"],
+    ),
+    (Pythonic, "Hm <|python_start|>[f(a=1), g.h(", ["Hm", ("f", '{"a": 1}'), ("g.h", "{")]),
+    (Pythonic, "[f(text='a", [("f", '{"text": "a')]),
+    (Pythonic, "[f(number=4", [("f", '{"number": ')]),
+    (Pythonic, "[f(", [("f", "{")]),
+    (Pythonic, "[f(a='b' c)] x", [("f", '{"a": "b"'), "c)] x"]),
+    (Pythonic, "[f(a=g.h(b=1))]", [("f", '{"a": "g.h"'), "(b=1))]"]),
+    (Olmo3, "<function_calls>\nf(a='b')\nnew(b=[true])\n</function_calls>.", [("f", '{"a": "b"}'), ("new", '{"b": [true]}'), "."]),
+    (Olmo3, "So <function_calls>f()</function_calls>\n<function_calls>g.h(a=1)</function_", ["So", ("f", "{}"), ("g.h", '{"a": 1}')]),
+    *((Pythonic, text, [text]) for text in (
+        "[f](http://x) is", "[1, 2]", '["f"]', ' [{"f": 1}]', "[", "[f", "[]", "[f('x')]", "[f(x) for x in y]", "[new(a=1)]", "Or [f(a=1)]",
+        "f(a=1)",
+    )),
+    (Olmo3, "<function_calls>f('x')</function_calls> [f(a=1)]", ["<function_calls>f('x')</function_calls> [f(a=1)]"]),
     (GlmXml, "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call> b", [("f", '{"text": "a"}'), "b"]),
     (GlmXml, "<tool_call>new<arg_key>a</arg_key><arg_value>1", [("new", '{"a": "1')]),
     (GlmXml, "<tool_call>is a word, <tool_call>\n</tool_call>", ["<tool_call>is a word, <tool_call>\n</tool_call>"]),
@@ -183,6 +211,7 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
 SNIPPETS = [
     "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
     "<start_function_call>", "call:f{", "<escape>", "text:",
+    "<function_calls>", "f(text=", "'", "(", ")", "=", "\"\"\"", "\\u00", "True",
     "<|tool_call|>", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "functools", '"function": ',
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
@@ -232,6 +261,16 @@ def test_bare_values_become_json(value: str, number: int, length: int) -> None:
     text = f"<function=f><parameter=text>\n{value}\n</parameter><parameter=number>\n{number}\n</parameter></function>"
     ((name, arguments),) = told(Qwen3Xml, cut(text, length))
     assert json.loads(arguments) == {"text": value, "number": number}
+
+
+@given(arguments=st.dictionaries(st.text("abc_", min_size=1), json_values), length=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_pythons_literals_become_json(arguments: dict[str, Any], length: int) -> None:
+    for spelled in (repr, json.dumps):
+        written = ", ".join(f"{key}={spelled(value)}" for key, value in arguments.items())
+        for format, text in ((Pythonic, f"[f({written})]"), (Olmo3, f"<function_calls>f({written})</function_calls>")):
+            ((name, read),) = told(format, cut(text, length))
+            assert name == "f" and json.loads(read) == arguments
 
 
 def test_content_and_arguments_come_at_once() -> None:
@@ -284,6 +323,14 @@ HOSTILE = [
     "<tool_call>" + "f" * 20_000,
     "<tool_call>f<arg_key>" * 600,
     "<tool_call>f" + "<arg_key>number</arg_key><arg_value>1</arg_value>" * 600,
+    "[f(" * 5_000,
+    "[f(a=" + "[" * 20_000,
+    "[f(a='" + "\\u" * 10_000,
+    "[f(a='" + "'x" * 10_000,
+    "<function_calls>f(" * 1_000,
+    "<function_calls>f(a=" + "f" * 20_000,
+    "<function_calls>" + "f" * 20_000,
+    "<function_calls>" + "f(a='')" * 2_000,
     'functools[{"function": ' * 600,
     '<|tool_call|>[' + '{"name": "f"},' * 600,
 ]
@@ -325,6 +372,8 @@ TEMPLATES = [
     ("{% if tools %}{{ '<|tool_call>call:' }}", Gemma4),
     ("{% if tools %}<start_function_call>call:", FunctionGemma),
     ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
+    ("{{ '<functions>' + (tools | tojson) }} within <function_calls></function_calls> XML tags", Olmo3),
+    ("{% if tools %}<|start_header_id|> in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", Pythonic),
     ("{% if tools %}{{ tools | tojson }}", None),
     ("{{ messages }} <tool_call>", None),
     ("", None),

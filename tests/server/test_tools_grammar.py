@@ -38,7 +38,8 @@ TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather.now"}},
 )
 FORMAT_NAMES = [
-    "functiongemma", "gemma4", "glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "phi4_mini_json", "qwen3_xml",
+    "functiongemma", "gemma4", "glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
+    "pythonic", "qwen3_xml",
 ]  # fmt: skip
 
 
@@ -157,6 +158,8 @@ EXAMPLES = {
     "llama3_json": '{"name": "weather", "parameters": {"city": "Rome", "note": ""}}; {"name": "weather.now", "parameters": {}}',
     "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Rome", "note": ""}[TOOL_CALLS]weather.now[ARGS]{}',
     "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
+    "olmo3": '<function_calls>\nweather(city="Rome", at={"x": true}, note="é\\n")\nweather.now()\n</function_calls>',
+    "pythonic": '[weather(city="Rome", days=-3, note=""), weather.now()]',
     "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=note>\na\nb\n</parameter>\n"
     "</function>\n</tool_call>",
 }
@@ -207,6 +210,27 @@ def test_a_grammar_grows_no_faster_than_the_schema() -> None:
         schema = {"type": ["array", "array"], "items": schema}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
     assert len(FORMATS["gemma4"].grammar([tool], quoted, True)) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "allowed"),
+    [
+        ({"additionalProperties": True}, 'a=[1], b_2={"c": null}', True),
+        ({"additionalProperties": True}, "", True),
+        ({"additionalProperties": True}, "a=b", False),
+        ({"properties": {"a": {"pattern": "^x+$"}, "b": {}}}, 'a="xx", b=1', True),
+        ({"properties": {"a": {"pattern": "^x+$"}, "b": {}}}, "b=1", True),
+        ({"properties": {"a": {"pattern": "^x+$"}, "b": {}}}, 'a="y"', False),
+        ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, "a=1", False),
+        ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, "a=1 b=1", False),
+    ],
+)
+def test_pythonic_values_fit_their_schemas(
+    parameters: dict[str, Any], arguments: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    spec = reply_grammar(None, FORMATS["pythonic"], Offer((tool,), required=True), None, False, spell_by(tokenizer))
+    assert accepts(compiler, tokenizer, spec, f"[f({arguments})]") is allowed
 
 
 BARE = {

@@ -1,0 +1,139 @@
+"""Pythonic calls: the answer is [NAME(KEY=value, ...), ...], as of ToolACE, Llama 3.2 and 4; OLMo 3 has lines of them in a frame."""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from .json_list import LINE, SEPARATOR
+from .literals import LiteralParser, escaped
+from .parser import MAX_KEY, MAX_NAME, Tool, in_order, json_rule, name_of, property_rule, quoted, schema_of, several
+from .scanner import Arguments, CallBegun, Content, Waiting
+
+START, END = "<|python_start|>", "<|python_end|>"
+QUOTES = tuple(raw + quote for raw in ("", "r") for quote in ('"""', "'''", '"', "'"))
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+"""Hexadecimal digits behind these letters, which stand behind a backslash."""
+
+
+class Pythonic(LiteralParser):
+    """Llama 4 may write tokens around the list.
+
+    Nothing need mark a call, so only a function on offer makes one, at the beginning: a list or a link stays an answer.
+    """
+
+    markers = (START, END)
+    brackets = LiteralParser.brackets | {"(": ")"}
+
+    def scan(self) -> Waiting[None]:
+        yield from self._list()
+        while (yield from self.until((START,), Content)):
+            if not (yield from self._list()):
+                self.reject(START)
+
+    def _list(self) -> Waiting[bool]:
+        yield from self.space()
+        if (yield from self.peek()) == "[" and (yield from self.listed(self._call)):
+            yield from self.close(END)
+            return True
+        self._at = self._mark
+        return False
+
+    def _call(self) -> Waiting[bool]:
+        """Read a call and give it out. It is one once a first key is there, or an end."""
+        start = self._at - self._mark
+        while (char := (yield from self.peek())) and (char.isalnum() or char in "_.:/-") and self._at - self._mark < start + MAX_NAME:
+            self._at += 1
+        name = self._text[self._mark + start : self._at]
+        if not name or not (self.opening or name in map(name_of, self.tools)) or not (yield from self.skip("(")):
+            return False
+        inside = self._at - self._mark
+        yield from self.space()
+        if (yield from self.peek()) != ")":
+            yield from self.word("\"'=,()", MAX_KEY)
+            if (yield from self.peek()) not in ("=", ""):
+                return False
+        self._at = self._mark + inside
+        self.settle(CallBegun(name), Arguments("{"))
+        yield from self.members(")", "=")
+        return True
+
+    def text(self, before: str) -> Waiting[bool]:
+        for opening in QUOTES:
+            if (yield from self.skip(opening)):
+                break
+        else:
+            return False
+        self.settle(Arguments(before + '"'))
+        quote = opening.removeprefix("r")
+        markers = (quote, "\\") if opening == quote else (quote,)
+        while marker := (yield from self.until(markers, escaped, space=False)):
+            if marker == "\\":
+                yield from self._escape()
+            elif (yield from self.peek()).isalnum():  # an apostrophe: nothing of the kind stands behind a text
+                self.give(escaped)
+            else:
+                self.settle(Arguments('"'))
+                break
+        return True
+
+    def _escape(self) -> Waiting[None]:
+        """Give out what a backslash and the characters behind it say; themselves if that is nothing."""
+        kind = yield from self.peek()
+        self._at += len(kind)
+        digits, most = ("01234567", 2) if kind in tuple("01234567") else ("0123456789abcdefABCDEF", _DIGITS.get(kind, 0))
+        for _ in range(most):
+            if (yield from self.peek()) not in tuple(digits):
+                break
+            self._at += 1
+        said = raw = self._text[self._mark : self._at]
+        with suppress(SyntaxError, ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = ast.literal_eval(f'"""{raw}"""')
+        self.settle(Arguments(json.dumps(said)[1:-1]))  # in ASCII, as half of a pair may be all there is
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+        return f'calls: "[" {several("call", SEPARATOR, parallel)} "]"\n' + _call_rules(tools)
+
+
+class Olmo3(Pythonic):
+    """<function_calls>NAME(KEY=value, ...)</function_calls>, a line for each call."""
+
+    opening, closing = "<function_calls>", "</function_calls>"
+    markers = (opening, closing)
+
+    def scan(self) -> Waiting[None]:
+        while (yield from self.until((self.opening,), Content)):
+            if (yield from self.listed(self._call)):
+                yield from self.close(self.closing)
+            else:
+                self.reject(self.opening)
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+        calls = several("call", LINE, parallel)
+        return f"calls: {spell(cls.opening)} {LINE}? {calls} {LINE}? {spell(cls.closing)}\n" + _call_rules(tools)
+
+
+def _call_rules(tools: Sequence[Tool]) -> str:
+    """`call`: one of the tools with values in JSON, which are Python's in all but true, false and null."""
+    rules: list[str] = []
+
+    def add(expression: str) -> str:
+        rules.append(f"pythonic_{len(rules)}: {expression}")
+        return f"pythonic_{len(rules) - 1}"
+
+    def arguments(tool: Tool) -> str:
+        schema = schema_of(tool)
+        if "properties" not in schema:
+            return '(other ("," " " other)*)?'
+        required = schema.get("required", ())
+        members = [(f"{quoted(f'{key}=')} {add(property_rule(one, schema))}", key in required) for key, one in schema["properties"].items()]
+        return in_order(members, SEPARATOR, add)
+
+    calls = " | ".join(f'{quoted(f"{name_of(tool)}(")} {arguments(tool)} ")"' for tool in tools)
+    return f"call: {calls}\nother: /[A-Za-z_][A-Za-z0-9_]{{0,{MAX_KEY - 1}}}/ \"=\" any\nany: {json_rule({})}\n" + "\n".join(rules) + "\n"
