@@ -73,8 +73,10 @@ class Loading:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """What is loaded within stays: collections look at it once, behind it, instead of again and again while it grows (a sixth of a start),
-    and those of later, which stop the engine for milliseconds, need not look at it at all."""
+    """What is loaded within stays: a collection looks at it once, when it is whole, instead of again and again while it grows.
+
+    That is a sixth of a start; and later ones, which stop the engine for milliseconds, look at none of it.
+    """
     gc.disable()
     try:
         yield

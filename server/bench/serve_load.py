@@ -1,6 +1,6 @@
 """Plays conversations to a server at a chosen concurrency or rate of arrivals, and writes down what became of each request.
 
-Knows no statistics: what is made of the times is for `bench_serve_results`.
+Knows no statistics: what is made of the times is for `serve_results`.
 """
 
 from __future__ import annotations

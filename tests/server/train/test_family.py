@@ -1,4 +1,4 @@
-"""What the recipe of a family writes beside its weights. Whole trainings are in test_train_command.py and tests/proposers/training."""
+"""What the recipe of a family writes beside its weights. Whole trainings are in test_command.py and tests/proposers/training."""
 
 from __future__ import annotations
 
