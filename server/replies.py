@@ -42,7 +42,7 @@ class ReplyFormats:
         if not self._takes_tools:
             calls = "none: its chat template takes no tools"
         elif self._tools is None:
-            calls = "in no known format: --tool-call-parser names one"
+            calls = "not read: --tool-call-parser names a format"
         else:
             calls = next(f"as {name}" for name, format in FORMATS.items() if format is self._tools)
         thoughts = next((f"as {name}" for name, format in REASONING_FORMATS.items() if format == self._reasoning), "none")

@@ -54,7 +54,8 @@ def test_it_names_everything_one_needs(engine: Engine) -> None:
     [
         ("{% if tools %}{{ tools }}<tool_call>{% endif %}<think></think>", {}, "tool calls as hermes; reasoning as qwen3"),
         ("{{ messages }}", {}, "tool calls none: its chat template takes no tools; reasoning none"),
-        ("{{ tools }}", {}, "tool calls in no known format: --tool-call-parser names one; reasoning none"),
+        ("{{ tools }}", {}, "tool calls not read: --tool-call-parser names a format; reasoning none"),
+        ("{{ tools }}<tool_call>", {"tool_call_parser": "none"}, "tool calls not read: --tool-call-parser names a format; reasoning none"),
         ("{{ tools }}", {"tool_call_parser": "granite", "reasoning_parser": "olmo3"}, "tool calls as granite; reasoning as deepseek_r1"),
     ],
 )
