@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ def test_without_a_library_the_reason_says_what_to_do() -> None:
     assert (available.isa is None) == bool(available.reason)
     if load() is None:
         assert "install" in available.reason or "machine" in available.reason
+
+
+def test_an_installed_library_comes_without_sources() -> None:
+    """They would be read again at every start, to find that they are its own."""
+    assert tomllib.loads((SOURCES.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]["include-package-data"] is False
 
 
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
