@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .config import ServerConfig
+from .exit_status import USAGE
 from .generate_options import GenerateParser
 from .launch import require_model_folder
 from .loading import Loading, kept
@@ -49,7 +50,7 @@ def generate(argv: Sequence[str]) -> int:
         return _generate(engine, prompt, values)
     except InvalidRequest as error:
         print(f"foretoken: error: {error}", file=sys.stderr)
-        return 2
+        return USAGE
     finally:
         engine.core.close()
 

@@ -29,6 +29,7 @@ from .admission import MAX_HEADER_BYTES
 from .banner import banner
 from .config import ServerConfig
 from .connection import Connection
+from .exit_status import INTERRUPTED, SOFTWARE
 from .listener import allow_many_connections, reachable_from_outside, tell_refused_connections, url
 from .loading import Loading, kept, tell
 from .logs import log_config
@@ -42,7 +43,6 @@ logger = logging.getLogger("foretoken.server")
 
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
-ABORTED, ENGINE_DEAD = 130, 70  # exit statuses: a second signal; only a restart helps
 
 
 def serve(config: ServerConfig, listener: socket.socket) -> int:
@@ -84,7 +84,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     )
     server = Server(web, driver, config.drain_timeout_s, announce)
     asyncio.run(server.serve(sockets=[listener]))
-    return server.status if server.started else ENGINE_DEAD
+    return server.status if server.started else SOFTWARE
 
 
 def load(config: ServerConfig, progress: Loading) -> Engine:
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
             self._draining = self._loop.create_task(self._drain(timeout_s))
         elif name != "SIGHUP":  # a terminal that closes sends it, and then its shell
             logger.info("%s: ending the requests in flight", name)
-            self.status = ABORTED
+            self.status = INTERRUPTED
             self.config.timeout_graceful_shutdown = 1
             self._draining.cancel()
             self._draining = self._loop.create_task(self._drain(0.0))
@@ -163,8 +163,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end. An engine that died has failed its requests already; a supervisor restarts us."""
         if not self._engine.healthy:
-            logger.error("the engine has stopped working: ending with status %d", ENGINE_DEAD)
-            self.status = ENGINE_DEAD
+            logger.error("the engine has stopped working: ending with status %d", SOFTWARE)
+            self.status = SOFTWARE
             return True
         return await super().on_tick(counter)
 

@@ -18,6 +18,7 @@ import httpx
 from tqdm import tqdm
 
 from .config import ServerConfig
+from .exit_status import DATA, INTERRUPTED, SOFTWARE
 from .launch import ending_signals, require_model_folder
 from .loading import Loading, kept
 from .logs import log_config
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
     from ..engine.boot import Engine
 
-DATA, STOPPED, ENGINE_DEAD = 65, 130, 70  # exit statuses
 NO_TIMEOUT_S = 10 * 365 * 86400.0
 TOLD_FAILURES = 10
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines, {remaining} left{postfix}"
@@ -100,10 +100,10 @@ def _answer(config: ServerConfig, source: Path, answers: Answers, report: Report
         asyncio.run(_answer_all(engine, config, waiting, concurrency, answers, report))
     except asyncio.CancelledError:
         report.stopped = "stopped"
-        return STOPPED
+        return INTERRUPTED
     except EngineEnded as error:
         report.stopped = str(error)
-        return ENGINE_DEAD
+        return SOFTWARE
     return 0
 
 

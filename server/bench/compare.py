@@ -15,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..config import variable
+from ..exit_status import UNAVAILABLE
 from ..help_format import CommandParser
 from ..option_forms import count, key, new_file
 from .contestants import PATHS, Asking, Contestant, Server, Transformers, Turn
@@ -133,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
         turns = _compare(args, groups)
     except ServerFailed as error:
         print(f"foretoken: error: {error}", file=sys.stderr)
-        return 69
+        return UNAVAILABLE
     found = summaries(turns)
     print(table(found))
     if args.json:

@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..config import variable
+from ..exit_status import INTERRUPTED, UNAVAILABLE, USAGE
 from . import serve_acceptance as acceptance
 from . import serve_options as options
 from .load_client import LoadClient, ServerFailed
@@ -24,7 +25,7 @@ from .serve_load import Load, Player, RequestTemplate, Run
 from .serve_options import Options
 from .serve_results import failures, table
 
-USAGE, UNAVAILABLE, SOME_FAILED, INTERRUPTED = 2, 69, 1, 130
+SOME_FAILED = 1  # exit status
 NUM_RANDOM = 64
 BUSY_CLIENT = 0.7
 """Share of a core above which this client may be what is measured."""

@@ -27,6 +27,7 @@ from ...engine.bench.speculation import Bench, Conversation, Effort, Method
 from ...engine.bench.speculation_figures import OFF, Figures, Setting
 from ...engine.config import DEMO_MODEL
 from ...engine.errors import ConfigError, ForetokenError
+from ..exit_status import CONFIG
 from ..help_format import CommandParser
 from .speculation_flags import add_flags, conversations_of, engine_options, evenly, methods_of
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         args.out.write_text(page, encoding="utf-8")
     except (ForetokenError, OSError) as error:
         print(f"foretoken: error: {error}", file=sys.stderr)
-        return 78
+        return CONFIG
     print(_table(found))
     print(_verdict(found))
     print(f"Wrote {args.out}; serve it with: foretoken serve --config {shlex.quote(str(args.out))}")

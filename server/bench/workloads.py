@@ -23,6 +23,7 @@ from ...engine.bench.machine import this_machine
 from ...engine.bench.workloads import ADAPTIVE, FEWEST_PAIRS, OFF, Comparison, Workload, compare
 from ...engine.config import DEMO_MODEL
 from ...engine.errors import ConfigError, ForetokenError
+from ..exit_status import CONFIG
 from ..help_format import CommandParser
 from ..option_forms import count, new_file, new_picture
 from .prompt_sets import OWN, RANDOM, Prompt, PromptSetError, load, read
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         found = _measure(args)
     except (ForetokenError, OSError) as error:
         print(f"foretoken: error: {error}", file=sys.stderr)
-        return 78
+        return CONFIG
     command = shlex.join(["foretoken", "bench", "workloads", *argv])
     text = report(found, command)
     print(text)

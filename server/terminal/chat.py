@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from ..config import variable
+from ..exit_status import UNAVAILABLE
 from ..help_format import CommandParser, HelpFormatter
 from ..option_forms import count, key, temperature
 from .client import ChatClient, ChatError, NoServer
@@ -33,7 +34,7 @@ In the chat, /help lists the commands: /system, /temperature, /speculation,
 /regenerate, /undo, /reset, /save, /stats, /quit. Ctrl-C stops an answer, Ctrl-D
 ends. NO_COLOR=1 in the environment switches colours off.
 """
-UNREACHABLE, FAILED = 69, 1  # exit statuses
+FAILED = 1  # exit status
 
 
 def chat(argv: Sequence[str]) -> int:
@@ -58,7 +59,7 @@ def chat(argv: Sequence[str]) -> int:
 
 def _fail(error: ChatError) -> int:
     print(f"foretoken: error: {error}", file=sys.stderr)
-    return UNREACHABLE if isinstance(error, NoServer) else FAILED
+    return UNAVAILABLE if isinstance(error, NoServer) else FAILED
 
 
 class Chat:

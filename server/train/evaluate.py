@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from ...engine.bench.machine import this_machine
 from ...engine.errors import ForetokenError
 from ..bench.load_client import ServerFailed
+from ..exit_status import CONFIG, UNAVAILABLE
 from ..help_format import CommandParser
 from ..option_forms import count
 from .acceptance import acceptance_of
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         return _evaluate(args, family, methods, command)
     except (ForetokenError, ServerFailed) as error:
         print(f"foretoken: error: {error}", file=sys.stderr)
-        return 69 if isinstance(error, ServerFailed) else 78
+        return UNAVAILABLE if isinstance(error, ServerFailed) else CONFIG
 
 
 def _evaluate(args: argparse.Namespace, family: FamilyFolder, methods: Sequence[str], command: str) -> int:

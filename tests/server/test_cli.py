@@ -21,8 +21,8 @@ from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.model import load_model
 from foretoken.server.config import ServerConfig
-from foretoken.server.exit_status import CONFIG, UNAVAILABLE, USAGE
-from foretoken.server.launch import ABORTED, require_model_folder, with_key
+from foretoken.server.exit_status import CONFIG, INTERRUPTED, UNAVAILABLE, USAGE
+from foretoken.server.launch import require_model_folder, with_key
 from foretoken.server.listener import ListenError, listen, reachable_from_outside, url
 
 
@@ -245,7 +245,7 @@ def test_a_second_signal_ends_requests_with_an_error(server_process: Callable[..
     while server.process.poll() is None:  # more of them, at any moment of the end
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.01)
-    assert server.process.wait(20) == ABORTED
+    assert server.process.wait(20) == INTERRUPTED
     assert "Traceback" not in server.log and "SIGHUP" not in server.log
 
 

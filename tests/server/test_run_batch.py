@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from running_server import environment
 
-from foretoken.server.run_batch import DATA, STOPPED, run_batch
+from foretoken.server.exit_status import DATA, INTERRUPTED
+from foretoken.server.run_batch import run_batch
 
 FLAGS = ("--dtype", "float32", "--threads", "1", "--kv-cache-gb", "0.02", "--max-num-seqs", "4")
 USER = {"role": "user", "content": "hello"}
@@ -144,7 +145,7 @@ def test_a_signal_ends_it_and_loses_nothing(tiny_target: Path, files: tuple[Path
         time.sleep(0.002)
     running.terminate()
     out, err = running.communicate(timeout=30)
-    assert running.returncode == STOPPED and "Traceback" not in err and "the same command goes on" in err
+    assert running.returncode == INTERRUPTED and "Traceback" not in err and "the same command goes on" in err
     answers = read(files[1])
     assert f"{len(answers)} answered, 0 failed, {200 - len(answers)} left" in out
     assert all(entry["response"]["status_code"] == 200 for entry in answers)
