@@ -211,10 +211,12 @@ def _captured(networks: Iterable[GraphExecutor]) -> CaptureReport:
 
 
 def _gpu_lines(model: LoadedModel, drafters: Drafters) -> list[str]:
-    """How a GPU's memory is divided, and what its graphs took."""
+    """How a GPU's memory is divided, what its graphs took and how its kernels are launched."""
     if not isinstance(model.executor, GraphExecutor) or not drafters.gpu_memory:
         return []
-    return [f"memory      {drafters.gpu_memory}", f"graphs      {_captured(_graph_networks(model, drafters)).describe()}"]
+    lines = [f"memory      {drafters.gpu_memory}", f"graphs      {_captured(_graph_networks(model, drafters)).describe()}"]
+    launches = model.executor.launches
+    return lines if launches is None else [*lines, f"launches    {launches.describe()}"]
 
 
 def _shaped_core(config: EngineConfig, model: LoadedModel, runner: Runner, alone: ProposerSet) -> EngineCore:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
+from .launch_trial import Trial, try_early_launches
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
 from .started import Fetched, Started, to_host
 from .static_batch import Ladder, Rung, StaticBatch, block_tables, put
@@ -110,6 +111,7 @@ class GraphExecutor:
         self._on_gpu = self.device.type == "cuda"
         self._enter()
         self._recorder = CudaRecorder(self.device) if recorder is None and self._on_gpu else recorder
+        self.launches: Trial | None = None  # what was found of how kernels are launched best
         self._patience = 0
         self._passes: dict[tuple[int, Rung, tuple[int, ...]], _Pass] = {}
         self._chains: dict[tuple[int, Rung, int, int | None, bool], _Chain] = {}
@@ -248,6 +250,7 @@ class GraphExecutor:
         """
         if self._recorder is None:
             return
+        self.try_early_launches()
         with torch.inference_mode():
             for rung in sorted(self.ladder.samples(most_tokens, most_rows), key=lambda rung: rung.rows, reverse=True):
                 self.network.compute(self._static(rung, kv).batch, kv, hidden, self._inputs(rung))
@@ -263,6 +266,11 @@ class GraphExecutor:
                 continuation.warm_up(self.device)
                 following.warm_up(self.device)
         progress(self.captured.describe())
+
+    def try_early_launches(self) -> None:
+        """See launch_trial.py; once."""
+        if self.launches is None and self._on_gpu:
+            self.launches = try_early_launches(self.network, CudaRecorder(self.device).record)
 
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:
         key = (id(kv), rung, hidden)

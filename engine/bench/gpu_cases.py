@@ -38,6 +38,7 @@ def verification(bench: Bench) -> Iterable[Figure]:
     """The network alone: passes of one row and some tokens against one token, and one token against the bandwidth."""
     effort = bench.effort
     executor = bench.executor()
+    executor.try_early_launches()
     kv = filled(executor, (effort.context + max(effort.verified)) // BLOCK + 2)
     seconds: dict[int, float] = {}
     for tokens in effort.verified:
@@ -49,6 +50,8 @@ def verification(bench: Bench) -> Iterable[Figure]:
     bars = {8: 1.08, 16: 1.15}
     for tokens in effort.verified[1:]:
         yield Figure("verification", f"{tokens} tokens against 1", seconds[tokens] / seconds[1], "x", bars.get(tokens), "less")
+    if (launches := executor.launches) is not None:
+        yield Figure("network", "kernels that come early", launches.usual_ms / launches.early_ms, "x", note=launches.describe())
     report = executor.captured
     yield Figure("graphs", "captured", report.num_graphs, "graphs", note=report.describe())
 

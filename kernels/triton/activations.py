@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_launch import await_inputs, launch_options
 from .launch import ceil_div
 
 _BLOCK = 1024
@@ -32,12 +33,19 @@ def _launch(x: Tensor, up: Tensor | None, width: int, function: str) -> Tensor:
     if out.numel():
         grid = (len(x), ceil_div(width, _BLOCK))
         up_stride = 0 if up is None else up.stride(0)
-        _activation[grid](x, up, out, x.stride(0), up_stride, width, FUNCTION=function, GATED=up is not None, BLOCK=_BLOCK, num_warps=4)
+        _activation[grid](
+            x, up, out, x.stride(0), up_stride, width, FUNCTION=function, GATED=up is not None, BLOCK=_BLOCK, num_warps=4,
+            **launch_options(x.device),
+        )  # fmt: skip
     return out
 
 
 @triton.jit
-def _activation(x_ptr, up_ptr, out_ptr, x_stride, up_stride, width, FUNCTION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+def _activation(
+    x_ptr, up_ptr, out_ptr, x_stride, up_stride, width,
+    FUNCTION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    await_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_launch import await_inputs, launch_options
 from .launch import ceil_div, power_of_two
 
 _CHUNK = 2048
@@ -23,14 +24,16 @@ def best_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
     if rows:
         some_values = torch.empty(rows, chunks, dtype=torch.float32, device=scores.device)
         some_columns = torch.empty(rows, chunks, dtype=torch.int64, device=scores.device)
-        _best[(rows, chunks)](scores, None, some_values, some_columns, width, scores.stride(0), BLOCK=_CHUNK, num_warps=4)
-        _best[(rows, 1)](some_values, some_columns, values, columns, chunks, chunks, BLOCK=power_of_two(chunks), num_warps=1)
+        options = launch_options(scores.device)
+        _best[(rows, chunks)](scores, None, some_values, some_columns, width, scores.stride(0), BLOCK=_CHUNK, num_warps=4, **options)
+        _best[(rows, 1)](some_values, some_columns, values, columns, chunks, chunks, BLOCK=power_of_two(chunks), num_warps=1, **options)
     return values, columns
 
 
 @triton.jit
-def _best(scores_ptr, names_ptr, values_ptr, columns_ptr, width, stride, BLOCK: tl.constexpr):
+def _best(scores_ptr, names_ptr, values_ptr, columns_ptr, width, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Best of one chunk of a row. names: what the columns are called; None = their own numbers."""
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     column = chunk * BLOCK + tl.arange(0, BLOCK)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..layout import RaggedBatch
 from .attention_kernels import attend, fold, join
+from .early_launch import launch_options
 from .launch import MULTIPROCESSORS, ceil_div, power_of_two, shared_bytes
 
 _LOG2_E = 1.4426950408889634
@@ -102,6 +103,7 @@ def ragged_paged_attention(
     if splits > 1:
         partial = torch.empty(step, heads, pieces, v_dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(step, heads, pieces, dtype=torch.float32, device=q.device)
+    options = launch_options(q.device)
     for first_token in range(0, tokens, step):
         end_token = min(first_token + step, tokens)
         # Token t of row r is in tile t // tile_tokens + r or in the one before.
@@ -155,13 +157,14 @@ def ragged_paged_attention(
             HAS_OPEN_TILES=block_m >= 64 and window is None and batch.first_places is None and split_places is None,
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
+            **options,
         )
         if splits > 1:
             grid, shape = (end_token - first_token, heads), {"HEADS": heads, "V_DIM": v_dim, "V_PAD": power_of_two(v_dim)}
             if split_places is None:
-                join[grid](partial, lse, out, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4)
+                join[grid](partial, lse, out, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4, **options)
             else:
-                fold[grid](partial, lse, spans, out, pieces, first_token, **shape, AHEAD=8, num_warps=1)
+                fold[grid](partial, lse, spans, out, pieces, first_token, **shape, AHEAD=8, num_warps=1, **options)
     return out
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .early_launch import await_inputs
+
 
 # one build for all batches, whatever their sizes are divisible by
 @triton.jit(
@@ -66,7 +68,9 @@ def attend(
     HAS_SOFTCAP: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     HAS_OPEN_TILES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    await_inputs(EARLY)
     # Row r's tiles are numbered from starts[r] // TILE_TOKENS + r: room for all of them, found without a prefix sum. What comes
     # behind the last row is one more row, of padding. The longest walks, those of a prompt's last tokens, start first.
     # Where SPLIT_PLACES is given, this launch has tokens first_token to end_token - 1, whose tiles begin no earlier than first_tile.
@@ -357,8 +361,10 @@ def join(
     V_DIM: tl.constexpr,
     V_PAD: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head of one token: the mean of its pieces, weighted by their exponential sums; zeros if none has seen anything."""
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     piece = tl.arange(0, SPLITS_PAD)
     dim = tl.arange(0, V_PAD)
@@ -384,8 +390,10 @@ def fold(
     V_DIM: tl.constexpr,
     V_PAD: tl.constexpr,
     AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The same in order, of the pieces that the token has: the result does not depend on how many there might have been."""
+    await_inputs(EARLY)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = token * HEADS + head
     dim = tl.arange(0, V_PAD)

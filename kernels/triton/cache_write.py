@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_launch import await_inputs, launch_options
 from .launch import ceil_div, power_of_two
 
 _HEADS = 4
@@ -72,6 +73,7 @@ def rotate_and_store(
         HAS_NORM=k_norm is not None,
         HEAD_BLOCK=_HEADS,
         num_warps=2,
+        **launch_options(k.device),
     )
     return out
 
@@ -103,7 +105,9 @@ def _rotate_and_store(
     V_PAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    await_inputs(EARLY)
     Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     KV_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     token = tl.program_id(0).to(tl.int64)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_launch import ask_for, await_inputs, launch_options
 from .launch import MULTIPROCESSORS, ceil_div
 
 MAX_ROWS = 32
@@ -21,6 +22,11 @@ MOST_COLUMNS = 64
 """No kernel that uses a `Workspace` has more outputs in a program."""
 
 _DEPTH = 128
+
+LINES_AHEAD = tl.constexpr(8)
+"""Of 128 bytes, of each output: what a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its
+cache."""
+
 PROGRAMS = 3 * MULTIPROCESSORS
 
 
@@ -106,6 +112,7 @@ def _launch(
         DEPTH=_DEPTH,
         num_warps=4,
         num_stages=2 if is_float32 else num_stages,
+        **launch_options(x.device),
     )
 
 
@@ -133,6 +140,7 @@ def _linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     block = tl.program_id(1)
     split = tl.program_id(2)
@@ -143,6 +151,12 @@ def _linear(
     is_column = column < columns
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_at = weight_ptr + column.to(tl.int64)[None, :] * depth + k[:, None]
+    if EARLY:
+        LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # weights in 128 bytes
+        ahead = split * share + tl.arange(0, LINES_AHEAD) * LINE
+        is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, depth))[:, None]
+        ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead)
+    await_inputs(EARLY)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
         x_mask = is_row[:, None]

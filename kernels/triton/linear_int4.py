@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..int4 import GROUP, TILE, Int4Matrix
+from .early_launch import ask_for, await_inputs, launch_options
 from .launch import ceil_div
-from .linear import MAX_ROWS, MOST_COLUMNS, PROGRAMS, Workspace, finish_product
+from .linear import LINES_AHEAD, MAX_ROWS, MOST_COLUMNS, PROGRAMS, Workspace, finish_product
 
 SKINNY_ROWS = 64
 """Most rows of `skinny_int4_linear`."""
@@ -81,7 +82,7 @@ def dequantised(weight: Int4Matrix, start: int, stop: int, dtype: torch.dtype) -
     grid = (len(words), ceil_div(stop - start, 64))
     _dequantise[grid](
         words, weight.group_scales, weight.scales, out, start, stop, weight.num_outputs, weight.depth,
-        COLUMNS=64, GROUP=GROUP, num_warps=4,
+        COLUMNS=64, GROUP=GROUP, num_warps=4, **launch_options(words.device),
     )  # fmt: skip
     return out
 
@@ -125,6 +126,7 @@ def _product(
         GROUP=GROUP,
         num_warps=4,
         num_stages=2 if x.dtype == torch.float32 else 6 if tile_rows <= 32 else 4,
+        **launch_options(x.device),
     )
     return out
 
@@ -154,6 +156,7 @@ def _linear_int4(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     # Outputs stand where a product has its rows: that operand of a tensor core may come from registers, where weights are made.
     block = tl.program_id(1)
@@ -165,6 +168,11 @@ def _linear_int4(
     is_column = column < columns
     x_at = x_ptr + row.to(tl.int64)[None, :] * x_stride + k[:, None]
     words_at = words_ptr + column.to(tl.int64)[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
+    if EARLY:
+        ahead = split * share + tl.arange(0, LINES_AHEAD)  # half a line each
+        is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, tiles))[:, None]
+        ask_for(words_ptr + (ahead.to(tl.int64)[:, None] * columns + column[None, :]) * (GROUP // 2), is_ahead)
+    await_inputs(EARLY)
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         first = tl.cast(tile, tl.int64) * columns
@@ -204,8 +212,10 @@ def _integers(pairs, group_scales, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["start", "stop"])
 def _dequantise(
-    words_ptr, groups_ptr, scales_ptr, out_ptr, start, stop, columns, depth, COLUMNS: tl.constexpr, GROUP: tl.constexpr
+    words_ptr, groups_ptr, scales_ptr, out_ptr, start, stop, columns, depth,
+    COLUMNS: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    await_inputs(EARLY)
     tile = tl.program_id(0)
     column = start + tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, GROUP)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_launch import await_inputs, launch_options
 from .launch import power_of_two, warps_for
 
 
@@ -31,6 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None =
             ADD_ONE=add_one,
             BLOCK=block,
             num_warps=warps_for(block),
+            **launch_options(x.device),
         )
     return normed
 
@@ -48,7 +50,9 @@ def _rms_norm(
     HAS_BIAS: tl.constexpr,
     ADD_ONE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    await_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width

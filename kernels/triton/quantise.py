@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import FP8, LARGEST
+from .early_launch import await_inputs, launch_options
 from .launch import power_of_two, warps_for
 
 
@@ -20,12 +21,15 @@ def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
         block = power_of_two(width)
-        _quantise[(rows,)](x, values, scales, x.stride(0), width, LARGEST=LARGEST, BLOCK=block, num_warps=warps_for(block))
+        _quantise[(rows,)](
+            x, values, scales, x.stride(0), width, LARGEST=LARGEST, BLOCK=block, num_warps=warps_for(block), **launch_options(x.device)
+        )
     return values, scales
 
 
 @triton.jit
-def _quantise(x_ptr, values_ptr, scales_ptr, x_stride, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def _quantise(x_ptr, values_ptr, scales_ptr, x_stride, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width

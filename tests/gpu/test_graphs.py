@@ -15,10 +15,12 @@ from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.continuation import Continuation, Ways, continued
 from foretoken.kernels.device_chain import ChainDraws
 from foretoken.kernels.following import Follower, Followers, following
-from foretoken.kernels.graphs import PATIENCE, GraphExecutor
+from foretoken.kernels.graphs import PATIENCE, CudaRecorder, GraphExecutor
+from foretoken.kernels.launch_trial import try_early_launches
 from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.matching import Guesses
 from foretoken.kernels.static_batch import Ladder
+from foretoken.kernels.triton import early_launch
 from foretoken.kernels.triton_steps import TritonKernels
 
 BLOCK_SIZE = 4
@@ -48,6 +50,39 @@ def test_replays_are_what_the_ops_are(gpu: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4 if dtype == torch.float32 else 0.05, atol=1e-2)
         torch.testing.assert_close(found.hidden[2], expected.hidden[2], rtol=0.02, atol=0.02)
     assert captured.captured.num_graphs > 2 and captured.captured.seconds > 0 and eager.captured.num_graphs == 0
+
+
+@pytest.mark.parametrize("is_invariant", [False, True], ids=["usual", "invariant"])
+def test_kernels_that_come_early_give_the_same_bits(gpu: str, is_invariant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In passes and chains, by graphs and op by op, many times: an order that is wrong now and then would show."""
+    if torch.cuda.get_device_capability(gpu) < (9, 0):
+        pytest.skip("this GPU has no programmatic dependent launch")
+    kernels = TritonKernels(is_invariant)
+    network = small_network("qwen3", torch.bfloat16, gpu, hidden_size=256, intermediate_size=512, num_hidden_layers=6, kernels=kernels)
+    trial = try_early_launches(network, CudaRecorder(torch.device(gpu)).record)
+    assert trial and not trial.problem
+    chain = dataclasses.replace(rows(3, 2), logits_indices=torch.tensor([2, 4]), full_logits=torch.zeros(0, dtype=torch.int64))
+    expected: list[torch.Tensor] = []
+    monkeypatch.setattr(early_launch, "launching_early", set())
+    for is_early in (False, True):
+        if is_early:
+            early_launch.launching_early.add(network.device)
+        captured, eager = GraphExecutor(network), GraphExecutor(network, Ladder(()))
+        found: list[torch.Tensor] = []
+        for executor in (captured, eager):
+            kv = executor.allocate(32, BLOCK_SIZE)
+            for turn in range(100):
+                for batch in (rows(5, 1, 7), rows(1), rows(1, 1, 1, 1, 1, 1, 1)):
+                    logits = executor.run(batch, kv).logits
+                    assert logits is not None
+                    found.append(logits.clone())
+                chains = executor.run_chain(chain, kv, torch.tensor([4, 3]))
+                found.append(torch.cat([chains.token_ids[0], chains.token_ids[1, :3]]))
+                if turn and not all(map(torch.equal, found[-4:], found[-8:-4])):
+                    pytest.fail(f"turn {turn} is not what the one before was, early: {is_early}")
+            expected += found[:4] if not is_early else []
+            if is_early:
+                assert all(map(torch.equal, found[:4], expected[:4] if executor is captured else expected[4:]))
 
 
 def test_what_a_pass_gave_survives_the_next_replay(gpu: str) -> None:

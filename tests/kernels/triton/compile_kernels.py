@@ -30,6 +30,7 @@ from foretoken.kernels.triton import (
     attention_kernels,
     cache_write,
     continuation,
+    early_launch,
     edits,
     following,
     linear,
@@ -153,6 +154,21 @@ def small_ones() -> None:
     argmax.best_of_rows(empty(tokens, 128256))
 
 
+def early() -> None:
+    """One of each that a pass is made of, as programs that come before what they read is written."""
+    early_launch.launching_early.add(torch.device("cpu"))
+    one_of_each()
+    attend(9, 1, 128, split_places=512)
+    x, places = empty(1, 4096), empty(1, dtype=LONG)
+    norms.rms_norm(x, empty(4096), 1e-5)
+    quantise.quantised(x)
+    activations.gated_activation(x, None, "silu")
+    q, k, v = (empty(1, heads, 128) for heads in (32, 8, 8))
+    cache_write.rotate_and_store(q, k, v, empty(16, 8, 128), empty(16, 8, 128), places, places, empty(4096, 128))
+    argmax.best_of_rows(x)
+    linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
+
+
 def choices() -> None:
     places = 40
     long, integer, real = (empty(places, dtype=dtype) for dtype in (LONG, INT, WIDE))
@@ -216,7 +232,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
-        attention_of_any_number_of_rows, products, narrow_products, small_ones, choices, behind_a_pass,
+        attention_of_any_number_of_rows, products, narrow_products, small_ones, early, choices, behind_a_pass,
     )
 }  # fmt: skip
 

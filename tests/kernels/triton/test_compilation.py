@@ -106,6 +106,19 @@ def test_narrow_products(tmp_path: Path):
             check_narrow_product(one["code"])
 
 
+def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and_before_they_write(tmp_path: Path):
+    found = build("early", tmp_path)
+    names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
+    assert {one["name"] for one in found} == names | {"_dequantise"}
+    touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|cp\.reduce|atom|red\.|ret;|prefetch|griddepcontrol\S*)")
+    for one in found:
+        before = [touch for line in one["code"].splitlines() for touch in touches.findall(line)]
+        before = before[: before.index("griddepcontrol.wait")]
+        asked = before.count("prefetch")
+        assert before == ["prefetch"] * asked + ["griddepcontrol.launch_dependents"], one["name"]
+        assert bool(asked) == one["name"].startswith("_linear"), "weights are asked for in the meantime, and nothing else"
+
+
 # Those behind a pass are the kernels of choices, for one vocabulary.
 @pytest.mark.parametrize("group", slow_but(["behind_a_pass"], ["small_ones", "choices", "behind_a_pass"]))
 def test_others(group: str, tmp_path: Path):

@@ -1,0 +1,155 @@
+"""Whether kernels that come early (triton/early_launch.py) make a pass faster on this GPU: it is tried when the target is made ready.
+
+Nobody is served sooner by a mistake, so early ones have to give the same bits as well, in every one of many passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .layout import KVTensors, RaggedBatch
+from .static_batch import Rung, StaticBatch, block_tables
+from .torch_executor import TorchExecutor
+from .torch_kv import TorchKV
+
+CONTEXT = 256
+"""Places that the token of a trial sees, in blocks of BLOCK of a cache of its own."""
+
+BLOCK = 16
+TURNS = 5
+PASSES = 20
+"""In a turn, of each kind."""
+
+T = TypeVar("T")
+
+
+class Records(Protocol):
+    """As `Recorder.record`."""
+
+    def __call__(self, work: Callable[[], T], /) -> tuple[Callable[[], object], T]: ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One pass launched in both ways."""
+
+    usual_ms: float
+    early_ms: float = float("inf")
+    problem: str = ""  # with early kernels
+
+    @property
+    def is_won(self) -> bool:
+        return not self.problem and self.early_ms < self.usual_ms
+
+    def describe(self) -> str:
+        """`early: a pass takes 3.95 instead of 4.41 ms`."""
+        if self.is_won:
+            return f"early: a pass takes {self.early_ms:.2f} instead of {self.usual_ms:.2f} ms"
+        return f"one by one: {self.problem or f'a pass takes {self.usual_ms:.2f} ms, with early ones {self.early_ms:.2f}'}"
+
+
+def try_early_launches(
+    network: TorchExecutor, record: Records, milliseconds: Callable[[Callable[[], object]], float] | None = None
+) -> Trial | None:
+    """Launch kernels on the network's device from now on as was faster, and as usual if results are not the same.
+
+    record: what makes graphs. milliseconds: how long some work takes; None = by the GPU's own clock. Returns None where kernels
+    cannot come early, or the network has no scores to compare. What was recorded before stays as it is.
+    """
+    if not network.program.logits or not _can_launch_early(network.device):
+        return None
+    from .triton.early_launch import launching_early
+
+    timed, launching = milliseconds or _milliseconds, launching_early
+    with torch.inference_mode():
+        work = _pass_of_one_token(network)
+        launching.discard(network.device)
+        usual, result = record(work)
+        usual()
+        expected = result.clone()
+        launching.add(network.device)
+        try:
+            trial = _tried(usual, *record(work), expected, timed)
+        except Exception as error:  # whatever a driver or compiler has against it, there is another way
+            trial = Trial(timed(usual), problem=f"{type(error).__name__}: {error}")
+    if not trial.is_won:
+        launching.discard(network.device)
+    return trial
+
+
+def _tried(
+    usual: Callable[[], object],
+    early: Callable[[], object],
+    result: Tensor,
+    expected: Tensor,
+    milliseconds: Callable[[Callable[[], object]], float],
+) -> Trial:
+    usual_ms = early_ms = float("inf")
+    for _ in range(TURNS):
+        usual_ms, early_ms = min(usual_ms, milliseconds(usual)), min(early_ms, milliseconds(early))
+        for _ in range(PASSES):
+            result.zero_()
+            early()
+            if not torch.equal(result.view(torch.uint8), expected.view(torch.uint8)):
+                return Trial(usual_ms, early_ms, "early ones gave another result")
+    return Trial(usual_ms, early_ms)
+
+
+def _can_launch_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _pass_of_one_token(network: TorchExecutor) -> Callable[[], Tensor]:
+    """What gives its scores, [1, V]."""
+    kv: KVTensors = network.allocate(CONTEXT // BLOCK, BLOCK)
+    assert isinstance(kv, TorchKV)
+    for cache in (*kv.k, *kv.v):
+        cache.zero_()
+    device, rung = network.device, Rung(1, 1, 1)
+    static = StaticBatch(rung, block_tables(1, CONTEXT // BLOCK, device), BLOCK)
+    static.fill(_last_of(min(CONTEXT, network.max_model_len)))
+    widths = network.program.inputs.items()
+    inputs = {name: torch.zeros(1, width, dtype=network.dtype, device=device) for name, width in widths}
+
+    def work() -> Tensor:
+        logits = network.compute(static.batch, kv, (), inputs).logits
+        assert logits is not None
+        return logits
+
+    return work
+
+
+def _last_of(context: int) -> RaggedBatch:
+    """One token, the last of so many, in blocks from the first on."""
+    wide, narrow = torch.int64, torch.int32
+    place = torch.tensor([context - 1])
+    return RaggedBatch(
+        token_ids=torch.zeros(1, dtype=wide),
+        positions=place,
+        slot_mapping=place,
+        query_start_loc=torch.tensor([0, 1], dtype=narrow),
+        seq_lens=torch.tensor([context], dtype=narrow),
+        block_tables=torch.arange(CONTEXT // BLOCK, dtype=narrow)[None],
+        num_causal=torch.ones(1, dtype=narrow),
+        tree_mask=torch.zeros(1, dtype=wide),
+        logits_indices=torch.zeros(1, dtype=wide),
+        full_logits=torch.zeros(0, dtype=wide),
+        block_size=BLOCK,
+    )
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    """Of one of PASSES, one behind the other."""
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    work()
+    first.record()
+    for _ in range(PASSES):
+        work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / PASSES
