@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .batch_lists import BatchLists
 from .layout import KVTensors, RaggedBatch
 from .static_batch import Rung, StaticBatch, block_tables
 from .torch_executor import TorchExecutor
@@ -126,21 +127,11 @@ def _pass_of_one_token(network: TorchExecutor) -> Callable[[], Tensor]:
 
 def _last_of(context: int) -> RaggedBatch:
     """One token, the last of so many, in blocks from the first on."""
-    wide, narrow = torch.int64, torch.int32
-    place = torch.tensor([context - 1])
-    return RaggedBatch(
-        token_ids=torch.zeros(1, dtype=wide),
-        positions=place,
-        slot_mapping=place,
-        query_start_loc=torch.tensor([0, 1], dtype=narrow),
-        seq_lens=torch.tensor([context], dtype=narrow),
-        block_tables=torch.arange(CONTEXT // BLOCK, dtype=narrow)[None],
-        num_causal=torch.ones(1, dtype=narrow),
-        tree_mask=torch.zeros(1, dtype=wide),
-        logits_indices=torch.zeros(1, dtype=wide),
-        full_logits=torch.zeros(0, dtype=wide),
-        block_size=BLOCK,
-    )
+    lists = BatchLists(BLOCK, [0], [context - 1], tree_mask=[0], logits_indices=[0], query_start_loc=[0, 1], seq_lens=[context])
+    lists.num_causal.append(1)
+    lists.tables.append(range(CONTEXT // BLOCK))
+    lists.add_slots(lists.tables[0], context - 1, context)
+    return lists.batch()
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
