@@ -6,7 +6,7 @@ the share kept for drafts, then prompt chunks. Guesses take free blocks only and
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -51,7 +51,7 @@ class Scheduler:
         self.running: list[Request] = []  # oldest first
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
-        self._waiting: list[tuple[int, float, int, Request]] = []  # heap by (priority, arrival, order of adding)
+        self._waiting: list[tuple[int, float, int, Request]] = []  # ascending (priority, arrival, order of adding): next first
         self._order: dict[str, int] = {}
         self._counter = count()
         self._on_preempt = on_preempt
@@ -65,7 +65,7 @@ class Scheduler:
     @property
     def waiting(self) -> list[Request]:
         """Next first."""
-        return [entry[3] for entry in sorted(self._waiting, key=lambda e: e[:3])]
+        return [entry[3] for entry in self._waiting]
 
     @property
     def num_waiting(self) -> int:
@@ -91,17 +91,16 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Finished or aborted: gone from the queues, its blocks free."""
-        del self.requests[request.request_id]
-        del self._order[request.request_id]
-        self._num_filled.pop(request.request_id, None)
-        self._scoring.discard(request.request_id)
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self.kv.free(request.request_id)
         else:
-            self._waiting = [entry for entry in self._waiting if entry[3] is not request]
-            heapq.heapify(self._waiting)
+            del self._waiting[bisect_left(self._waiting, self._key(request))]
         request.status = Status.FINISHED
+        del self.requests[request.request_id]
+        del self._order[request.request_id]
+        self._num_filled.pop(request.request_id, None)
+        self._scoring.discard(request.request_id)
 
     def schedule(self, now: float, has_begun: bool = False) -> Grants:
         """Rows of the next step. Every granted token and every ceiling has its place in the cache.
@@ -145,7 +144,7 @@ class Scheduler:
             request = self._waiting[0][3]
             if not self._admit(request):
                 break
-            heapq.heappop(self._waiting)
+            del self._waiting[0]
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = now
             num_new, spent = self._chunk(request, len(request.token_ids) - request.num_computed_tokens, prompt_budget)
@@ -190,27 +189,28 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise if a request stands in two queues or in none, or a table belongs to nobody."""
-        waiting = [entry[3] for entry in self._waiting]
         for request in self.running:
             assert request.status is Status.RUNNING, f"{request.request_id} runs but is {request.status}"
             committed = self.kv.tables[request.request_id].num_committed
             assert committed == request.num_computed_tokens, f"{request.request_id}: the cache counts {committed} tokens as final"
-        for request in waiting:
+        for request in self.waiting:
             assert request.status is Status.WAITING, f"{request.request_id} waits but is {request.status}"
             assert request.num_computed_tokens == 0, f"{request.request_id} waits with computed tokens"
-        ids = sorted(r.request_id for r in [*self.running, *waiting])
+        ids = sorted(r.request_id for r in [*self.running, *self.waiting])
         assert ids == sorted(self.requests), "a request is lost or queued twice"
         assert {r.request_id for r in self.running} == self.kv.tables.keys() - self.kv.scratch, "tables and running requests differ"
         assert len(self.running) <= self.config.max_num_seqs, "more rows than max_num_seqs"
         keys = [self._key(r) for r in self.running]
         assert keys == sorted(keys), "running rows are not oldest first"
+        queued = [entry[:3] for entry in self._waiting]
+        assert queued == sorted(queued), "the queue is out of order"
 
     def _key(self, request: Request) -> tuple[int, float, int]:
         return request.priority, request.arrival_time, self._order[request.request_id]
 
     def _enqueue(self, request: Request) -> None:
         request.status = Status.WAITING
-        heapq.heappush(self._waiting, (*self._key(request), request))
+        insort(self._waiting, (*self._key(request), request))
 
     def _admit(self, request: Request) -> bool:
         """Open a table for the request if all its known tokens fit into free blocks now; else leave it waiting."""
