@@ -99,4 +99,5 @@ def merge(deltas: Sequence[TokenDelta]) -> TokenDelta:
         sources=[source for delta in deltas for source in delta.sources],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
         prompt_logprobs=deltas[0].prompt_logprobs,
+        num_passes=sum(delta.num_passes for delta in deltas),
     )

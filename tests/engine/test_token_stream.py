@@ -22,6 +22,7 @@ def test_merging_loses_nothing() -> None:
     assert (merged.token_ids, merged.text, merged.sources, merged.finish_reason) == ([1, 2, 3], "bcd", [-1] * 3, "length")
     assert merged.logprobs is not None and [said.logprob for said in merged.logprobs] == [-1.0, -2.0, -3.0]
     assert merged.stats == SpeculationStats(num_steps=3)
+    assert merged.num_passes == 3
 
 
 def test_a_sleeping_reader_costs_no_more_than_the_text() -> None:
