@@ -52,6 +52,8 @@ class Speculation:
             return cls()
         if isinstance(value, Speculation):
             return value
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"speculation must be an object such as {{'method': 'off'}}, not {value!r}", "speculation")
         if unknown := sorted(set(value) - {"method", "num_speculative_tokens", "corpus_id"}):
             raise InvalidRequest(
                 f"speculation has no key {unknown[0]!r}; it takes 'method', 'num_speculative_tokens' and 'corpus_id'",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
         with pytest.raises(InvalidRequest) as caught:
             SamplingParams(**settings)
         assert (caught.value.param or "").startswith(field), value
+
+
+@pytest.mark.parametrize("value", ["off", 5, ["off"]])
+def test_speculation_is_an_object(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="must be an object such as {'method': 'off'}, not " + re.escape(repr(value))):
+        SamplingParams(speculation=value)
 
 
 def test_a_seed_of_minus_one_is_none() -> None:
