@@ -44,14 +44,17 @@ def wants_parts(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = 
     return PROBE not in text and PROBE in parts
 
 
-def takes_tools(tokenizer: PreTrainedTokenizerBase) -> Literal["argument", "system"] | None:
-    """Where the tokenizer's template takes tools from: its argument, or, as Phi-4-mini's, a message of the system. Found out by trying."""
-    if "tools" not in template_text(tokenizer):
+def takes_tools(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> Literal["argument", "system"] | None:
+    """Where the template, by default the tokenizer's own, takes tools from: its argument, or, as Phi-4-mini's, a message of the system.
+
+    Found out by trying. None: it takes none.
+    """
+    if "tools" not in (chat_template or template_text(tokenizer)):
         return None
     asked = [{"role": "user", "content": PROBE}]
     tool = {"type": "function", "function": {"name": PROBE_NAME, "description": PROBE, "parameters": {"type": "object", "properties": {}}}}
-    told = [_written(tokenizer, turns, tools=[tool]) for turns in (asked, in_parts(asked))]
-    if PROBE_NAME not in "".join(told) and PROBE_NAME in _written(tokenizer, with_tools(asked, [tool])):
+    told = [_written(tokenizer, turns, chat_template, [tool]) for turns in (asked, in_parts(asked))]
+    if PROBE_NAME not in "".join(told) and PROBE_NAME in _written(tokenizer, with_tools(asked, [tool]), chat_template):
         return "system"
     return "argument" if PROBE_NAME in "".join(told) or not any(told) else None  # also where it cannot be tried
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
-from .chat_template import in_parts, reads_arguments_as_text, template_text, wants_parts
+from .chat_template import in_parts, reads_arguments_as_text, takes_tools, template_text, wants_parts, with_tools
 from .embedding import Reading
 from .engine_metrics import ENGINE, EngineCollector
 from .errors import EngineDead, InvalidRequest
@@ -137,13 +137,18 @@ class LLM:
         template = chat_template or template_text(engine.tokenizer)
         if not template:
             raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
-        offered: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        place = takes_tools(engine.tokenizer, chat_template) if tools else None
+        if tools and place is None:
+            raise InvalidRequest("the chat template does not know of tools: leave them out, or pass a chat_template that does", "tools")
+        offered: dict[str, Any] = {"tools": list(tools)} if tools and place == "argument" else {}
         prompts: list[Prompt] = []
         as_parts = wants_parts(engine.tokenizer, chat_template)
         for index, conversation in enumerate(conversations):
             with naming("conversations", index, len(conversations)):
                 turns = [turn_of(message, reads_arguments_as_text(template)) for message in conversation]
                 try:
+                    if tools and place == "system":
+                        turns = with_tools(turns, tools)
                     text = engine.tokenizer.apply_chat_template(
                         in_parts(turns) if as_parts else turns,
                         chat_template=chat_template,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -262,6 +263,17 @@ def test_tools_reach_the_template(plain: LLM) -> None:
     for tools, text in (([tool], "[weather]hi"), (None, "hi")):
         (output,) = plain.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, chat_template=template, tools=tools)
         assert output.prompt == text
+
+
+def test_tools_reach_a_template_that_wants_them_from_the_system_or_are_refused(plain: LLM) -> None:
+    of_system = "{% for m in messages %}<{{ m.role }}>{{ m.get('tools') }}{{ m.content }}{% endfor %}"
+    deaf = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    (output,) = plain.chat(messages, GREEDY, use_tqdm=False, chat_template=of_system, tools=[tool])
+    assert output.prompt == f"<system>[{json.dumps(tool['function'])}]be brief<user>Nonehi"
+    with pytest.raises(InvalidRequest, match="does not know of tools"):
+        plain.chat(messages, GREEDY, use_tqdm=False, chat_template=deaf, tools=[tool])
 
 
 def test_an_output_of_a_given_form(plain: LLM) -> None:
