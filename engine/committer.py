@@ -52,15 +52,14 @@ class Committer:
             if part.request.prompt_logprobs is not None:
                 part.request.prompt_logprobs.extend(scores)
         for row, said in zip(plan.rows, verdict.rows, strict=True):
+            num_known = row.num_computed + row.num_scheduled
             if said.error is not None:
                 deltas.append(self.fail(row.request, said.error, said.error_code))
             elif not row.samples:
-                self._advance(row.request, row.num_computed + row.num_scheduled)
+                self._advance(row.request, num_known)
+            elif not row.draft_token_ids:
+                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, []), said.logprobs))
             else:
-                num_known = row.num_computed + row.num_scheduled
-                if not row.draft_token_ids:
-                    deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, []), said.logprobs))
-                    continue
                 draft = row.settled(len(said.accepted))
                 whose = [row.source[node] for node in said.accepted]
                 deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose))
@@ -80,19 +79,11 @@ class Committer:
 
     def fail(self, request: Request, message: str, code: str) -> TokenDelta:
         """End a request with an error; code: as in RequestFailed."""
-        self._close(request, "error")
-        return TokenDelta(
-            request.request_id, request.choice, [], "", [], finish_reason="error", error=message, error_code=code, stats=request.stats,
-            num_cached_tokens=request.num_cached_tokens,
-        )  # fmt: skip
+        return self._ended(request, "error", message, code)
 
     def abort(self, request: Request) -> TokenDelta:
         """End a request because its client wants no more."""
-        self._close(request, "abort")
-        return TokenDelta(
-            request.request_id, request.choice, [], "", [], finish_reason="abort", stats=request.stats,
-            num_cached_tokens=request.num_cached_tokens,
-        )  # fmt: skip
+        return self._ended(request, "abort")
 
     def check(self) -> None:
         """Raise if a text stream outlived its request."""
@@ -155,15 +146,13 @@ class Committer:
             sources = [*whose[: len(tokens)], *[-1] * (len(tokens) - len(whose))]
         logprobs = logprobs[: len(tokens)] if logprobs is not None else None
         prompt_logprobs = request.prompt_logprobs if first_token else None
-        if reason is None:
-            return TokenDelta(
-                request.request_id, request.choice, tokens, text, sources, logprobs, num_cached_tokens=request.num_cached_tokens,
-                prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
-            )  # fmt: skip
-        self._close(request, reason)
+        stats, queue_time_s = None, None
+        if reason is not None:
+            stats, queue_time_s = request.stats, request.queue_time_s
+            self._close(request, reason)
         return TokenDelta(
             request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
-            stats=request.stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
+            stats=stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=queue_time_s,
             prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
         )  # fmt: skip
 
@@ -215,6 +204,14 @@ class Committer:
             num_kept = max(0, num_emitted - draft.forced)
             stats.accepted_prediction_tokens += num_kept
             stats.rejected_prediction_tokens += draft.drafted - draft.forced - num_kept
+
+    def _ended(self, request: Request, reason: FinishReason, error: str | None = None, error_code: str | None = None) -> TokenDelta:
+        """It ends without another token."""
+        self._close(request, reason)
+        return TokenDelta(
+            request.request_id, request.choice, [], "", [], finish_reason=reason, error=error, error_code=error_code, stats=request.stats,
+            num_cached_tokens=request.num_cached_tokens,
+        )  # fmt: skip
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
