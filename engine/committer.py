@@ -210,7 +210,7 @@ class Committer:
         self._close(request, reason)
         return TokenDelta(
             request.request_id, request.choice, [], "", [], finish_reason=reason, error=error, error_code=error_code, stats=request.stats,
-            num_cached_tokens=request.num_cached_tokens,
+            num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
         )  # fmt: skip
 
     def _close(self, request: Request, reason: FinishReason) -> None:

@@ -141,6 +141,7 @@ def test_a_row_with_an_error_fails_alone_and_frees_its_blocks() -> None:
     row = PlanRow(desk.request, 0, 3, [], [], [], desk.scheduler.kv.block_table("r"), samples=True)
     (delta,) = desk.committer.commit(StepPlan([row], 4), Verdict([RowVerdict([], [], error="not finite")]))
     assert (delta.finish_reason, delta.error, delta.error_code) == ("error", "not finite", "numerical_error")
+    assert delta.queue_time_s == 0.0  # it ran
     assert not desk.scheduler.has_work
     desk.scheduler.kv.check()
 
