@@ -47,9 +47,8 @@ class NativeKV:
             self._library.ft_cache_move(*self._layer(layer), len(src), _pointer(src), _pointer(dst))
 
     def _layer(self, layer: int) -> tuple[ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]:
-        spec = self._layers[layer]
-        sizes = (ctypes.c_int32(n) for n in (self._type, spec.num_kv_heads, spec.k_dim, spec.v_dim))
-        return (*sizes, ctypes.c_void_p(self.bases[layer]))  # type: ignore[return-value]
+        spec, int32 = self._layers[layer], ctypes.c_int32
+        return int32(self._type), int32(spec.num_kv_heads), int32(spec.k_dim), int32(spec.v_dim), ctypes.c_void_p(self.bases[layer])
 
 
 def block_bytes(library: ctypes.CDLL, layer: KVLayerSpec, type: CacheType, block_size: int = BLOCK_SIZE) -> int:

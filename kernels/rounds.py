@@ -118,7 +118,8 @@ def answers(rows: bytearray) -> list[tuple[int, int, int]]:
 
 def cursors(rows: bytearray) -> list[tuple[int, int, int]]:
     """Of each packed row, its cursor, is_lost and num_followed."""
-    return [RoundsRow(*_ROW.unpack_from(rows, start))[11:14] for start in range(0, len(rows), ROW_BYTES)]
+    unpacked = (RoundsRow(*_ROW.unpack_from(rows, start)) for start in range(0, len(rows), ROW_BYTES))
+    return [(row.cursor, row.is_lost, row.num_followed) for row in unpacked]
 
 
 def drafts_in(memory: bytearray, count: int) -> list[RoundsDraft]:

@@ -360,7 +360,6 @@ class Binder:
 
     def matrix(self, names: tuple[str, ...]) -> Tensor:
         """[in, out], side by side."""
-
         return self.weights.get(names, MATRIX, self.dtype, lambda: self.packed(names))
 
     def packed(self, names: tuple[str, ...]) -> Tensor:

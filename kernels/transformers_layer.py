@@ -140,7 +140,7 @@ class TransformersLayerExecutor:
         assert isinstance(kv, TorchKV) and inputs is not None
         states = self._forward(batch, inputs[STATE], PagedPass(kv, AttentionPlan(batch)))
         logits = states[FINAL][batch.logits_indices] @ self._head.T
-        top, argmax = logits.max(-1) if len(logits) else (logits.new_zeros(0), batch.logits_indices.new_zeros(0))
+        top, argmax = logits.max(-1)
         full = logits[batch.full_logits].float() if len(batch.full_logits) else None
         return ForwardOutput(argmax, top.float(), full, {boundary: states[boundary] for boundary in hidden})
 

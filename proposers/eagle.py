@@ -21,7 +21,7 @@ from .drafting import OwnCache, Pairing
 from .eagle_checkpoint import EagleDraft, read_draft, spellings
 from .eagle_program import TOKEN_MAP, draft_program, encoder_program
 from .features import Features
-from .guessing import ChainGuesser, Drawing, Guesser, Network, ParallelGuesser, single_tokens
+from .guessing import ChainGuesser, Drawing, Guesser, Network, ParallelGuesser, single_tokens, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources
 from .tree_guessing import TreeGuesser
@@ -42,7 +42,7 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
     if draft.token_ids is not None:
         weights[TOKEN_MAP] = draft.token_ids
     executor = resources.bind(program, weights, config.quantization)
-    encode = _encoder(draft, tensors, config, resources) if draft.has_encoder else _unchanged
+    encode = _encoder(draft, tensors, config, resources) if draft.has_encoder else unchanged
     checkpoint.refuse_unread_norms()
 
     num_tokens = config.num_speculative_tokens or draft.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
@@ -92,10 +92,6 @@ class _Encoder:
         parts = states.chunk(len(self._inputs), -1)
         inputs = {name: part.contiguous() for name, part in zip(self._inputs, parts, strict=True)}
         return self._executor.run(batch, self._kv, (FINAL,), inputs).hidden[FINAL]
-
-
-def _unchanged(states: Tensor) -> Tensor:
-    return states
 
 
 def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -311,6 +311,11 @@ def length_of_chain(confidence: Sequence[float], threshold: float) -> int:
     return next((i + 1 for i, likely in enumerate(confidence) if likely < threshold), len(confidence))
 
 
+def unchanged(states: Tensor) -> Tensor:
+    """`Network.encode` of a drafter that reads the target's states as they are."""
+    return states
+
+
 def feature_input(network: Network, states: Tensor | None) -> dict[str, Tensor] | None:
     if network.encode is None:
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -17,7 +16,7 @@ from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import OwnCache, Pairing
 from .features import Features
-from .guessing import FEATURE, ChainGuesser, Drawing, Network
+from .guessing import FEATURE, ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .mtp_checkpoint import MtpModule, find_module
@@ -39,7 +38,7 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
 
     def open(opening: Opening) -> LearnedProposer:
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
-        guesser = ChainGuesser(Network(executor, opening.caches[0], _unchanged), drawing)
+        guesser = ChainGuesser(Network(executor, opening.caches[0], unchanged), drawing)
         features = Features((FINAL,), target.hidden_size, opening.num_blocks, opening.block_size)
         max_model_len = min(executor.max_model_len, target.max_model_len)
         cache = OwnCache(max_model_len, num_tokens, target.vocab_size, Pairing(shift=1, first=1), features)
@@ -53,10 +52,6 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
         found=_found(module),
         is_learned=True,
     )
-
-
-def _unchanged(states: Tensor) -> Tensor:
-    return states
 
 
 def _dense(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:

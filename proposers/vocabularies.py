@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -172,5 +171,5 @@ def _named(token: str | None) -> str:
 
 def _merges(tokenizer: PreTrainedTokenizerFast) -> list[list[str]]:
     """Pairs in order of rank; none for models that do not merge."""
-    model = json.loads(cast(Tokenizer, tokenizer.backend_tokenizer).to_str())["model"]
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", [])]
