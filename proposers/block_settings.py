@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .config_entry import SpeculativeConfigError
+from .detection import nested
 
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 
@@ -19,8 +20,8 @@ class BlockSettings:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.layers = _object(config, "transformer_layer_config") or config
-        self._top, self._inner = config, _object(config, "dflash_config")
+        self.layers = nested(config, "transformer_layer_config") or config
+        self._top, self._inner = config, nested(config, "dflash_config")
         kind = config.get("speculators_model_type")
         self._speculators = kind if isinstance(kind, str) else None
         architectures = config.get("architectures")
@@ -130,8 +131,3 @@ class BlockSettings:
         if unknown := set(cast(list[str], kinds)) - {"full_attention", "sliding_attention"}:
             raise SpeculativeConfigError(f"{self.folder}/config.json: layers of the types {', '.join(unknown)} are not supported")
         return tuple(kind == "sliding_attention" for kind in cast(list[str], kinds)[:num_layers])
-
-
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}

@@ -66,9 +66,7 @@ def is_same_model(model: str, target: str | None) -> bool:
 
 def has_mtp_layers(config: Mapping[str, Any], shapes: Shapes) -> bool:
     """Whether a target's checkpoint holds draft layers: behind its last layer, or under a name of their own."""
-    text_config = config.get("text_config")
-    inner = cast(Mapping[str, Any], text_config) if isinstance(text_config, Mapping) else config
-    num_layers = inner.get("num_hidden_layers")
+    num_layers = (nested(config, "text_config") or config).get("num_hidden_layers")
     if any(_OWN_MTP.match(name) for name in shapes):
         return True
     return isinstance(num_layers, int) and any(int(match[1]) >= num_layers for name in shapes if (match := _LAYER.match(name)))
@@ -86,6 +84,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SpeculativeConfigError(f"{path} must hold an object")
     return cast(dict[str, Any], config)
+
+
+def nested(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object inside of a config.json; empty if there is none."""
+    value = config.get(key)
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -119,8 +123,7 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     if str(config.get("model_type")).endswith("_mtp"):
         return "mtp"
     architecture = _architecture(config)
-    nested = config.get("dflash_config")
-    if "dspark" in architecture or "markov_rank" in config or (isinstance(nested, Mapping) and "markov_rank" in nested):
+    if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
     if "dflash2" in architecture or "selector_rank" in config:
         return "dflash2"

@@ -6,9 +6,8 @@ Knows both layouts: EAGLE's own (also SpecForge's, SGLang's and NVIDIA's) and th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -17,6 +16,7 @@ from ..kernels.layout import FINAL
 from .checkpoint import Checkpoint
 from .config import EagleConfig
 from .config_entry import SpeculativeConfigError
+from .detection import nested
 from .draft_layers import LAYER_SETTINGS, layer_config
 from .draft_tables import Table, embedding_of, head_of
 from .draft_tensors import DraftTensors
@@ -94,8 +94,8 @@ class _Settings:
         self.folder = checkpoint.folder
         self.top = checkpoint.config
         self.speculators_type: str | None = self.top.get("speculators_model_type")
-        self._eagle = _object(self.top, "eagle_config")
-        self.layers = _object(self.top, "transformer_layer_config") or _object(self.top, "model") or self.top
+        self._eagle = nested(self.top, "eagle_config")
+        self.layers = nested(self.top, "transformer_layer_config") or nested(self.top, "model") or self.top
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.top.get(key, self._eagle.get(key))
@@ -104,11 +104,6 @@ class _Settings:
     def number(self, key: str) -> int | None:
         value = self.top.get(key, self._eagle.get(key))
         return value if type(value) is int else None
-
-
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
 def spellings(name: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from .config_entry import SpeculativeConfigError
+from .detection import nested
 
 _BOUNDARIES = "eagle_aux_hidden_state_layer_ids"
 _OUTPUTS = "target_layer_ids"
@@ -39,11 +40,9 @@ def tapped_layers(config: Mapping[str, Any], wanted: Sequence[int] | None, num_l
 
 def _named(config: Mapping[str, Any]) -> tuple[str, tuple[int, ...] | None]:
     """(where it stands, boundary ids) of config.json."""
-    nested = config.get(_NESTED)
-    inner = cast(Mapping[str, Any], nested) if isinstance(nested, Mapping) else {}
     if config.get(_BOUNDARIES) is not None:
         return _BOUNDARIES, _integers(_BOUNDARIES, config[_BOUNDARIES], 0)
-    for where, part, keys in (("", config, (_OUTPUTS,)), (f"{_NESTED}.", inner, (_BOUNDARIES, _OUTPUTS, "layer_ids"))):
+    for where, part, keys in (("", config, (_OUTPUTS,)), (f"{_NESTED}.", nested(config, _NESTED), (_BOUNDARIES, _OUTPUTS, "layer_ids"))):
         for key in keys:
             if part.get(key) is not None:
                 return where + key, _integers(where + key, part[key], 1)
