@@ -126,7 +126,8 @@ class AsyncEngine:
 
     @property
     def last_step_age_s(self) -> float:
-        """Seconds since the step in progress began; 0 when idle. A watchdog's alarm is a value above the longest sane step."""
+        """Seconds since the step in progress began, or the work of a `call`; 0 when idle. A watchdog's alarm is a value above the longest
+        sane step."""
         started = self._thread.turn_started
         return 0.0 if started is None else max(0.0, time.monotonic() - started)
 

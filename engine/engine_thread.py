@@ -69,7 +69,7 @@ class EngineThread:
         self._stats, self._stats_time = EngineStats(), -math.inf
         self._is_behind = False  # turns have ended since the snapshot
         # Written by the thread; a single reference, so that reading needs no lock.
-        self.turn_started: float | None = None  # of the step in progress or between steps; None = idle
+        self.turn_started: float | None = None  # of the step, or the work between two, that is done or was done last; None = idle
 
     @property
     def is_alive(self) -> bool:
@@ -116,6 +116,7 @@ class EngineThread:
             deltas: list[TokenDelta] = []
             core.resume()  # before the inbox is emptied: what comes later interrupts again
             first = () if core.has_work else (self._wait(),)
+            self.turn_started = time.monotonic()
             with self._turn:
                 self._is_behind = False
                 for command in chain(first, self._commands()):
@@ -131,8 +132,8 @@ class EngineThread:
                         case Stop():
                             self._stats = core.stats()
                             return
-                self.turn_started = time.monotonic()
                 if core.has_work:
+                    self.turn_started = time.monotonic()
                     deltas.extend(core.step(self.turn_started))
                 now = time.monotonic()
                 self._is_behind = True

@@ -364,6 +364,19 @@ def test_a_hanging_step_is_seen(tokenizer: PreTrainedTokenizerFast) -> None:
     run(engine, scenario)
 
 
+def test_work_between_steps_that_hangs_is_seen(tokenizer: PreTrainedTokenizerFast) -> None:
+    go_on = threading.Event()
+
+    async def scenario(driver: AsyncEngine) -> None:
+        called = asyncio.create_task(driver.call(lambda core: go_on.wait(30)))
+        await becomes(lambda: driver.last_step_age_s > 0.1)
+        go_on.set()
+        assert await called
+        await becomes(lambda: driver.last_step_age_s == 0.0)
+
+    run(make_engine(tokenizer), scenario)
+
+
 def test_a_booted_engine_says_the_same_as_offline(tiny_target: Path) -> None:
     config = EngineConfig(ModelConfig(str(tiny_target), dtype="float32"), CacheConfig(num_blocks=64))
     engine = boot(config)
