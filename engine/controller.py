@@ -22,7 +22,7 @@ from .stats import EngineStats
 
 NOT_MEASURED = StepTimes()
 RESTING = StepLimits(0, SLOWER)
-LOOKING = StepLimits(0)  # what it counts as while guesses are looked for: to look and find nothing is no reason
+LOOKING = StepLimits(0)  # a rest in which scouts look for guesses: that they find none is no reason why speculation is off
 
 
 class Controller:
@@ -42,7 +42,8 @@ class Controller:
         self.latest = StepLimits(0)
 
     def look(self, running: Sequence[Request], has_begun: bool = False, may_round: bool = False) -> None:
-        """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as in Scheduler."""
+        """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as far as the rows go, it can be
+        one in rounds."""
         if may_round:
             may_round = self._round_limits(len(running)).off is None
         self.policy.look(running, has_begun, may_round)
@@ -79,7 +80,7 @@ class Controller:
         return asked
 
     def _round_limits(self, num_rows: int) -> StepLimits:
-        """What holds in a step in rounds, whoever rests."""
+        """As `limits`, in a step in rounds: there a rest counts for nothing, since looking things up is free."""
         return self.rules.limits(num_rows, self.policy.threshold)
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:

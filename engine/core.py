@@ -52,7 +52,7 @@ class EngineCore:
         self._stopwatch = stopwatch  # measures durations: how much is guessed may depend on them, what is said does not
         self._now = 0.0
         self._proposing = 0.0  # seconds of the running step in proposers
-        self._observing = 0.0  # seconds that learning from the step before took, proposers' own aside: guessing is to blame for them
+        self._observing = 0.0  # seconds of learning from the step before, proposers' own aside: they are added to the running step's
         self._started = 0.0  # of the running step, by the stopwatch
         self._drafting = proposers.draft_seconds  # up to the last observed step
         self._no_drafting = (0.0,) * len(self._drafting)

@@ -184,9 +184,9 @@ def scored_parts(rows: Sequence[PlanRow]) -> list[ScoredPart]:
 
 @record
 class StepPlan:
-    """All rows of a step. Flat layout: row by row, scheduled tokens then draft tokens. logits nodes likewise:
+    """All rows of a step. Its tokens are flat, row by row: scheduled tokens, then draft tokens.
 
-    row by row over the rows that sample, 1 + len(draft) nodes each; behind them, in order, the places that score prompts.
+    So are the nodes that logits are wanted of: 1 + len(draft) of each row that samples; behind them, in order, those that score prompts.
     """
 
     rows: list[PlanRow]

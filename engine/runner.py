@@ -54,8 +54,8 @@ class Runner:
         return Forward(lambda: output)
 
     def begin_next(self, plan: StepPlan, answer: torch.Tensor, chains: ChainsAhead | None) -> None:
-        """Hand over the step behind this one, which is under way and says `answer`, if it can be told what that will be. chains: guesses
-        that were begun for it."""
+        """Hand over the step behind this one, if it is foreseeable. answer: what this one, which is under way, says. chains: guesses that
+        were begun for the next."""
 
     def final_states(self, plan: StepPlan) -> torch.Tensor:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""

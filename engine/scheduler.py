@@ -40,13 +40,16 @@ class Scheduler:
         lookahead: int = 0,
         guessing_lookahead: int = 0,
     ) -> None:
-        """lookahead: places behind its tokens that each row should have; guessing_lookahead: that one should have which may guess."""
+        """lookahead: places that each row should have behind its tokens; guessing_lookahead: those of a row that may guess.
+
+        num_ingesting: drafters that read every context token themselves. scratch_slots: as in Needs.
+        """
         self.config = config
         self.kv = kv
         self.controller = controller
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.num_ingesting = num_ingesting  # drafters that read every context token themselves
+        self.num_ingesting = num_ingesting
         self.scratch_slots = scratch_slots
         self.running: list[Request] = []  # oldest first
         self.requests: dict[str, Request] = {}

@@ -94,7 +94,7 @@ class Policy(Protocol):
         ...
 
     def rests(self, num_rows: int) -> bool:
-        """Whether nobody may guess in this step because nobody was to in the latest one, with so many rows that none can be new."""
+        """Whether nobody may guess in this step because that was decided for several, and num_rows are so few that none can be new."""
         ...
 
     def likely(self, request: Request, room: int) -> int:
