@@ -30,6 +30,7 @@ from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
 from .runner import Forward, Runner, batch_lists
+from .sampler import Sampler
 from .verifier import Verifier
 
 logger = logging.getLogger("foretoken.engine")
@@ -200,10 +201,10 @@ class OverlappedRunner(Runner):
     def _match(self, plan: StepPlan, started: Started, nodes: list[int] | None) -> Tensor | None:
         """Hand over the rest of a step: what its rows emit, on the device. None if only the verifier can do it. nodes: where its
         scores are, if not in the plan's order."""
-        rows = [row for row in plan.rows if row.samples]
-        if not rows or self._verifier is None or any(row.request.params.logprobs is not None for row in rows):
+        rows, verifier = [row for row in plan.rows if row.samples], self._verifier
+        if not rows or verifier is None or any(row.request.params.logprobs is not None for row in rows):
             return None
-        if not self._verifier.only_matches and any(row.draft_token_ids for row in rows):
+        if not verifier.only_matches and any(row.draft_token_ids for row in rows):
             return None
         chooses = [self._wants_full_logits(row.request) for row in rows]
         guesses = Guesses.of([(row.draft_token_ids, row.parents, own) for row, own in zip(rows, chooses, strict=True)])
@@ -213,22 +214,10 @@ class OverlappedRunner(Runner):
             if nodes is not None:
                 starts = [nodes[start] for start in starts[:-1]]
             drawing = [(row, start) for row, start, own in zip(rows, starts, chooses, strict=False) if own]
-            chosen = self._choose(started, [row for row, _ in drawing], [start for _, start in drawing])
+            chosen = _chosen(started, verifier.sampler, [row for row, _ in drawing], [start for _, start in drawing])
             if chosen is None:
                 return None
         return started.match(guesses, chosen)
-
-    def _choose(self, started: Started, rows: list[PlanRow], first_nodes: list[int]) -> Tensor | None:
-        """[N] on the device, what the nodes of these rows choose from their scores; None if that has to be left to the verifier."""
-        if self._verifier is None or started.scores is None:
-            return None
-        sampler = self._verifier.sampler
-        try:
-            for row in rows:
-                sampler.prepare(row.request, started.scores.shape[1])
-        except InvalidRequest:
-            return None
-        return sampler.choose_ahead(started.scores, rows, first_nodes)
 
     def _followers(self, plan: StepPlan, chains: ChainsAhead | None) -> list[tuple[Request, Follower]]:
         """The rows of the next step; none if that is open."""
@@ -252,6 +241,18 @@ class OverlappedRunner(Runner):
             table = array("i", row.block_table[: -(-(least + count) // plan.block_size)])
             rows.append((request, Follower(answer, length, chain, count, table, self._wants_full_logits(request))))
         return rows
+
+
+def _chosen(started: Started, sampler: Sampler, rows: list[PlanRow], first_nodes: list[int]) -> Tensor | None:
+    """[N] on the device, what the nodes of these rows choose from their scores; None if that has to be left to the verifier."""
+    if started.scores is None:
+        return None
+    try:
+        for row in rows:
+            sampler.prepare(row.request, started.scores.shape[1])
+    except InvalidRequest:
+        return None
+    return sampler.choose_ahead(started.scores, rows, first_nodes)
 
 
 def _owners(plan: StepPlan) -> list[PlanRow]:

@@ -107,10 +107,6 @@ class Rounds:
             and not params.min_tokens
         )
 
-    def sampling(self, request: Request) -> bytes:
-        """How its tokens are chosen."""
-        return self._sampler.packed(request, self._vocab_size)
-
     def interrupt(self) -> None:
         """Let the call that is running, or the next one, end after its round: somebody waits."""
         self._interrupt[0] = 1
@@ -157,7 +153,8 @@ class Rounds:
         request = planned.request
         row = self._rows.get(request.request_id)
         if row is None or row.request is not request:
-            row = self._rows[request.request_id] = _Row(planned, self)
+            ngram, sampling = self.lookups.ngram or NgramConfig(), self._sampler.packed(request, self._vocab_size)
+            row = self._rows[request.request_id] = _Row(planned, ngram, sampling)
         return row
 
 
@@ -166,15 +163,15 @@ class _Row:
 
     __slots__ = ("request", "prediction", "cursor", "_ngram", "_text", "_stops", "_sampling")
 
-    def __init__(self, planned: RowRounds, rounds: Rounds) -> None:
+    def __init__(self, planned: RowRounds, ngram: NgramConfig, sampling: bytes) -> None:
+        """sampling: how its tokens are chosen."""
         request = self.request = planned.request
         self.prediction = array("i", request.prediction)
         self.cursor: tuple[int, int, int] = (0, 0, request.num_prompt_tokens)  # cursor, is_lost, num_followed
-        self._ngram = rounds.lookups.ngram or NgramConfig()
+        self._ngram, self._sampling = ngram, sampling
         self._text = GrowingText(len(request.token_ids) + planned.most_new)
         params = request.params
         self._stops = array("i", {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)})
-        self._sampling = rounds.sampling(request)
 
     def begin(self, planned: RowRounds) -> bytes:
         """Packed for a call."""
