@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -46,8 +46,7 @@ async def answer(request: Request, generation: Generation, shape: Shape, stream:
     if stream:
         return EventStream(generation, events(generation, shape, options))
     with closing(generation):
-        body = await unless_gone(request.receive, whole(generation, shape))
-        return await _aside(generation, lambda: Response(to_json(body), media_type="application/json"))
+        return Response(await unless_gone(request.receive, whole(generation, shape)), media_type="application/json")
 
 
 def comment_ping() -> ServerSentEvent:
@@ -72,21 +71,32 @@ class EventStream(EventSourceResponse):
         await send(message)  # no timeout is set: a scope to cancel for every chunk would cost as much as the chunk
 
 
-async def whole(generation: Generation, shape: Shape) -> dict[str, Any]:
+async def whole(generation: Generation, shape: Shape) -> bytes:
     """The body of an answer that is not streamed."""
     deltas: list[list[TokenDelta]] = [[] for _ in generation.choices]
     async for index, delta in generation.deltas():
         deltas[index].append(delta)
-    choices = await _aside(generation, lambda: [shape.choice(index, of_choice) for index, of_choice in enumerate(deltas)])
-    if len(choices) > 1:
-        for choice, progress in zip(choices, generation.choices, strict=True):
-            choice["speculative_decoding"] = generation.speculative_decoding([progress])
-    return shape.envelope(chunk=False) | {"choices": choices, "usage": generation.usage(), "metrics": generation.metrics()}
+    return await aside(generation, lambda: _body(generation, shape, deltas))
 
 
-async def _aside(generation: Generation, work: Callable[[], T]) -> T:
-    """What `work` returns, done in a thread where whole prompts have logprobs: writing those takes up to a second."""
-    return await asyncio.to_thread(work) if generation.params.prompt_logprobs is not None else work()
+def _body(generation: Generation, shape: Shape, deltas: Sequence[list[TokenDelta]]) -> bytes:
+    """Written choice by choice: the log probabilities of all at once, as Python's objects, may be gigabytes."""
+    written: list[bytes] = []
+    for index, of_choice in enumerate(deltas):
+        choice = shape.choice(index, of_choice)
+        if len(deltas) > 1:
+            choice["speculative_decoding"] = generation.speculative_decoding([generation.choices[index]])
+        written.append(to_json(choice))
+        of_choice.clear()
+    totals = {"usage": generation.usage(), "metrics": generation.metrics()}
+    return to_json(shape.envelope(chunk=False))[:-1] + b',"choices":[' + b",".join(written) + b"]," + to_json(totals)[1:]
+
+
+async def aside(generation: Generation, work: Callable[[], T]) -> T:
+    """What `work` returns, done in a thread where tokens have log probabilities: writing those of many takes seconds."""
+    params = generation.params
+    has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+    return await asyncio.to_thread(work) if has_logprobs else work()
 
 
 async def events(generation: Generation, shape: Shape, options: StreamOptions) -> AsyncGenerator[bytes]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 
+from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,7 +15,7 @@ from ..chat import Chat, read_chat
 from ..errors import ApiError, internal_error
 from ..schemas import ChatRequest
 from ..serving import Serving
-from ..streaming import PING_S, EventStream, comment_ping, unless_gone
+from ..streaming import PING_S, EventStream, aside, comment_ping, unless_gone
 from .answer import Answer, encoded, encoded_events
 from .background import Background, Run
 from .functions import namespaces
@@ -68,7 +69,8 @@ class Responses:
         if body.stream:
             return EventStream(generation, encoded_events(answer.events()))
         with closing(generation):
-            return JSONResponse(await unless_gone(request.receive, answer.whole()))
+            whole = await unless_gone(request.receive, answer.whole())
+            return await aside(generation, lambda: Response(to_json(whole), media_type="application/json"))
 
     async def count_input(self, request: Request) -> int:
         """The tokens of the prompt that the same request would make."""

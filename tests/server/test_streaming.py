@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from fake_engine import FakeEngine
 from fastapi import FastAPI
+from pydantic_core import to_json
 from starlette.testclient import TestClient
 
 from foretoken.engine.prompt_logprobs import PromptLogprobs
@@ -18,6 +20,7 @@ from foretoken.server import streaming
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
 from foretoken.server.generation import Generation
+from foretoken.server.responses import create
 from foretoken.server.schemas import StreamOptions
 from foretoken.server.streaming import Chunks
 
@@ -70,6 +73,32 @@ def test_answers_are_not_written_by_pythons_own_json(client: TestClient, monkeyp
     said = answer.text.partition("\n")[0].removeprefix("data: ") if stream else answer.text
     assert answer.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
     assert json.loads(said)["choices"] and "error" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "wanted"),
+    [
+        ("/v1/chat/completions", CHAT, {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"prompt": "Hi"}, {"logprobs": 2}),
+        ("/v1/responses", {"input": "Hi"}, {"top_logprobs": 2}),
+    ],
+)
+def test_log_probabilities_are_written_where_no_stream_waits_for_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """Those of 64 answers of 2,000 tokens take a quarter of a minute."""
+    threads: set[str] = set()
+
+    def noting(value: object) -> bytes:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return to_json(value)
+
+    monkeypatch.setattr(streaming, "to_json", noting)
+    monkeypatch.setattr(create, "to_json", noting)
+    for more in ({}, wanted):
+        threads.clear()
+        assert client.post(path, json=body | more).status_code == 200
+        assert len(threads) == 1 and ("asyncio" in threads) == bool(more)  # the name of to_thread's pool
 
 
 @pytest.mark.parametrize("stream", [False, True])
