@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ class Embedder:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._turn = asyncio.Lock()
+
+    @property
+    def size(self) -> int:
+        """Numbers in a vector."""
+        text_config: Any = self._engine.engine.model.hf_config.get_text_config()
+        return int(text_config.hidden_size)  # by attribute: GPT-2 calls it n_embd in its file
 
     async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last") -> Tensor:
         """[N, H] float32, one row of length 1 for each of N texts, which are token ids.

@@ -59,13 +59,12 @@ def add_embeddings(app: FastAPI, serving: Serving) -> None:
         request.state.model = model = serving.require_model(body.model)
         if body.truncate_prompt_tokens is not None:
             raise unsupported("truncate_prompt_tokens")
-        if body.dimensions is not None and body.dimensions < 1:
-            raise ApiError(400, "dimensions must be at least 1", param="dimensions")
+        size = serving.embedder.size
+        if body.dimensions is not None and not 1 <= body.dimensions <= size:
+            message = f"dimensions must be from 1 to {size:,}, the numbers in this model's vectors, not {body.dimensions:,}"
+            raise ApiError(400, message, param="dimensions")
         texts = await asyncio.to_thread(_token_ids, body, serving)
         vectors = await unless_gone(request.receive, _embedded(texts, body, serving))
-        size = vectors.shape[1]
-        if body.dimensions is not None and body.dimensions > size:
-            raise ApiError(400, f"dimensions is {body.dimensions:,}, but this model's vectors have {size:,}", param="dimensions")
         return await asyncio.to_thread(_answer, vectors, model, sum(map(len, texts)), body)
 
 
