@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .flags import UnknownFlag, separate
+from .flags import REFUSED, UnknownFlag, separate
 from .serve_parser import ServeParser
 
 SPECULATION_OPTIONS = frozenset(
@@ -87,17 +87,22 @@ def _words_of_file(parser: ServeParser, path: Path) -> list[str]:
 
 
 def _words_of(settings: Mapping[Any, Any], parser: ServeParser) -> list[str]:
-    """`port: 9000` -> `--port=9000`. True gives the bare flag, False its `--no-` form where there is one."""
+    """`port: 9000` -> `--port=9000`. True gives the bare flag, False its `--no-` form where there is one.
+
+    What is null or switched off is left out, unless it is no flag of ours: then the parser has to say so.
+    """
     words: list[str] = []
     for key, value in settings.items():
         flag = "--" + str(key).replace("_", "-").removeprefix("--")
         match value:
-            case None:
+            case None if flag in parser.flags | REFUSED.keys():
                 pass
-            case True:
+            case False if (no := flag.replace("--", "--no-", 1)) in parser.flags:
+                words.append(no)
+            case False if flag[2:] in parser.switches or flag in REFUSED:
+                pass
+            case None | bool():
                 words.append(flag)
-            case False:
-                words.extend(no for no in [flag.replace("--", "--no-", 1)] if no in parser.flags)
             case list() if flag in _REPEATED:
                 words.extend(f"{flag}={item}" for item in value)
             case list() if flag in _TAKING_VALUES:

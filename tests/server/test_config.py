@@ -123,13 +123,25 @@ def test_mistakes_in_a_file_or_the_environment_name_their_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "server.yaml"
-    for text, message in [("prot: 1", "did you mean --port"), ("- 1", "must map"), ("a: [", "cannot be read"), ("port: x", "--port")]:
+    mistakes = {
+        "prot: 1": "did you mean --port", "- 1": "must map", "a: [": "cannot be read", "port: x": "--port",
+        "prot:": "did you mean --port", "enable-prefix-cashing: false": "did you mean", "spec-method: off": "--spec-method",
+    }  # fmt: skip
+    for text, message in mistakes.items():
         file.write_text(text)
         error = refusal(capsys, "--config", file)
         assert message in error and str(file) in error
     assert "cannot be read" in refusal(capsys, "--config", tmp_path / "missing.yaml")
     monkeypatch.setenv("FORETOKEN_PORT", "http")
     assert "environment: argument --port: 'http' is not a port" in refusal(capsys)
+
+
+def test_what_a_file_switches_off_or_leaves_empty_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("port:\nenable-prefix-caching: false\ninsecure-no-auth: false\nssl-keyfile:\nssl-certfile: false\n")
+    config = read("--config", file)
+    assert config.port == 8000 and not config.engine.cache.enable_prefix_caching and not config.insecure_no_auth
+    assert not capsys.readouterr().err
 
 
 def test_every_flag_of_serve_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
