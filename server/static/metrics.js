@@ -23,6 +23,7 @@ export class MetricsView {
     this.onRestart = onRestart;
     this.readings = [];
     this.timer = 0;
+    this.polling = null; // the AbortController of what is read while the tab is open
     const grid = byId("charts");
     const line = (title, note, most = null) => new LineChart(grid, { title, note, span: SPAN_S, most });
     this.rates = line("Tokens per second", "Generated, and taken in as prompts (dashed).");
@@ -36,21 +37,21 @@ export class MetricsView {
   }
 
   start() {
-    clearTimeout(this.timer);
-    this.poll();
+    this.stop();
+    this.polling = new AbortController();
+    this.poll(this.polling.signal);
   }
 
   stop() {
+    this.polling?.abort();
     clearTimeout(this.timer);
-    this.timer = 0;
   }
 
-  async poll() {
+  async poll(signal) {
     const started = performance.now();
-    this.timer = -1; // running
     if (!document.hidden) {
       try {
-        const reading = new Reading(await get("metrics"), performance.now() / 1000);
+        const reading = new Reading(await get("metrics", signal), performance.now() / 1000);
         if (this.readings.length && !reading.continues(this.readings.at(-1))) {
           this.readings = [];
           this.onRestart();
@@ -60,11 +61,12 @@ export class MetricsView {
         this.onReading(reading);
         this.draw();
       } catch (error) {
+        if (signal.aborted) return;
         byId("metrics-failure").hidden = false;
         byId("metrics-failure").textContent = `${error.message} ${error.advice ?? ""} The charts go on as soon as it answers.`;
       }
     }
-    if (this.timer) this.timer = setTimeout(() => this.poll(), Math.max(0, EVERY_MS - (performance.now() - started)));
+    if (!signal.aborted) this.timer = setTimeout(() => this.poll(signal), Math.max(0, EVERY_MS - (performance.now() - started)));
   }
 
   /** [{time, value}] of what `of` makes of two readings that follow each other; null where it cannot say. */
