@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
 from .. import __version__
 from .exit_status import CONFIG, INTERRUPTED, SOFTWARE, UNAVAILABLE, USAGE
+from .help_format import unknown
 
 HELP = """\
 usage: foretoken COMMAND ...
@@ -116,44 +117,10 @@ def run(words: list[str]) -> int:
             from .run_batch import run_batch
 
             return _reported(lambda: run_batch(flags))
-        case ["bench", "overhead", *flags]:
-            from .bench.overhead import main as overhead
-
-            overhead(flags)
-            return 0
-        case ["bench", "speculation", *flags]:
-            from .bench.speculation import main as speculation
-
-            return speculation(flags)
-        case ["bench", "workloads", *flags]:
-            from .bench.workloads import main as workloads
-
-            return workloads(flags)
-        case ["bench", "kernels", *flags]:
-            from .bench.kernels import main as kernels
-
-            kernels(flags)
-            return 0
-        case ["bench", "training", *flags]:
-            from .bench.training import main as training
-
-            return training(flags)
-        case ["bench", "quality", *flags]:
-            from .bench.quality import main as quality
-
-            quality(flags)
-            return 0
-        case ["bench", "serve", *flags]:
-            from .bench.serve import main as load_server
-
-            return load_server(flags)
-        case ["bench", "compare", *flags]:
-            from .bench.compare import main as compare_servers
-
-            return compare_servers(flags)
+        case ["bench", name, *flags] if name in BENCHES:
+            return import_module(f".bench.{name}", __package__).main(flags)
         case ["bench", name, *_] if not name.startswith("-"):
-            near = difflib.get_close_matches(name, BENCHES, n=1)
-            return _fail(f"unknown benchmark {name!r}{f': did you mean {near[0]}?' if near else '; see foretoken bench --help'}", USAGE)
+            return _fail(unknown("benchmark", name, BENCHES, "foretoken bench --help"), USAGE)
         case ["bench", *rest]:
             asked = rest in (["-h"], ["--help"])
             print(BENCH_HELP, end="", file=sys.stdout if asked else sys.stderr)
@@ -177,9 +144,7 @@ def run(words: list[str]) -> int:
             print(HELP, end="")
             return 0
         case _:
-            command = words[0]
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            return _fail(f"unknown command {command!r}{f': did you mean {near[0]}?' if near else '; see foretoken --help'}", USAGE)
+            return _fail(unknown("command", words[0], COMMANDS, "foretoken --help"), USAGE)
 
 
 def serve(flags: Sequence[str]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shutil
 import textwrap
+from collections.abc import Sequence
 from typing import NoReturn
 
 MAX_WIDTH = 100
@@ -36,3 +38,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"foretoken: error: {message}; see {self.prog} --help\n")
+
+
+def unknown(what: str, word: str, known: Sequence[str], help: str) -> str:
+    """What to say to a word that is none of these: the nearest of them, or the command that lists them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"unknown {what} {word!r}{f': did you mean {near[0]}?' if near else f'; see {help}'}"

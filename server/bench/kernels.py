@@ -25,6 +25,7 @@ from ...engine.policy.cost_file import cache_folder
 from ...kernels import native_library
 from ...kernels.config_limits import max_positions
 from ...kernels.rope import UnsupportedModel
+from ..exit_status import CONFIG, INTERRUPTED
 from ..help_format import CommandParser
 from ..option_forms import count, some_of
 from .kernels_http import measure_server
@@ -47,7 +48,8 @@ JSON_NAME, PLOT_NAME = "kernels.json", "kernels.png"
 SCHEMA = 1
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 0, 78 if something cannot be loaded, 130 if it was stopped; what was found until then is written."""
     args = _parser().parse_args(argv)
     command = shlex.join(["foretoken", "bench", "kernels", *argv])
     effort = QUICK if args.quick else Effort()
@@ -63,18 +65,22 @@ def main(argv: Sequence[str]) -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     models = args.models if args.models is not None else () if args.model else OWN_MODELS
     run = Run(args.threads, effort, args.models_dir, args.parts, announce)
+    status = 0
     try:
         for name in (*models, *args.model):
             run.measure_model(find_model(name, args.models_dir, announce), args.precisions)
         run.measure_once()
     except ForetokenError as error:
-        sys.exit(f"foretoken: error: {error}")
+        print(f"foretoken: error: {error}", file=sys.stderr)
+        status = CONFIG
     except KeyboardInterrupt:
+        status = INTERRUPTED
         announce("interrupted")
         run.skipped.append("everything after an interruption")
     finally:  # an hour's figures are not lost to a mistake in the last minute
         if run.found:
             save(Results(SCHEMA, command, machine, effort, tuple(run.skipped), tuple(run.found)), args.output_dir, args.markdown, announce)
+    return status
 
 
 def save(results: Results, folder: Path, markdown: Path | None, announce: Callable[[str], None]) -> None:

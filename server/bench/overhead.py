@@ -10,7 +10,8 @@ from ..help_format import CommandParser
 from ..option_forms import count, new_file
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Measure and print; returns the exit status."""
     parser = CommandParser(
         prog="foretoken bench overhead",
         description="Measure what the engine costs around the forward pass, with a network that answers at once.",
@@ -43,3 +44,4 @@ def main(argv: Sequence[str]) -> None:
         show(measure("greedy, adaptive n-gram k<=5", rows, 5, greedy, args.steps, costs=weighed(rows)))
     if args.json:
         args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    return 0

@@ -17,6 +17,7 @@ from ...engine.bench.table import Table
 from ...engine.config import DEMO_MODEL
 from ...engine.default_speculation import DEMO_DRAFT
 from ...engine.errors import ForetokenError
+from ..exit_status import CONFIG
 from ..help_format import CommandParser
 from ..option_forms import count, new_file, some_of
 
@@ -29,7 +30,8 @@ The text: documents separated by lines of ---. One that begins with "user: " is 
 """
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 0, 78 if something cannot be loaded or measured."""
     parser = CommandParser(
         prog="foretoken bench quality",
         description="Measure what number formats cost: perplexity, agreement with bfloat16, accepted length of a draft model.",
@@ -58,11 +60,13 @@ def main(argv: Sequence[str]) -> None:
             args.model, draft, text, args.formats, args.context, args.prompts, args.answer_tokens, announce, command
         )  # fmt: skip
     except (ForetokenError, OSError) as error:
-        sys.exit(f"foretoken: error: {error}")
+        print(f"foretoken: error: {error}", file=sys.stderr)
+        return CONFIG
     print(markdown(report))
     if args.json:
         args.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
         announce(f"wrote {args.json}")
+    return 0
 
 
 def markdown(report: QualityReport) -> str:

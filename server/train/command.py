@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..exit_status import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE
+from ..help_format import unknown
 from .options import Parser, draft_options, head_options, ngram_cache_options, target_options
 
 HELP = """\
@@ -59,8 +59,7 @@ def main(argv: Sequence[str]) -> int:
         case [command, *flags] if command in COMMANDS:
             return _guarded(command, flags)
         case [command, *_] if not command.startswith("-"):
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            return _fail(f"unknown training {command!r}{f': did you mean {near[0]}?' if near else '; see foretoken train --help'}", USAGE)
+            return _fail(unknown("training", command, COMMANDS, "foretoken train --help"), USAGE)
         case _:
             print(HELP, end="", file=sys.stderr)
             return USAGE

@@ -7,8 +7,9 @@ import pytest
 
 from foretoken.engine.bench.measurement import GENERATE, MACHINE, NETWORK, SERVER, STREAMED
 from foretoken.kernels.native_library import Availability
-from foretoken.server.bench.kernels import JSON_NAME, PLOT_NAME, main
+from foretoken.server.bench.kernels import JSON_NAME, PLOT_NAME, Run, main
 from foretoken.server.cli import run
+from foretoken.server.exit_status import CONFIG, INTERRUPTED
 
 
 def test_one_command_measures_all_levels_and_writes_all_files(
@@ -63,10 +64,18 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(
     assert f"not measured: {skipped}" in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="there is no folder ./nowhere"):
-        main(["--quick", "--model", "./nowhere", "--output-dir", str(tmp_path)])
+def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--model", "./nowhere", "--output-dir", str(tmp_path)]) == CONFIG
+    assert "foretoken: error: there is no folder ./nowhere" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_one_that_is_stopped_says_so_by_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "measure_once", stopped)
+    assert main(["--quick", "--models", "", "--output-dir", str(tmp_path)]) == INTERRUPTED
 
 
 @pytest.mark.parametrize(
