@@ -112,7 +112,11 @@ async def events(generation: Generation, shape: Shape, options: StreamOptions) -
             async for index, delta in deltas:
                 while opening:
                     yield chunks.of([opening.pop(0)])
-                if said := chunks(index, delta):
+                if delta.prompt_logprobs is None:
+                    said = chunks(index, delta)
+                else:
+                    said = await asyncio.to_thread(chunks, index, delta)  # a whole prompt's take up to seconds
+                if said:
                     yield said
         if options.include_usage:
             yield chunks.of([], usage=generation.usage(), metrics=generation.metrics())

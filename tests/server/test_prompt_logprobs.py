@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from real_app import real_app
 from starlette.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from foretoken.server.logprobs import CompletionLogprobs
 
 ROUTE, CHAT_ROUTE = "/v1/completions", "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "The quick brown fox"}]}
@@ -127,6 +130,22 @@ def test_vllms_shape(client: TestClient, reference: Reference, num_best: int) ->
                 assert min(entry.values(), key=lambda other: other["rank"])["logprob"] == pytest.approx(float(row.max()), abs=2e-4)
     assert "logprobs" in completed and completed["logprobs"] is None and completed["text"] == ""
     assert all(len(said["token_ids"]) <= 2 for said in whole["choices"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_those_of_a_prompt_are_written_where_no_stream_waits_for_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    threads: list[str] = []
+    add = CompletionLogprobs.add_prompt
+
+    def noting(logprobs: CompletionLogprobs, *args: Any) -> None:
+        threads.append(threading.current_thread().name)
+        add(logprobs, *args)
+
+    monkeypatch.setattr(CompletionLogprobs, "add_prompt", noting)
+    assert client.post(ROUTE, json=SCORING | {"stream": stream}).status_code == 200
+    assert len(threads) == 1 and threads[0].startswith("asyncio_")  # the name of to_thread's pool
 
 
 def test_a_chat_streams_its_tokens(client: TestClient) -> None:
