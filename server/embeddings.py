@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 from fastapi import FastAPI
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from torch import Tensor
 
 from ..engine.errors import RequestFailed
@@ -94,7 +94,7 @@ def _token_ids(body: EmbeddingRequest, serving: Serving) -> list[list[int]]:
     return texts
 
 
-def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest) -> JSONResponse:
+def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest) -> Response:
     if body.dimensions is not None:
         vectors = torch.nn.functional.normalize(vectors[:, : body.dimensions], dim=-1)
     if body.encoding_format == "base64":
@@ -103,4 +103,4 @@ def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest
         rows = vectors.tolist()
     data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return JSONResponse({"object": "list", "data": data, "model": model, "usage": usage})
+    return Response(to_json({"object": "list", "data": data, "model": model, "usage": usage}), media_type="application/json")
