@@ -111,13 +111,12 @@ class LoadClient:
         started = time.perf_counter()
         body = _json(self.url, await self._whole("POST", path, request))
         seconds = time.perf_counter() - started
-        usage = body.get("usage") or {}
-        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(map(_text, body["choices"])))
+        return _answer(seconds, body.get("usage"), _said(body))
 
     async def _streamed(self, path: str, request: Mapping[str, Any]) -> Answer:
         request = {**request, "stream": True, "stream_options": {"include_usage": True}}
         texts: list[str] = []
-        usage: dict[str, Any] = {}
+        usage: dict[str, Any] | None = None
         arrivals: list[float] = []
         started = time.perf_counter()
         async with aclosing(self._request("POST", path, request)) as pieces:
@@ -128,12 +127,12 @@ class LoadClient:
                     if not line.startswith(b"data:") or b"[DONE]" in line[:13]:
                         continue
                     event = _json(self.url, line[5:])
-                    if text := "".join(map(_text, event.get("choices", ()))):
+                    if text := _said(event):
                         arrivals.append(time.perf_counter() - started)
                         texts.append(text)
                     usage = event.get("usage") or usage
         seconds = time.perf_counter() - started
-        return Answer(seconds, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), "".join(texts), tuple(arrivals))
+        return _answer(seconds, usage, "".join(texts), tuple(arrivals))
 
     async def _bounded(self, work: Any) -> Any:
         try:
@@ -195,18 +194,30 @@ def _seconds(retry_after: str | None) -> float | None:
     return float(retry_after) if retry_after and retry_after.isdecimal() else None
 
 
+def _answer(seconds: float, usage: Mapping[str, Any] | None, text: str, arrivals: tuple[float, ...] = ()) -> Answer:
+    tokens, prompt_tokens = ((usage or {}).get(name) or 0 for name in ("completion_tokens", "prompt_tokens"))
+    return Answer(seconds, tokens, prompt_tokens, text, arrivals)
+
+
+def _said(body: Mapping[str, Any]) -> str:
+    """By all choices together. Some servers have null for none."""
+    return "".join(map(_text, body.get("choices") or ()))
+
+
 def _text(choice: Mapping[str, Any]) -> str:
     """What a choice says, in any of the four shapes: whole or a chunk of it, of a chat or not. Reasoning counts, by both of its names."""
     message = choice.get("delta") or choice.get("message") or choice
     return next(filter(None, map(message.get, ("content", "reasoning", "reasoning_content", "text"))), "")
 
 
-def _json(url: str, body: bytes) -> Any:
+def _json(url: str, body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body)
     except ValueError:
-        raise ServerFailed(f"{url} answers, but not in JSON: is it an OpenAI-compatible server?") from None
-    if isinstance(answer, dict) and answer.get("error"):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ServerFailed(f"{url} answers, but not with a JSON object: is it an OpenAI-compatible server?")
+    if answer.get("error"):
         raise ServerFailed(f"{url} answers with an error: {_reason(body)}")
     return answer
 

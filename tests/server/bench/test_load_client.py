@@ -19,7 +19,7 @@ EVENTS = [
     {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
     {"choices": [{"delta": {"content": "a é"}}]},
     {"choices": [{"delta": {"content": " c"}}]},
-    {"choices": [], "usage": USAGE},
+    {"choices": None, "usage": USAGE},  # as some servers have it; others []
 ]
 STREAM = (
     b": a comment\n\n" + b"".join(b"data: " + json.dumps(e, ensure_ascii=False).encode() + b"\n\n" for e in EVENTS) + b"data: [DONE]\n\n"
@@ -106,8 +106,10 @@ def test_the_first_model_is_asked_for() -> None:
             "/v1/completions answers with status 404: no such model",
         ),
         (with_length(b"<html>busy</html>", "503 Busy"), "answers with status 503: <html>busy</html>"),
-        (with_length(b"hello"), "not in JSON: is it an OpenAI-compatible server"),
+        (with_length(b"hello"), "not with a JSON object: is it an OpenAI-compatible server"),
+        (with_length(b"[1]"), "not with a JSON object: is it an OpenAI-compatible server"),
         (with_length(b'{"choices": [{"text": "a"}]}'), "no usage that counts them"),
+        (with_length(b'{"usage": {"completion_tokens": null}}'), "no usage that counts them"),
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "does not speak HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", "the connection to .* broke"),
         (b"", "the connection to .* broke"),
