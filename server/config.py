@@ -1,6 +1,6 @@
 """Settings of the server, one frozen object, and how flags, a file and the environment become one.
 
-The only place that reads environment variables. Each setting is taken from the first source that has it: command line,
+The only place that reads settings from the environment. Each setting is taken from the first source that has it: command line,
 `--config` file, `FORETOKEN_*` environment, the default of its dataclass field.
 """
 
