@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from .. import __version__
-from .exit_status import CONFIG, INTERRUPTED, SOFTWARE, UNAVAILABLE, USAGE
+from .exit_status import CONFIG, INTERRUPTED, SOFTWARE, UNAVAILABLE, USAGE, failed
 from .help_format import unknown
 
 HELP = """\
@@ -120,7 +120,7 @@ def run(words: list[str]) -> int:
         case ["bench", name, *flags] if name in BENCHES:
             return import_module(f".bench.{name}", __package__).main(flags)
         case ["bench", name, *_] if not name.startswith("-"):
-            return _fail(unknown("benchmark", name, BENCHES, "foretoken bench --help"), USAGE)
+            return failed(unknown("benchmark", name, BENCHES, "foretoken bench --help"), USAGE)
         case ["bench", *rest]:
             asked = rest in (["-h"], ["--help"])
             print(BENCH_HELP, end="", file=sys.stdout if asked else sys.stderr)
@@ -144,7 +144,7 @@ def run(words: list[str]) -> int:
             print(HELP, end="")
             return 0
         case _:
-            return _fail(unknown("command", words[0], COMMANDS, "foretoken --help"), USAGE)
+            return failed(unknown("command", words[0], COMMANDS, "foretoken --help"), USAGE)
 
 
 def serve(flags: Sequence[str]) -> int:
@@ -162,13 +162,13 @@ def serve(flags: Sequence[str]) -> int:
 
             return run(config, listener)
     except ListenError as error:
-        return _fail(str(error), UNAVAILABLE)
+        return failed(error, UNAVAILABLE)
     except ForetokenError as error:
-        return _fail(str(error), CONFIG)
+        return failed(error, CONFIG)
     except Exception as error:
         if log_level == "debug":
             raise
-        return _fail(f"{type(error).__name__}: {error} (--log-level debug shows where)", SOFTWARE)
+        return failed(f"{type(error).__name__}: {error} (--log-level debug shows where)", SOFTWARE)
 
 
 def _reported(command: Callable[[], int]) -> int:
@@ -178,9 +178,4 @@ def _reported(command: Callable[[], int]) -> int:
     try:
         return command()
     except ForetokenError as error:
-        return _fail(str(error), CONFIG)
-
-
-def _fail(message: str, status: int) -> int:
-    print(f"foretoken: error: {' '.join(message.split())}", file=sys.stderr)
-    return status
+        return failed(error, CONFIG)

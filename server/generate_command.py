@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .config import ServerConfig
-from .exit_status import USAGE
+from .exit_status import USAGE, failed
 from .generate_options import GenerateParser
 from .launch import require_model_folder
 from .loading import Loading, kept
@@ -49,8 +49,7 @@ def generate(argv: Sequence[str]) -> int:
     try:
         return _generate(engine, prompt, values)
     except InvalidRequest as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return USAGE
+        return failed(error, USAGE)
     finally:
         engine.core.close()
 

@@ -18,7 +18,7 @@ import httpx
 from tqdm import tqdm
 
 from .config import ServerConfig
-from .exit_status import DATA, INTERRUPTED, SOFTWARE
+from .exit_status import DATA, INTERRUPTED, SOFTWARE, failed
 from .launch import ending_signals, require_model_folder
 from .loading import Loading, kept
 from .logs import log_config
@@ -48,8 +48,7 @@ def run_batch(argv: Sequence[str]) -> int:
     try:
         return _run(config, Path(values["input"]), Path(values["output"]), values)
     except BatchError as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return DATA
+        return failed(error, DATA)
 
 
 def _run(config: ServerConfig, source: Path, target: Path, values: dict[str, Any]) -> int:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import shlex
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..config import variable
-from ..exit_status import UNAVAILABLE
+from ..exit_status import UNAVAILABLE, failed
 from ..help_format import CommandParser
 from ..option_forms import count, key, new_file
 from .contestants import PATHS, Asking, Contestant, Server, Transformers, Turn
@@ -133,8 +132,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         turns = _compare(args, groups)
     except ServerFailed as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return UNAVAILABLE
+        return failed(error, UNAVAILABLE)
     found = summaries(turns)
     print(table(found))
     if args.json:

@@ -25,7 +25,7 @@ from ...engine.policy.cost_file import cache_folder
 from ...kernels import native_library
 from ...kernels.config_limits import max_positions
 from ...kernels.rope import UnsupportedModel
-from ..exit_status import CONFIG, INTERRUPTED
+from ..exit_status import CONFIG, INTERRUPTED, failed
 from ..help_format import CommandParser
 from ..option_forms import count, some_of
 from .kernels_http import measure_server
@@ -71,8 +71,7 @@ def main(argv: Sequence[str]) -> int:
             run.measure_model(find_model(name, args.models_dir, announce), args.precisions)
         run.measure_once()
     except ForetokenError as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        status = CONFIG
+        status = failed(error, CONFIG)
     except KeyboardInterrupt:
         status = INTERRUPTED
         announce("interrupted")

@@ -17,7 +17,7 @@ from ...engine.bench.table import Table
 from ...engine.config import DEMO_MODEL
 from ...engine.default_speculation import DEMO_DRAFT
 from ...engine.errors import ForetokenError
-from ..exit_status import CONFIG
+from ..exit_status import CONFIG, failed
 from ..help_format import CommandParser
 from ..option_forms import count, new_file, some_of
 
@@ -60,8 +60,7 @@ def main(argv: Sequence[str]) -> int:
             args.model, draft, text, args.formats, args.context, args.prompts, args.answer_tokens, announce, command
         )  # fmt: skip
     except (ForetokenError, OSError) as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return CONFIG
+        return failed(error, CONFIG)
     print(markdown(report))
     if args.json:
         args.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")

@@ -6,7 +6,6 @@ import asyncio
 import math
 import random
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import cycle, islice
@@ -15,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..config import variable
-from ..exit_status import INTERRUPTED, UNAVAILABLE, USAGE
+from ..exit_status import INTERRUPTED, UNAVAILABLE, USAGE, failed
 from . import serve_acceptance as acceptance
 from . import serve_options as options
 from .load_client import LoadClient, ServerFailed
@@ -37,13 +36,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         prompts = _prompts(wanted)
     except PromptSetError as error:
-        return _fail(str(error), USAGE)
+        return failed(error, USAGE)
     bench = _Bench(wanted, prompts)
     status = 0
     try:
         bench.measure()
     except ServerFailed as error:
-        status = _fail(_advice(error), UNAVAILABLE)
+        status = failed(_advice(error), UNAVAILABLE)
     except KeyboardInterrupt:
         status = INTERRUPTED
     runs = [run for run in bench.runs if run.outcomes]
@@ -57,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         _write(wanted, shlex.join(["foretoken", "bench", "serve", *argv]), runs, found)
     except OSError as error:
-        return _fail(f"the results cannot be written: {error}", USAGE)
+        return failed(f"the results cannot be written: {error}", USAGE)
     if not any(one["completed"] for one in found):
         return status or UNAVAILABLE
     return status or (SOME_FAILED if any(one["failed"] for one in found) else 0)
@@ -177,8 +176,3 @@ def _write(wanted: Options, command: str, runs: Sequence[Run], found: Sequence[M
     if args.save_result:
         for path in write_each(args.result_dir, args.result_filename, found):
             print(f"saved {path}")
-
-
-def _fail(message: str, status: int) -> int:
-    print(f"foretoken: error: {message}", file=sys.stderr)
-    return status

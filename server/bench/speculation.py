@@ -25,7 +25,7 @@ from ...engine.bench.speculation_plot import plot
 from ...engine.bench.speculation_report import closing, paste, tables
 from ...engine.bench.speculation_turn import Step
 from ...engine.errors import ForetokenError
-from ..exit_status import CONFIG
+from ..exit_status import CONFIG, failed
 from ..help_format import CommandParser
 from ..option_forms import new_file, new_picture
 from .speculation_flags import add_flags, conversations_of, engine_options, methods_of
@@ -53,8 +53,7 @@ def main(argv: Sequence[str]) -> int:
             return _show_steps(args, methods, conversations[0])
         found = _measure(args, methods, conversations)
     except (ForetokenError, OSError) as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return CONFIG
+        return failed(error, CONFIG)
     _say(args, found, {method.name: method for method in methods}, shlex.join(["foretoken", "bench", "speculation", *argv]))
     return 0
 

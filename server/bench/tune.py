@@ -27,7 +27,7 @@ from ...engine.bench.speculation import Bench, Conversation, Effort, Method
 from ...engine.bench.speculation_figures import OFF, Figures, Setting
 from ...engine.config import DEMO_MODEL
 from ...engine.errors import ConfigError, ForetokenError
-from ..exit_status import CONFIG
+from ..exit_status import CONFIG, failed
 from ..help_format import CommandParser
 from .speculation_flags import add_flags, conversations_of, engine_options, evenly, methods_of
 
@@ -65,8 +65,7 @@ def main(argv: Sequence[str]) -> int:
         page = settings_file(args.model, found, methods, engine_options(args), _about(args, command, len(conversations), found))
         args.out.write_text(page, encoding="utf-8")
     except (ForetokenError, OSError) as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return CONFIG
+        return failed(error, CONFIG)
     print(_table(found))
     print(_verdict(found))
     print(f"Wrote {args.out}; serve it with: foretoken serve --config {shlex.quote(str(args.out))}")

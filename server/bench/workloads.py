@@ -10,7 +10,6 @@ import dataclasses
 import json
 import random
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from ...engine.bench.machine import this_machine
 from ...engine.bench.workloads import ADAPTIVE, FEWEST_PAIRS, OFF, Comparison, Workload, compare
 from ...engine.config import DEMO_MODEL
 from ...engine.errors import ConfigError, ForetokenError
-from ..exit_status import CONFIG
+from ..exit_status import CONFIG, failed
 from ..help_format import CommandParser
 from ..option_forms import count, new_file, new_picture
 from .prompt_sets import OWN, RANDOM, Prompt, PromptSetError, load, read
@@ -85,8 +84,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = _measure(args)
     except (ForetokenError, OSError) as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return CONFIG
+        return failed(error, CONFIG)
     command = shlex.join(["foretoken", "bench", "workloads", *argv])
     text = report(found, command)
     print(text)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from ..config import variable
-from ..exit_status import UNAVAILABLE
+from ..exit_status import UNAVAILABLE, failed
 from ..help_format import CommandParser, HelpFormatter
 from ..option_forms import count, key, temperature
 from .client import ChatClient, ChatError, NoServer
@@ -58,8 +58,7 @@ def chat(argv: Sequence[str]) -> int:
 
 
 def _fail(error: ChatError) -> int:
-    print(f"foretoken: error: {error}", file=sys.stderr)
-    return UNAVAILABLE if isinstance(error, NoServer) else FAILED
+    return failed(error, UNAVAILABLE if isinstance(error, NoServer) else FAILED)
 
 
 class Chat:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..exit_status import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE
+from ..exit_status import CONFIG, DATA, INTERRUPTED, SOFTWARE, USAGE, failed
 from ..help_format import unknown
 from .options import Parser, draft_options, head_options, ngram_cache_options, target_options
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         case [command, *flags] if command in COMMANDS:
             return _guarded(command, flags)
         case [command, *_] if not command.startswith("-"):
-            return _fail(unknown("training", command, COMMANDS, "foretoken train --help"), USAGE)
+            return failed(unknown("training", command, COMMANDS, "foretoken train --help"), USAGE)
         case _:
             print(HELP, end="", file=sys.stderr)
             return USAGE
@@ -74,13 +74,14 @@ def _guarded(command: str, flags: Sequence[str]) -> int:
     try:
         return _run(command, flags)
     except KeyboardInterrupt:
-        return _say("stopped; what is done is kept, and the same command goes on with it", INTERRUPTED)
+        print("foretoken: stopped; what is done is kept, and the same command goes on with it", file=sys.stderr)
+        return INTERRUPTED
     except (DataError, OSError, SafetensorError) as error:  # the last of a disk that is full, too
-        return _fail(str(error), DATA)
+        return failed(error, DATA)
     except ForetokenError as error:
-        return _fail(str(error), CONFIG)
+        return failed(error, CONFIG)
     except FloatingPointError as error:
-        return _fail(str(error), SOFTWARE)
+        return failed(error, SOFTWARE)
 
 
 def _run(command: str, flags: Sequence[str]) -> int:
@@ -151,12 +152,3 @@ def _quiet() -> None:
 
     said.set_verbosity_error()
     said.disable_progress_bar()
-
-
-def _fail(message: str, status: int) -> int:
-    return _say(f"error: {' '.join(message.split())}", status)
-
-
-def _say(line: str, status: int) -> int:
-    print(f"foretoken: {line}", file=sys.stderr)
-    return status

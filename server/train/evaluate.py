@@ -10,7 +10,6 @@ import argparse
 import csv
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from ...engine.bench.machine import this_machine
 from ...engine.errors import ForetokenError
 from ..bench.load_client import ServerFailed
-from ..exit_status import CONFIG, UNAVAILABLE
+from ..exit_status import CONFIG, UNAVAILABLE, failed
 from ..help_format import CommandParser
 from ..option_forms import count
 from .acceptance import acceptance_of
@@ -55,8 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _evaluate(args, family, methods, command)
     except (ForetokenError, ServerFailed) as error:
-        print(f"foretoken: error: {error}", file=sys.stderr)
-        return UNAVAILABLE if isinstance(error, ServerFailed) else CONFIG
+        return failed(error, UNAVAILABLE if isinstance(error, ServerFailed) else CONFIG)
 
 
 def _evaluate(args: argparse.Namespace, family: FamilyFolder, methods: Sequence[str], command: str) -> int:
