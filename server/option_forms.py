@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def count(text: str) -> int:
@@ -104,6 +107,11 @@ def origins(text: str) -> tuple[str, ...]:
     if not all(isinstance(origin, str) for origin in listed):
         raise argparse.ArgumentTypeError("every origin must be a string")
     return tuple(listed)
+
+
+def several(form: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A form for `1,8`: some of another form."""
+    return lambda text: tuple(form(part) for part in text.split(","))
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:

@@ -10,11 +10,13 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+T = TypeVar("T")
 
 MAX_LINE = 1 << 20
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -134,7 +136,7 @@ class LoadClient:
         seconds = time.perf_counter() - started
         return _answer(seconds, usage, "".join(texts), tuple(arrivals))
 
-    async def _bounded(self, work: Any) -> Any:
+    async def _bounded(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wait_for(work, self._timeout_s)
         except TimeoutError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..help_format import CommandParser
-from ..option_forms import count, key, new_file, new_picture, port, temperature
+from ..option_forms import count, key, new_file, new_picture, port, several, temperature
 from .contestants import PATHS
 from .prompt_sets import OWN, PUBLISHED
 from .serve_load import Load
@@ -93,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("load").add_argument
     text = "requests at once, one number or several (default: 1; with --request-rate no limit)"
-    add("--concurrency", "--max-concurrency", type=_list_of(count), metavar="N,N", help=text)
+    add("--concurrency", "--max-concurrency", type=several(count), metavar="N,N", help=text)
     text = "conversations that begin in a second, at random times: one number or several, or inf: all at once"
-    add("--request-rate", type=_list_of(_rate), metavar="R,R", help=text)
+    add("--request-rate", type=several(_rate), metavar="R,R", help=text)
     add("--burstiness", type=_rate, default=1.0, metavar="B", help="of arrivals: below 1 in bursts, above more evenly (default: Poisson)")
     add("--num-warmups", type=_warm_ups, default=2, metavar="N", help="requests before each run that are not counted (default %(default)s)")
 
@@ -141,10 +141,6 @@ def _rate(text: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
-
-
-def _list_of(one: Any) -> Any:
-    return lambda text: [one(part) for part in text.split(",")]
 
 
 def _endpoint(text: str) -> str:

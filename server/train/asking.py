@@ -17,7 +17,8 @@ from ...proposers.training.family import Family, Prepared, Refinement
 from ...proposers.training.packing import Document, write
 from ...proposers.training.refine import Candidate, chosen, unlearned
 from .generating import Answer, Generation, documents, generate
-from .parts import Paths, say
+from .parts import Paths
+from .run import say
 
 Asked = tuple[Prompt, list[int]]     # and its tokens
 

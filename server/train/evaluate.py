@@ -23,7 +23,7 @@ from ...engine.errors import ForetokenError
 from ..bench.load_client import ServerFailed
 from ..exit_status import CONFIG, UNAVAILABLE, failed
 from ..help_format import CommandParser
-from ..option_forms import count
+from ..option_forms import count, several, temperature
 from .acceptance import acceptance_of
 from .answers import Booted, Effort, form_of, plain_answers, read_prompts
 from .cells import Cells
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="DIR", help="where results go; the same folder again goes on where a run stopped")
     add("--per-domain", type=count, default=24, metavar="N", help="prompts of each domain (default %(default)s)")
     add("--methods", metavar="A,B", help="proposers to measure (default: all that the family has, ngram and suffix)")
-    add("--k", type=_numbers, default=(3, 5, 7), metavar="K,K", help="draft lengths (default 3,5,7)")
+    add("--k", type=several(count), default=(3, 5, 7), metavar="K,K", help="draft lengths (default 3,5,7)")
     add("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default %(default)s)")
     add("--threads", type=count, metavar="N", help="of an engine (default: all cores)")
     speed = parser.add_argument_group("speed").add_argument
@@ -131,14 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     speed("--speed-k", type=count, default=3, metavar="K", help="draft length (default %(default)s)")
     speed("--speed-tokens", type=count, default=96, metavar="N", help="of an answer (default %(default)s)")
     speed("--rounds", type=count, default=3, metavar="N", help="times that everybody has a turn (default %(default)s)")
-    speed("--temperatures", type=_temperatures, default=TEMPERATURES, metavar="T,T", help="default 0,0.7,1")
-    speed("--batch", type=_numbers, default=(1, 32), metavar="N,N", help="requests at once (default 1,32)")
+    speed("--temperatures", type=several(temperature), default=TEMPERATURES, metavar="T,T", help="default 0,0.7,1")
+    speed("--batch", type=several(count), default=(1, 32), metavar="N,N", help="requests at once (default 1,32)")
     return parser
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(","))
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))

@@ -33,9 +33,9 @@ from .drafter_data import learned_counts
 from .head import make_head, settings_of
 from .ngram_cache import make_ngram_cache
 from .options import Parser
-from .parts import Paths, leave_facts, processor, run_of, say, some
+from .parts import Paths, leave_facts, processor, run_of, some
 from .prompts import write_prompts
-from .run import Machine
+from .run import Machine, say
 
 PROMPTS = "prompts.jsonl"
 GROUND_TRUTH_SHARE = 0.4             # of an MLP speculator's tokens: its first stage reads the target's own training text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from ...proposers.training.family import Training
 from ...proposers.training.loop import Run, Trainee
 from ...proposers.training.packing import Packed, PackedStream, mean_tokens
-from .run import Machine, show
+from .run import Machine, say
 
 HELD_OUT_BATCHES = 8
 
@@ -61,7 +60,7 @@ def run_of(trainee: Trainee, stream: PackedStream, training: Training, work: Pat
     plan = training.plan(mean_tokens(stream), half=machine.half, device=machine.device, workers=workers)
     run = Run(trainee, stream, plan, work, held_out)
     say(f"{work.name}: {sum(p.numel() for p in trainee.parameters()):,} parameters, {training.tokens:,} tokens, on {machine.device}")
-    if not run.train(show):
+    if not run.train(say):
         raise KeyboardInterrupt
     return run
 
@@ -83,7 +82,3 @@ def leave_facts(run: Run, folder: Path, prefix: str = "") -> None:
 
 def processor() -> str:
     return platform.processor() or platform.machine()
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

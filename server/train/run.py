@@ -148,7 +148,7 @@ def train(trainee: Trainee, folder: WorkFolder, name: str, training: Training, m
     run = Run(trainee, stream, plan, folder.path / f"run_{name}", held_out)
     trained = sum(parameter.numel() for parameter in trainee.parameters())
     log.info("training %s parameters on %s in %s", f"{trained:,}", machine.device, "bfloat16" if machine.half else "float32")
-    if not run.train(show):
+    if not run.train(say):
         raise KeyboardInterrupt
     return run.work
 
@@ -160,7 +160,7 @@ def open_to_readers(folder: Path) -> None:
         shutil.copymode(folder / "config.json", weights)
 
 
-def show(line: str) -> None:
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
