@@ -18,6 +18,7 @@ from .program import (
     Attention,
     Concat,
     Embed,
+    Experts,
     GatherRows,
     Linear,
     Op,
@@ -156,6 +157,11 @@ class DecoderBuilder:
         k = self.linear(f"{layer(i)}.self_attn.k_proj", x, kv_width, bias)
         return q, k, self.linear(f"{layer(i)}.self_attn.v_proj", x, kv_width, bias)
 
+    def normed_qkv(self, i: int, x: str, bias: bool = False) -> tuple[str, str, str]:
+        """The same with a norm over all of q, and one over all of k."""
+        q, k, v = self.qkv(i, x, bias)
+        return self.norm(f"{layer(i)}.self_attn.q_norm", q), self.norm(f"{layer(i)}.self_attn.k_norm", k), v
+
     def attend(
         self,
         i: int,
@@ -195,11 +201,26 @@ class DecoderBuilder:
 
     def gated(self, i: int, gate_up: tuple[str] | tuple[str, str], bias: bool = False) -> str:
         """function(gate) * up, and the projection behind it, which may have a bias."""
+        op = Activation(gate_up, (f"{layer(i)}.mlp.act",), self._function(), gated=True)
+        return self.linear(f"{layer(i)}.mlp.down_proj", self._append(op, self.intermediate_size), self.hidden_size, bias)
+
+    def experts(self, name: str, x: str, count: int, width: int, renormalise: bool, parts: tuple[str, str, str]) -> str:
+        """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called."""
+        names = [[f"{name}.experts.{expert}.{part}.weight" for expert in range(count)] for part in parts]
+        gates, ups = (tuple(self.weight(weight, width, self._widths[x]) for weight in some) for some in names[:2])
+        downs = tuple(self.weight(weight, self._widths[x], width) for weight in names[2])
+        scores = self.linear(f"{name}.gate", x, count)
+        top = int(self.config["num_experts_per_tok"])
+        if not 0 < top <= count:
+            raise UnsupportedModel(f"{top} of {count} experts")
+        op = Experts((x, scores), (f"{name}.experts",), gates, ups, downs, self._function(), top, renormalise)
+        return self._append(op, self._widths[x])
+
+    def _function(self) -> str:
         function = self.config[self.activation_setting]
         if function not in _ACTIVATIONS:
             raise UnsupportedModel(f"activation {function!r}")
-        op = Activation(gate_up, (f"{layer(i)}.mlp.act",), _ACTIVATIONS[function], gated=True)
-        return self.linear(f"{layer(i)}.mlp.down_proj", self._append(op, self.intermediate_size), self.hidden_size, bias)
+        return _ACTIVATIONS[function]
 
     def finish(self, x: str, scale: float = 1.0, softcap: float | None = None) -> Program:
         """The last norm and the logits: the program is complete."""

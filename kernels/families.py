@@ -43,6 +43,20 @@ def mistral(d: DecoderBuilder) -> Program:
     return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
 
 
+def mixtral(d: DecoderBuilder) -> Program:
+    """Mixtral (Jiang et al. 2024): Mistral with experts."""
+    d.refuse("layer_types")
+    rope, window, count = d.rope(), d.window(), int(d.config["num_local_experts"])
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x), rope, window)
+
+    def mlp(i: int, x: str) -> str:
+        return d.experts(f"{layer(i)}.block_sparse_moe", x, count, d.intermediate_size, True, ("w1", "w3", "w2"))
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+
+
 def qwen2(d: DecoderBuilder) -> Program:
     """Qwen2 (Yang et al. 2024): biases on q, k and v; some layers may slide."""
     rope, windows = d.rope(), d.windows()
@@ -61,6 +75,23 @@ def qwen3(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x, bias), rope, windows[i], head_norms=True, bias=bias)
 
     return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def qwen3_moe(d: DecoderBuilder) -> Program:
+    """Qwen3 with experts (Yang et al. 2025) in all layers, in every so manieth, or in all but some."""
+    rope, window, bias = d.rope(), d.window() if d.flag("use_sliding_window") else None, d.flag("attention_bias")
+    count, width, every = (int(d.config[name]) for name in ("num_local_experts", "moe_intermediate_size", "decoder_sparse_step"))
+    dense = {*(d.config["mlp_only_layers"] or ())}
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, window, head_norms=True, bias=bias)
+
+    def mlp(i: int, x: str) -> str:
+        if i in dense or not count or (i + 1) % every:
+            return d.mlp(i, x)
+        return d.experts(f"{layer(i)}.mlp", x, count, width, d.flag("norm_topk_prob"), ("gate_proj", "up_proj", "down_proj"))
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
 def smollm3(d: DecoderBuilder) -> Program:
@@ -115,11 +146,24 @@ def olmo2(d: DecoderBuilder) -> Program:
     rope, bias = d.rope(), d.flag("attention_bias")
 
     def attention(i: int, x: str) -> str:
-        q, k, v = d.qkv(i, x, bias)
-        q, k = d.norm(f"{layer(i)}.self_attn.q_norm", q), d.norm(f"{layer(i)}.self_attn.k_norm", k)
-        return d.attend(i, (q, k, v), rope, bias=bias)
+        return d.attend(i, d.normed_qkv(i, x, bias), rope, bias=bias)
 
     return d.finish(post_norm(d, d.embed(), attention, d.mlp))
+
+
+def olmoe(d: DecoderBuilder) -> Program:
+    """OLMoE (Muennighoff et al. 2024): experts in all layers; norms over all of q and all of k, others in front as in Llama."""
+    d.refuse("layer_types", "sliding_window", "clip_qkv")
+    rope, bias, count = d.rope(), d.flag("attention_bias"), int(d.config["num_experts"])
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.normed_qkv(i, x, bias), rope, bias=bias)
+
+    def mlp(i: int, x: str) -> str:
+        parts = ("gate_proj", "up_proj", "down_proj")
+        return d.experts(f"{layer(i)}.mlp", x, count, d.intermediate_size, d.flag("norm_topk_prob"), parts)
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
 def gemma2(d: DecoderBuilder) -> Program:
@@ -149,12 +193,15 @@ def gemma3(d: DecoderBuilder) -> Program:
 FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
+    "mixtral": ("MixtralForCausalLM", mixtral),
     "qwen2": ("Qwen2ForCausalLM", qwen2),
     "qwen3": ("Qwen3ForCausalLM", qwen3),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", qwen3_moe),
     "smollm3": ("SmolLM3ForCausalLM", smollm3),
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),
     "olmo2": ("Olmo2ForCausalLM", olmo2),
+    "olmoe": ("OlmoeForCausalLM", olmoe),
     "gemma2": ("Gemma2ForCausalLM", gemma2),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -15,7 +16,7 @@ from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
-from .program import Embed, Linear, Program
+from .program import Embed, Experts, Program, matrices_of
 
 _CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
 
@@ -33,17 +34,21 @@ def torch_weight_bytes(program: Program, execution: Execution) -> int:
 
 
 def product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
-    """Weights that a pass of the torch executor reads whole: those of all products."""
-    return sum(_product_bytes(program, dtype, quantization).values())
+    """What a pass of one token reads in the torch executor: all weights of products, but of experts those that a row has."""
+    found = _product_bytes(program, dtype, quantization)
+    left_out = 0
+    for op in program.ops:
+        if isinstance(op, Experts):
+            experts = sum(found[name] for names in matrices_of(op) for name in names)
+            left_out += experts - experts * op.top // len(op.gates)
+    return sum(found.values()) - left_out
 
 
 def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, int]:
     """Weight of a product -> its bytes. With fp8 the head stays as it is."""
     found: dict[str, int] = {}
     for op in program.ops:
-        if not isinstance(op, Linear):
-            continue
-        for name in op.weights:
+        for name in chain.from_iterable(matrices_of(op)):
             shape = program.weights[name]
             if quantization == "int4":
                 found[name] = Int4Matrix.num_bytes(shape)
@@ -56,13 +61,13 @@ def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantizat
 
 def native_weight_bytes(program: Program, execution: Execution) -> int:
     """What the native executor packs: products in the narrow format, the embedding in dtype unless it is the same as the head."""
-    linears = {op.weights: sum(program.weights[name][0] for name in op.weights) for op in program.ops if isinstance(op, Linear)}
-    own = {names: outputs for names, outputs in linears.items() if not program.shared.issuperset(names)}
+    matrices = {names: sum(program.weights[name][0] for name in names) for op in program.ops for names in matrices_of(op)}
+    own = {names: outputs for names, outputs in matrices.items() if not program.shared.issuperset(names)}
     total = sum(_packed_bytes(outputs, program.weights[names[0]][1], execution) for names, outputs in own.items())
     for op in program.ops:
         if not isinstance(op, Embed) or op.weight in program.shared:
             continue
-        if execution.quantization is not None or (op.weight,) not in linears:
+        if execution.quantization is not None or (op.weight,) not in matrices:
             vocabulary, width = program.weights[op.weight]
             total += _packed_bytes(vocabulary, width, replace(execution, quantization=None))
     return total

@@ -26,6 +26,7 @@ from .native_abi import (
     NativeTable,
     NetworkSpec,
     OpKind,
+    PackedLinear,
     Precision,
     RoundsRequest,
     RunRequest,
@@ -35,7 +36,22 @@ from .native_library import ISAS, Availability, availability, load, set_threads,
 from .native_lowering import Lowered, NotLowered, Product, Step, lower
 from .native_weights import PackedWeight, WeightMemory, pack, shortened
 from .ngram_table import NgramTable
-from .program import Activation, Add, Attention, Concat, Embed, GatherRows, Linear, Program, RMSNorm, Scale, Softcap, TopK
+from .program import (
+    Activation,
+    Add,
+    Attention,
+    Concat,
+    Embed,
+    Experts,
+    GatherRows,
+    Linear,
+    Program,
+    RMSNorm,
+    Scale,
+    Softcap,
+    TopK,
+    matrices_of,
+)
 from .rope_values import rope_table_values
 from .rounds import ROW_BYTES, RoundsLimits, RoundsOutput, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
@@ -77,8 +93,9 @@ def supports(program: Program, execution: Execution) -> str | None:
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
     """Whether the tensors, and what the bank has packed for a native executor, are all that the program shares."""
     linears = ((*op.weights, *filter(None, op.biases)) for op in program.ops if isinstance(op, Linear))
+    experts = (names for op in program.ops if isinstance(op, Experts) for names in matrices_of(op))
     rows = ((op.weight,) for op in program.ops if isinstance(op, Embed))
-    return bank.completes((*linears, *rows), PACKED, program.shared, weights)
+    return bank.completes((*linears, *experts, *rows), PACKED, program.shared, weights)
 
 
 _NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float32)
@@ -287,12 +304,16 @@ class _Binder:
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
         self._memory = WeightMemory()
         self._ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
-        self.held: list[Tensor | PackedWeight] = list(self._ropes.values())
+        self.held: list[object] = list(self._ropes.values())
+        self._routers = {step.inputs[1] for step in lowered.steps if isinstance(step, Experts)}
         products = [step for step in lowered.steps if isinstance(step, Product)]
         # The head first: an embedding tied to it reads the same packed rows.
         for product in reversed(products):
             self._pack_product(product)
         self.bytes_per_token = sum(self._pack_product(product).num_bytes for product in products)
+        for step in lowered.steps:
+            if isinstance(step, Experts):
+                self.bytes_per_token += sum(weight.num_bytes for weight in self._pack_experts(step)) * step.top // len(step.gates)
         self.head = next((self._pack_product(product) for product in products if product.is_head), None)
         self.ops = (NativeOp * len(lowered.steps))(*(self._bind(step) for step in lowered.steps))
 
@@ -317,6 +338,12 @@ class _Binder:
                 self._bind_norm(op, step)
             case Attention():
                 self._bind_attention(op, step)
+            case Experts():
+                op.kind, op.function, op.outputs = OpKind.EXPERTS, FUNCTIONS[step.function], step.top
+                op.num_experts, op.renormalise = len(step.gates), step.renormalise
+                packed = (PackedLinear * (2 * len(step.gates)))(*(weight.struct for weight in self._pack_experts(step)))
+                self.held.append(packed)
+                op.weights = ctypes.cast(packed, ctypes.POINTER(PackedLinear))
             case Activation():
                 op.kind, op.function, op.gated = OpKind.ACTIVATION, FUNCTIONS[step.function], step.gated
             case Add():
@@ -377,7 +404,13 @@ class _Binder:
 
     def _pack_product(self, product: Product) -> PackedWeight:
         linear = product.linear
-        return self._packed(linear.weights, linear.biases if any(linear.biases) else (), self._products, product.is_gated)
+        precision = self._dtype if product.outputs[0] in self._routers else self._products  # experts are chosen by small differences
+        return self._packed(linear.weights, linear.biases if any(linear.biases) else (), precision, product.is_gated)
+
+    def _pack_experts(self, experts: Experts) -> list[PackedWeight]:
+        """Gate and up of each expert, then down of each."""
+        names = matrices_of(experts)
+        return [self._packed(some, (), self._products, gated=len(some) == 2) for some in names]
 
     def _pack_rows(self, name: str) -> PackedWeight:
         """An embedding: rows can only be taken from the format that the network computes in."""

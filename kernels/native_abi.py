@@ -34,6 +34,7 @@ class OpKind(IntEnum):
     SCALE = 8
     SOFTCAP = 9
     TOP_K = 10
+    EXPERTS = 11
 
 
 PANEL = 16  # outputs packed side by side
@@ -69,6 +70,8 @@ class NativeOp(ctypes.Structure):
         ("function", c_int32),
         ("gated", c_int32),
         ("outputs", c_int32),
+        ("num_experts", c_int32),
+        ("renormalise", c_int32),
         ("eps", c_float),
         ("scale", c_float),
         ("softcap", c_float),

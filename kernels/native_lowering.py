@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .native_abi import PANEL
-from .program import Activation, Attention, Concat, GatherRows, Linear, Op, Program, RMSNorm, Scale, Softcap, readers
+from .program import Activation, Attention, Concat, Experts, GatherRows, Linear, Op, Program, RMSNorm, Scale, Softcap, readers
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ def _fold(program: Program) -> list[Step]:
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
+            if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
+                raise NotLowered(f"experts whose width is no multiple of {PANEL}")
             steps += _one_input(op) if isinstance(op, Attention) else [op]
             continue
         product = Product(op, norm=norms.get(op.inputs[0]))
@@ -98,6 +100,8 @@ def _fold(program: Program) -> list[Step]:
                 raise NotLowered("logits that are read by more than the final argmax")
             product = replace(product, is_head=True)
         steps.append(product)
+    if len({(step.top, len(step.gates)) for step in steps if isinstance(step, Experts)}) > 1:
+        raise NotLowered("layers with different numbers of experts")
     if program.logits and not any(isinstance(step, Product) and step.is_head for step in steps):
         raise NotLowered("logits that are not the output of a linear layer, scaled or capped at most")
     return steps
@@ -136,7 +140,7 @@ def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
         if isinstance(step, GatherRows):
             for_logits.update(step.outputs)
         elif any(name in for_logits for name in step.inputs):
-            if isinstance(step, Attention) or not all(name in for_logits for name in step.inputs):
+            if isinstance(step, Attention | Experts) or not all(name in for_logits for name in step.inputs):
                 raise NotLowered(f"{type(step).__name__} over rows of two kinds")
             for_logits.update(step.outputs)
     used = [*program.inputs, *(name for step in steps for name in step.outputs)]
@@ -158,7 +162,7 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     dying: list[int] = []
     num_places = len(place_of)
     for i, step in enumerate(steps):
-        if isinstance(step, Product | Attention | GatherRows):
+        if isinstance(step, Product | Attention | Experts | GatherRows):
             free, dying = free + dying, []
         for name in step.outputs:
             if free:

@@ -87,6 +87,25 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Gated MLPs of which every row has some (Shazeer et al. 2017): sum of weight * down @ (function(gate @ x) * (up @ x)).
+
+    inputs: (x, the router's logits, one an expert). A row has the `top` experts with the greatest logits, of equals the first. Its
+    weights are what a softmax over all logits gives these; renormalise: divided by their sum. Weights of each expert: gates and ups
+    [n, in], downs [in, n].
+    """
+
+    inputs: tuple[str, str]
+    outputs: tuple[str]
+    gates: tuple[str, ...]
+    ups: tuple[str, ...]
+    downs: tuple[str, ...]
+    function: str  # one of ACTIVATIONS
+    top: int
+    renormalise: bool
+
+
+@dataclass(frozen=True)
 class Add:
     inputs: tuple[str, str]
     outputs: tuple[str]
@@ -141,7 +160,7 @@ class TopK:
     k: int
 
 
-Op = Embed | RMSNorm | Linear | Attention | Activation | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
+Op = Embed | RMSNorm | Linear | Attention | Activation | Experts | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
 
 
 @dataclass(frozen=True)
@@ -221,6 +240,13 @@ class Program:
                 _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
                 _require(len(widths) == 1 or widths[0] == widths[1], op, "gate and up differ in width")
                 return (sum(widths) // 2 if op.gated else widths[0],)
+            case Experts():
+                _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
+                shapes = [self.weights[name] for name in (*op.gates, *op.ups)] + [self.weights[name][::-1] for name in op.downs]
+                _require(len(op.gates) == len(op.ups) == len(op.downs) == widths[1], op, f"has other than {widths[1]} experts")
+                _require(0 < op.top <= widths[1], op, f"has no {op.top} experts")
+                _require(all(shape == (shapes[0][0], widths[0]) for shape in shapes), op, f"does not fit width {widths[0]}")
+                return (widths[0],)
             case Add():
                 _require(widths[0] == widths[1], op, f"adds widths {widths}")
                 return (widths[0],)
@@ -232,6 +258,17 @@ class Program:
                 return (1, 1)
             case TopK():
                 return (op.k, op.k)
+
+
+def matrices_of(op: Op) -> tuple[tuple[str, ...], ...]:
+    """Weights [out, in] that an op multiplies by, those that are one matrix, side by side, together."""
+    match op:
+        case Linear():
+            return (op.weights,)
+        case Experts():
+            return (*zip(op.gates, op.ups, strict=True), *((name,) for name in op.downs))
+        case _:
+            return ()
 
 
 def readers(ops: Iterable[Op]) -> dict[str, list[Op]]:

@@ -30,6 +30,7 @@ from .program import (
     Attention,
     Concat,
     Embed,
+    Experts,
     GatherRows,
     Linear,
     Op,
@@ -38,6 +39,7 @@ from .program import (
     Scale,
     Softcap,
     TopK,
+    matrices_of,
 )
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
@@ -109,9 +111,9 @@ def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
 
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
     """Whether the tensors, and what the bank has for a torch executor, are all that the program shares."""
-    linears = [op.weights for op in program.ops if isinstance(op, Linear)]
+    matrices = [names for op in program.ops for names in matrices_of(op)]
     rows = [(op.weight,) for op in program.ops if isinstance(op, Embed)]
-    return bank.completes(linears, MATRIX, program.shared, weights) and bank.completes(rows, ROWS, program.shared, weights)
+    return bank.completes(matrices, MATRIX, program.shared, weights) and bank.completes(rows, ROWS, program.shared, weights)
 
 
 class TorchExecutor:
@@ -253,6 +255,8 @@ class Binder:
                 return self._attention(op)
             case Activation():
                 return _activation(op)
+            case Experts():
+                return self._experts(op)
             case Add(inputs=(x, y)):
                 return _elementwise(op, lambda b: b[x] + b[y])
             case Concat(inputs=names):
@@ -300,6 +304,26 @@ class Binder:
                 buffers[output] = torch.addmm(bias, buffers[x], matrix)
             else:
                 buffers[output] = torch.mm(buffers[x], matrix)
+
+        return step
+
+    def _experts(self, op: Experts) -> Step:
+        gates_ups = [self.matrix(names) for names in zip(op.gates, op.ups, strict=True)]
+        downs = [self.matrix((name,)) for name in op.downs]
+        function, (x, logits), output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
+
+        def step(state: Pass) -> None:
+            rows = state.buffers[x]
+            chances, order = state.buffers[logits].float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+            weights, chosen = chances[:, : op.top], order[:, : op.top]
+            if op.renormalise:
+                weights = weights / weights.sum(-1, keepdim=True)
+            results = rows.new_empty(*chosen.shape, rows.shape[1])
+            for expert in chosen.unique().tolist():
+                some = (chosen == expert).nonzero(as_tuple=True)  # (row, rank)
+                gate, up = torch.mm(rows[some[0]], gates_ups[expert]).chunk(2, -1)
+                results[some] = torch.mm(function(gate).mul_(up), downs[expert])
+            state.buffers[output] = (results * weights[..., None]).sum(1).to(rows.dtype)
 
         return step
 
@@ -384,6 +408,14 @@ class Binder:
         return self.load(bias) if bias else torch.zeros(self.shapes[weight][0], dtype=self.dtype, device=self.device)
 
 
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
 def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> Step:
     output = op.outputs[0]
 
@@ -403,13 +435,7 @@ def _gather_rows(op: GatherRows) -> Step:
 
 
 def _activation(op: Activation) -> Step:
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "silu": F.silu,
-        "gelu": F.gelu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "relu": F.relu,
-    }
-    function, names, output = functions[op.function], op.inputs, op.outputs[0]
+    function, names, output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
 
     def step(state: Pass) -> None:
         first = state.buffers[names[0]]

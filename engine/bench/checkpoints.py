@@ -74,6 +74,17 @@ SHAPES = {
         },
         2,
     ),
+    "M4": Shape(
+        "M4, a Qwen3-MoE of 0.7B parameters, 0.2B of them a token's",
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        {
+            "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
+            "intermediate_size": 3072, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "norm_topk_prob": True,
+            "vocab_size": 49152, "tie_word_embeddings": True,
+        },
+        3,
+    ),
 }  # fmt: skip
 
 
@@ -87,7 +98,7 @@ class Model:
 
 
 def find_model(name: str, cache: Path, progress: Callable[[str], None]) -> Model:
-    """M1, M2, M3 (made if need be), demo (the embedded model) or the folder of a model. Raises ModelLoadError for no such folder."""
+    """M1 to M4 (made if need be), demo (the embedded model) or the folder of a model. Raises ModelLoadError for no such folder."""
     if name in SHAPES:
         return Model(name, SHAPES[name].title, _made(cache / name, lambda folder: make(SHAPES[name], folder), progress))
     if name == "demo":

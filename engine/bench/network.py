@@ -9,8 +9,7 @@ from functools import partial
 import torch
 
 from ...kernels import limits, native_library
-from ...kernels.layout import Executor, KVTensors, RaggedBatch
-from ...kernels.program import Linear
+from ...kernels.layout import KVTensors, RaggedBatch
 from ..config import ModelConfig
 from ..model import load_executor, read_config
 from ..network_plan import NetworkPlan
@@ -29,7 +28,7 @@ class Network:
         config = ModelConfig(str(subject.model.folder), **subject.options)  # pyright: ignore[reportArgumentType]
         self.executor, self.plan = load_executor(subject.model.folder, read_config(subject.model.folder), config)
         set_threads(self.plan, subject.threads)
-        self.num_bytes = bytes_per_token(self.executor, self.plan)
+        self.num_bytes = self.executor.weight_bytes
         one_row = max(*effort.contexts, *effort.decode_contexts, effort.verified_context + max(effort.verified), effort.prompt_tokens)
         num_blocks = max(one_row, max(effort.rows) * (effort.rows_context + BLOCK)) // BLOCK + 1
         self._cache: KVTensors = self.executor.allocate(num_blocks, BLOCK)
@@ -78,14 +77,6 @@ def set_threads(plan: NetworkPlan, threads: int) -> None:
     torch.set_num_threads(1 if plan.kind == "native" else threads)
     if plan.kind == "native":
         native_library.set_threads(threads)
-
-
-def bytes_per_token(executor: Executor, plan: NetworkPlan) -> int:
-    """Bytes of weights that one token's pass reads: every product's, and no embedding row."""
-    if plan.kind != "torch" or plan.program is None:
-        return executor.weight_bytes
-    shapes = [plan.program.weights[name] for op in plan.program.ops if isinstance(op, Linear) for name in op.weights]
-    return sum(rows * columns for rows, columns in shapes) * plan.execution.dtype.itemsize
 
 
 def thread_counts(most: int) -> tuple[int, ...]:

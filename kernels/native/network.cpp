@@ -13,15 +13,13 @@ namespace {
 
 // Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work.
 constexpr int kPrivateRows = 16;
-// Panels of a unit: few, so that threads end together; a multiple of two, so that gate and up stay together.
-constexpr int kPanelsPerUnit = 2;
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
-bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention; }
+bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention && kind != OpKind::kExperts; }
 
 }  // namespace
 
@@ -60,6 +58,13 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
       most_.queries = std::max(most_.queries, size_t(std::max(op.num_heads, 1)) * round_up(size_t(op.k_dim), 32) * sizeof(float));
     } else if (op.kind == OpKind::kTopK) {
       most_.ranked = std::max(most_.ranked, size_t(width(op.inputs[0])));
+    } else if (op.kind == OpKind::kExperts) {
+      measure(op.weights[0]);
+      measure(op.weights[op.num_experts]);
+      most_.ranked = std::max(most_.ranked, size_t(op.num_experts));
+      most_.experts = std::max(most_.experts, size_t(op.outputs));
+      most_.expert_width = std::max(most_.expert_width, size_t(op.weights[0].outputs / 2));
+      most_.expert_out = std::max(most_.expert_out, size_t(op.weights[op.num_experts].outputs));
     }
   }
   find_narrow_buffers();
@@ -135,9 +140,12 @@ void Network::start(const RunRequest& request, bool chooses) {
   }
 
   // 2. memory that all threads share, made before any of them starts
-  prepared_.get<char>(rows * most_.prepared);
-  scales_.get<float>(rows);
-  input_sums_.get<int32_t>(rows * most_.groups + 1);
+  const size_t visits = rows * most_.experts, prepared = visits ? visits + 16 : rows;  // an expert's rows begin anywhere
+  prepared_.get<char>(prepared * most_.prepared);
+  scales_.get<float>(prepared);
+  input_sums_.get<int32_t>(prepared * most_.groups + 1);
+  expert_inner_.get<float>(visits * most_.expert_width);
+  expert_results_.get<float>(visits * most_.expert_out);
   queries_.get<char>(rows * most_.queries + 1);
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
@@ -218,6 +226,9 @@ void Network::plan_phases(bool chooses) {
         if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, even, uint32_t(plan->num_units()), 0});
       }
       ++i;
+    } else if (op.kind == OpKind::kExperts) {
+      plan_experts(i);
+      ++i;
     }
   }
   if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, true, uint32_t(batch_.num_logits), 1});
@@ -284,6 +295,15 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       }
       break;
     }
+    case PhaseKind::kRoute:
+    case PhaseKind::kGroup:
+    case PhaseKind::kEnterExperts:
+    case PhaseKind::kExpertsIn:
+    case PhaseKind::kBetween:
+    case PhaseKind::kExpertsOut:
+    case PhaseKind::kMix:
+      run_experts(phase, int(first), end, worker);
+      break;
     case PhaseKind::kChoose:
       for (int row = int(first); row < end; ++row) choose(row, worker);
       break;
@@ -417,6 +437,7 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
     }
     case OpKind::kLinear:
     case OpKind::kAttention:
+    case OpKind::kExperts:
       break;  // not row-local
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_plan.h"
+#include "expert_routes.h"
 #include "kernels.h"
 #include "ngram_table.h"
 #include "sampling.h"
@@ -26,9 +27,13 @@ enum class OpKind : int32_t {
   kScale = 8,
   kSoftcap = 9,
   kTopK = 10,
+  kExperts = 11,
 };
 
 constexpr int kMaxInputs = 8;
+
+// Panels of a unit of work: few, so that threads end together; a multiple of two, so that gate and up stay together.
+constexpr int kPanelsPerUnit = 2;
 
 // One op. Fields that its kind does not name are unused; buffers are numbers, -1 = none.
 struct Op {
@@ -43,11 +48,13 @@ struct Op {
   int32_t normalise;            // linear: an RMSNorm of the input comes first
   int32_t function;             // Function: of an activation or behind a linear
   int32_t gated;
-  int32_t outputs;              // linear: columns that exist, before gating; top-k: k
+  int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has
+  int32_t num_experts;          // of experts; their weights: gate and up of each, then down of each
+  int32_t renormalise;          // experts: the weights of a row's experts add up to 1
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
   const float* norm_weight;     // norm, linear
   const float* norm_bias;
-  const PackedLinear* weights;  // linear, embed
+  const PackedLinear* weights;  // linear, embed, experts
   int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention
   const float* rope;            // [positions][2 * rope_half]
   const float* q_norm;
@@ -188,7 +195,11 @@ class Network : private Job {
   void run_rounds(RoundsRequest& request);
 
  private:
-  enum class PhaseKind { kRows, kPanels, kRotate, kAttend, kHeads, kChoose };
+  enum class PhaseKind {
+    kRows, kPanels, kRotate, kAttend, kHeads,
+    kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
+    kChoose
+  };
   struct Phase {
     PhaseKind kind;
     int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
@@ -230,6 +241,10 @@ class Network : private Job {
   void finish(const RunRequest& request);
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
+  void plan_experts(int op);
+  void run_experts(const Phase& phase, int first, int end, Worker& worker);
+  void prepare_visit(const PackedLinear& weights, const float* x, int width, int visit);
+  void visit_experts(const Op& op, const PackedLinear* experts, bool gated, float* to, int first, int end, Worker& worker);
   void choose(int row, Worker& worker);
   void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
@@ -267,6 +282,7 @@ class Network : private Job {
   std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;
+  ExpertRoutes routes_;                 // of the experts whose turn it is
   std::vector<Link> links_;             // [N] of a chain's step
   int choosable_ = 0;
   const int64_t* token_map_ = nullptr;
@@ -276,10 +292,11 @@ class Network : private Job {
   struct {
     size_t prepared = 0, queries = 0;   // bytes
     size_t groups = 0, ranked = 0;      // numbers
+    size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, input_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
-      rounds_sampling_;
+      rounds_sampling_, expert_inner_, expert_results_;
 };
 
 }  // namespace foretoken

@@ -8,7 +8,7 @@ import torch
 import transformers
 from decoding import Decoding
 from pairs import Pair, assert_near, random_tokens
-from tiny_models import FAMILIES, SIZES, tiny_config
+from tiny_models import FAMILIES, SIZES, WITH_EXPERTS, tiny_config
 
 from foretoken.kernels.decoder import decoder_program, supports
 from foretoken.kernels.execution import Execution
@@ -98,7 +98,8 @@ def test_bfloat16_agrees_but_for_near_ties(pairs: dict[str, Pair], name: str) ->
     exact = pair.expect(prompt).logits[0]
     assert output.logits is not None and output.logits.dtype == torch.float32
     lost = exact.amax(-1) - exact.gather(1, output.argmax[:, None])[:, 0]
-    assert lost.max() <= 0.03 * exact.abs().max()
+    if name not in WITH_EXPERTS:  # where rounding chooses another expert, more changes
+        assert lost.max() <= 0.03 * exact.abs().max()
     assert (output.argmax == exact.argmax(-1)).float().mean() > 0.8
 
 
@@ -113,7 +114,8 @@ def test_what_is_not_understood_is_not_supported() -> None:
         "activation": tiny_config("llama", hidden_act="tanh"),
         "draft architecture": tiny_config("llama", architectures=["LlamaForCausalLMEagle3"]),
         "quantised": tiny_config("llama", quantization_config={"quant_method": "gptq", "bits": 4}),
-        "mixture of experts": transformers.MixtralConfig(**SIZES),
+        "experts and others": transformers.Qwen2MoeConfig(**SIZES),
+        "too few experts": tiny_config("mixtral", num_local_experts=1),
         "multimodal": multimodal,
         "other family": transformers.GPT2Config(),
         "no text model": transformers.CLIPVisionConfig(),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from foretoken.kernels.program import (
     Attention,
     Concat,
     Embed,
+    Experts,
     GatherRows,
     Linear,
     Op,
@@ -49,7 +51,7 @@ BEST = ArgMax(("logits",), ("argmax", "top"))
 SHAPES = {
     "embed": (50, 40), "norm": (40,), "bias": (40,), "square": (40, 40), "square_bias": (40,), "head": (50, 40),
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
-    "gate": (48, 40), "up": (48, 40), "odd": (50, 40),
+    "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -85,6 +87,7 @@ def both(program: Program, num_tokens: int, **inputs: torch.Tensor) -> tuple[tor
     return results[0], results[2], results[1], results[3]
 
 
+EXPERTS = ("gate", "up", "gate"), ("up", "gate", "gate"), ("down", "down", "down")
 OPS: dict[str, tuple[Op, ...]] = {
     "embed": (Embed((), ("y",), "embed", scale=2.5),),
     "norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True),),
@@ -108,6 +111,13 @@ OPS: dict[str, tuple[Op, ...]] = {
         Concat(("b", "a"), ("c",)),
         Softcap(("c",), ("d",), 1.5),
         Activation(("d",), ("y",), "silu", gated=True),
+    ),
+    "experts": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "silu", 2, renormalise=False)),
+    "experts, renormalised": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "gelu", 2, renormalise=True)),
+    "experts, all alike": (
+        Linear(("x",), ("r",), ("router",)),
+        Scale(("r",), ("z",), 0.0),
+        Experts(("x", "z"), ("y",), *EXPERTS, "silu", 1, renormalise=False),
     ),
     "top-k": (Linear(("x",), ("g",), ("odd",)), TopK(("g",), ("columns", "y"), k=5)),
     "attention": (
@@ -175,14 +185,21 @@ def test_what_cannot_be_lowered_says_so() -> None:
     with pytest.raises(NotLowered, match="more than the final argmax"):
         lower(a_program(x="x", head=twice))
     assert "more than the final argmax" in str(native.supports(a_program(x="x", head=twice), FLOAT32))
+    router = Linear(("x",), ("r",), ("router",))
+    experts = [Experts((x, "r"), (y,), *EXPERTS, "silu", top, renormalise=True) for x, y, top in (("x", "a", 1), ("a", "y", 2))]
+    assert "different numbers of experts" in str(native.supports(a_program(router, *experts), FLOAT32))
+    narrow = Experts(("x", "r"), ("y",), ("odd",) * 3, ("odd",) * 3, ("wide",) * 3, "silu", 1, renormalise=True)
+    assert "no multiple of 16" in str(native.supports(replace(a_program(router, narrow), weights=SHAPES | {"wide": (40, 50)}), FLOAT32))
     assert native.supports(a_program(x="x"), FLOAT32) is None
 
 
-def a_llama(tied: bool) -> tuple[Program, dict[str, torch.Tensor]]:
-    config = transformers.LlamaConfig(
+def a_model(tied: bool, experts: int = 0) -> tuple[Program, dict[str, torch.Tensor]]:
+    """A Llama, or a Mixtral."""
+    sizes: dict[str, Any] = dict(
         hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=300,
         max_position_embeddings=512, tie_word_embeddings=tied,
     )  # fmt: skip
+    config = transformers.MixtralConfig(**sizes, num_local_experts=experts) if experts else transformers.LlamaConfig(**sizes)
     program = fuse(decoder_program(config))
     generator = torch.Generator().manual_seed(0)
     return program, {
@@ -191,17 +208,17 @@ def a_llama(tied: bool) -> tuple[Program, dict[str, torch.Tensor]]:
     }
 
 
-@pytest.fixture(scope="module")
-def llama() -> tuple[Program, dict[str, torch.Tensor]]:
-    return a_llama(tied=True)
+@pytest.fixture(scope="module", params=[0, 5], ids=["llama", "mixtral"])
+def model(request: pytest.FixtureRequest) -> tuple[Program, dict[str, torch.Tensor]]:
+    return a_model(tied=True, experts=request.param)
 
 
-def test_hidden_states_of_all_tokens(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_hidden_states_of_all_tokens(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
     batch = batch_of([Row(list(range(30)), 0, [0, 1]), Row([5], 0, [2])])
     batch = replace(batch, logits_indices=torch.tensor([29, 30]), full_logits=torch.tensor([1]))
     wanted = (0, 1, 2, 3, FINAL)
     outputs = []
-    for executor in (NativeExecutor(*llama, FLOAT32), TorchExecutor(*llama, torch.float32)):
+    for executor in (NativeExecutor(*model, FLOAT32), TorchExecutor(*model, torch.float32)):
         outputs.append(executor.run(batch, executor.allocate(4, BLOCK_SIZE), wanted))
     native_output, expected = outputs
     for boundary in wanted:
@@ -211,8 +228,8 @@ def test_hidden_states_of_all_tokens(llama: tuple[Program, dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("execution", [FLOAT32, BFLOAT16, Execution(torch.bfloat16, quantization="int8")], ids=["f32", "bf16", "int8"])
-def test_a_chain_in_one_call_is_a_chain_by_steps(llama: tuple[Program, dict[str, torch.Tensor]], execution: Execution) -> None:
-    executor = NativeExecutor(*llama, execution)
+def test_a_chain_in_one_call_is_a_chain_by_steps(model: tuple[Program, dict[str, torch.Tensor]], execution: Execution) -> None:
+    executor = NativeExecutor(*model, execution)
     batch = batch_of([Row(list(range(20)), 0, [0, 1, 2]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([8, 9, 10], 0, [6, 7])])
     batch = replace(batch, logits_indices=torch.tensor([19, 21, 25]))  # the third row only ingests
     counts = torch.tensor([5, 1, 4])
@@ -228,8 +245,8 @@ def test_a_chain_in_one_call_is_a_chain_by_steps(llama: tuple[Program, dict[str,
             assert torch.equal(ours, theirs)
 
 
-def test_chains_drawn_by_chance_are_those_drawn_by_steps(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
-    executor = NativeExecutor(*llama, BFLOAT16)
+def test_chains_drawn_by_chance_are_those_drawn_by_steps(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*model, BFLOAT16)
     batch = batch_of([Row([1, 2, 3], 0, [0, 1]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([9, 9], 0, [6])])
     batch = replace(batch, logits_indices=torch.tensor([2, 4, 5, 7]))
     streams = torch.tensor([noise.stream(seed, 0) for seed in range(4)])
@@ -246,9 +263,10 @@ def test_chains_drawn_by_chance_are_those_drawn_by_steps(llama: tuple[Program, d
     assert greedy.logits is None and not torch.equal(greedy.token_ids[0], chain.token_ids[0])
 
 
-def test_bfloat16_is_near_float32(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_bfloat16_is_near_float32() -> None:
+    model = a_model(tied=True)  # without experts: where rounding chooses another one, more changes
     batch = batch_of([Row(list(range(100)), 0, list(range(7)))])
-    exact, rounded = (NativeExecutor(*llama, execution) for execution in (FLOAT32, BFLOAT16))
+    exact, rounded = (NativeExecutor(*model, execution) for execution in (FLOAT32, BFLOAT16))
     expected = exact.run(batch, exact.allocate(8, BLOCK_SIZE)).logits
     actual = rounded.run(batch, rounded.allocate(8, BLOCK_SIZE)).logits
     assert expected is not None and actual is not None
@@ -258,8 +276,9 @@ def test_bfloat16_is_near_float32(llama: tuple[Program, dict[str, torch.Tensor]]
     assert torch.equal(actual.argmax(-1)[clear], expected.argmax(-1)[clear])
 
 
-def test_rows_that_are_not_finite_say_so_and_harm_nobody() -> None:
-    program, weights = a_llama(tied=False)
+@pytest.mark.parametrize("experts", [0, 5])
+def test_rows_that_are_not_finite_say_so_and_harm_nobody(experts: int) -> None:
+    program, weights = a_model(tied=False, experts=experts)
     weights["model.embed_tokens.weight"][7] = torch.nan
     executor = NativeExecutor(program, weights, BFLOAT16)
     healthy = batch_of([Row([1, 2, 3], 0, [0])])
@@ -273,8 +292,8 @@ def test_rows_that_are_not_finite_say_so_and_harm_nobody() -> None:
     assert torch.equal(again.top, expected.top)
 
 
-def test_empty_passes_are_legal(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
-    executor = NativeExecutor(*llama, BFLOAT16)
+def test_empty_passes_are_legal(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*model, BFLOAT16)
     kv = executor.allocate(4, BLOCK_SIZE)
     batch = replace(batch_of([Row([1, 2], 0, [0]), Row([], 0, [1])]), logits_indices=torch.tensor([], dtype=torch.int64))
     batch = replace(batch, full_logits=torch.tensor([], dtype=torch.int64))
@@ -283,13 +302,13 @@ def test_empty_passes_are_legal(llama: tuple[Program, dict[str, torch.Tensor]]) 
     assert executor.run_chain(batch, kv, torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
 
 
-def test_the_cache_has_blocks_of_16(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_the_cache_has_blocks_of_16(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
     with pytest.raises(ValueError, match="use block_size 16"):
-        NativeExecutor(*llama, BFLOAT16).allocate(4, 8)
+        NativeExecutor(*model, BFLOAT16).allocate(4, 8)
 
 
-def test_passes_from_several_threads_take_turns(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
-    executors = [NativeExecutor(*llama, BFLOAT16) for _ in range(3)]
+def test_passes_from_several_threads_take_turns(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executors = [NativeExecutor(*model, BFLOAT16) for _ in range(3)]
     batch = batch_of([Row(list(range(40)), 0, [0, 1, 2])])
     expected = executors[0].run(batch, executors[0].allocate(4, BLOCK_SIZE)).logits
 
@@ -302,8 +321,8 @@ def test_passes_from_several_threads_take_turns(llama: tuple[Program, dict[str, 
         assert all(threads.map(many_times, executors))
 
 
-def test_idle_threads_sleep(llama: tuple[Program, dict[str, torch.Tensor]]) -> None:
-    executor = NativeExecutor(*llama, BFLOAT16)
+def test_idle_threads_sleep(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+    executor = NativeExecutor(*model, BFLOAT16)
     kv = executor.allocate(4, BLOCK_SIZE)
     executor.run(batch_of([Row([1], 0, [0])]), kv)
     time.sleep(0.05)

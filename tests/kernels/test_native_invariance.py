@@ -41,12 +41,14 @@ def _threads() -> Iterator[None]:
     native.set_threads(1)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "window"])
+@pytest.fixture(scope="module", params=["qwen3", "window", "experts"])
 def model(request: pytest.FixtureRequest) -> Model:
     sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
     if request.param == "qwen3":
         config = transformers.Qwen3Config(**sizes, sliding_window=None)
+    elif request.param == "experts":
+        config = transformers.Qwen3MoeConfig(**sizes, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=48)
     else:
         config = transformers.MistralConfig(**sizes, sliding_window=100)
     program = fuse(decoder_program(config))

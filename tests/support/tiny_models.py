@@ -76,6 +76,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WINDOW = 6
+WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe")
 
 # What each family is known for, switched on, with values that show where they are forgotten.
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -83,6 +84,21 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mistral": (transformers.MistralConfig, {"sliding_window": WINDOW}),
     "qwen2": (transformers.Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
+    ),
     "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2}),
     "granite": (
         transformers.GraniteConfig,
@@ -93,6 +109,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {"sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}},
     ),
     "olmo2": (transformers.Olmo2Config, {}),
+    "olmoe": (transformers.OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 32}),
     "gemma2": (
         transformers.Gemma2Config,
         {

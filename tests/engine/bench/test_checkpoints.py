@@ -72,7 +72,7 @@ def test_models_by_name_and_by_folder(tmp_path: Path, tiny_target: Path) -> None
         find_model("./nowhere", tmp_path, lambda line: None)
 
 
-@pytest.mark.parametrize(("name", "millions"), [("M1", 23.6), ("M2", 134.5), ("M3", 494.0)])
+@pytest.mark.parametrize(("name", "millions"), [("M1", 23.6), ("M2", 134.5), ("M3", 494.0), ("M4", 686.2)])
 def test_the_shapes_have_the_sizes_they_are_named_for(name: str, millions: float) -> None:
     from foretoken.kernels.decoder import decoder_program
 

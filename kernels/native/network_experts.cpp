@@ -1,0 +1,110 @@
+// Layers of experts: rows find theirs, and each expert is read once for all rows that have it.
+//
+// Visits, a row at one of its experts each, are ordered by expert: what they read, their gated inner columns and their results lie side by
+// side with those of the expert's other visits. Each row adds up its own results in the order of their ranks, so that nothing depends on
+// who else is in the batch.
+#include <algorithm>
+
+#include "network.h"
+
+namespace foretoken {
+namespace {
+
+int units_of(const PackedLinear& w) { return (w.outputs / kPanel + kPanelsPerUnit - 1) / kPanelsPerUnit; }
+
+}  // namespace
+
+void Network::plan_experts(int number) {
+  const Op& op = ops_[size_t(number)];
+  const int rows = rows_of(op), visits = rows * op.outputs, most_busy = std::min(visits, op.num_experts);
+  if (!rows) return;
+  routes_.start(rows, op.outputs, op.num_experts);
+  const auto phase = [&](PhaseKind kind, bool even, int units) { phases_.push_back({kind, number, number, false, even, uint32_t(units), 0}); };
+  phase(PhaseKind::kRoute, true, rows);
+  phase(PhaseKind::kGroup, false, 1);
+  phase(PhaseKind::kEnterExperts, true, visits);
+  phase(PhaseKind::kExpertsIn, false, most_busy * units_of(op.weights[0]));
+  phase(PhaseKind::kBetween, true, visits);
+  phase(PhaseKind::kExpertsOut, false, most_busy * units_of(op.weights[op.num_experts]));
+  phase(PhaseKind::kMix, true, rows);
+}
+
+void Network::run_experts(const Phase& phase, int first, int end, Worker& worker) {
+  const Op& op = ops_[size_t(phase.first_op)];
+  const PackedLinear *gates_ups = op.weights, *downs = op.weights + op.num_experts;
+  const int in = width(op.inputs[0]), out = width(op.output), inner = gates_ups->outputs / 2;
+  float *inside = expert_inner_.get<float>(0), *results = expert_results_.get<float>(0);
+  switch (phase.kind) {
+    case PhaseKind::kRoute: {
+      const int experts = op.num_experts;
+      for (int row = first; row < end; ++row) {
+        routes_.route(row, buffer(op.inputs[1]) + int64_t(row) * experts, op.renormalise != 0, worker.ranking.get<int>(0));
+      }
+      break;
+    }
+    case PhaseKind::kGroup:
+      routes_.group();
+      break;
+    case PhaseKind::kEnterExperts:
+      for (int visit = first; visit < end; ++visit) {
+        prepare_visit(*gates_ups, buffer(op.inputs[0]) + int64_t(routes_.row_of(visit)) * in, in, visit);
+      }
+      break;
+    case PhaseKind::kBetween:
+      for (int visit = first; visit < end; ++visit) prepare_visit(*downs, inside + int64_t(visit) * inner, inner, visit);
+      break;
+    case PhaseKind::kExpertsIn:
+      visit_experts(op, gates_ups, true, inside, first, end, worker);
+      break;
+    case PhaseKind::kExpertsOut:
+      visit_experts(op, downs, false, results, first, end, worker);
+      break;
+    default:
+      for (int row = first; row < end; ++row) {
+        float* y = buffer(op.output) + int64_t(row) * out;
+        for (int rank = 0; rank < op.outputs; ++rank) {
+          const float weight = routes_.weight(row, rank);
+          const float* result = results + int64_t(routes_.visit(row, rank)) * downs->outputs;
+          for (int c = 0; c < out; ++c) y[c] = (rank ? y[c] : 0.0f) + weight * result[c];
+        }
+      }
+  }
+}
+
+void Network::prepare_visit(const PackedLinear& weights, const float* x, int width, int visit) {
+  PreparedRows rows = prepared_memory(weights, 0, prepared_, scales_, input_sums_);
+  Prepare prepare{};
+  prepare.x = x - int64_t(visit) * width;
+  prepare.x_stride = prepare.width = width;
+  prepare.precision = weights.precision;
+  prepare.inputs = weights.inputs;
+  prepare.data = const_cast<void*>(rows.data);
+  prepare.stride = rows.stride;
+  prepare.scales = const_cast<float*>(rows.scales);
+  prepare.input_sums = const_cast<int32_t*>(rows.input_sums);
+  kernels_.prepare(prepare, visit, 1);
+}
+
+// Some units of an expert's product: its panels by turns with those of the other busy ones, for nobody knows in advance how many are.
+void Network::visit_experts(const Op& op, const PackedLinear* experts, bool gated, float* to, int first, int end, Worker& worker) {
+  const PreparedRows all = prepared_memory(*experts, 0, prepared_, scales_, input_sums_);
+  const int turns = std::min(routes_.num_visits(), op.num_experts), panels = experts->outputs / kPanel;
+  const int64_t groups = experts->precision == Precision::kInt4 ? experts->inputs / kGroup : 1;
+  for (int unit = first; unit < end; ++unit) {
+    if (unit % turns >= routes_.num_busy()) continue;
+    const int expert = routes_.busy(unit % turns), visit = routes_.first_visit(expert), first_panel = unit / turns * kPanelsPerUnit;
+    const int out = gated ? experts->outputs / 2 : experts->outputs;
+    const PreparedRows x = {static_cast<const char*>(all.data) + visit * all.stride, all.stride, all.scales + visit,
+                            all.input_sums + visit * groups, routes_.count(expert)};
+    Epilogue epilogue{};
+    epilogue.scale = 1.0f;
+    epilogue.function = gated ? Function(op.function) : Function::kNone;
+    epilogue.gated = gated;
+    epilogue.outputs = experts->outputs;
+    epilogue.out = to + int64_t(visit) * out;
+    epilogue.out_stride = out;
+    kernels_.linear(experts[expert], x, epilogue, first_panel, std::min(kPanelsPerUnit, panels - first_panel), worker.linear.get<char>(0));
+  }
+}
+
+}  // namespace foretoken
