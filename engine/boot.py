@@ -61,6 +61,11 @@ class Engine:
     banner: tuple[str, ...]  # lines for people: what is served, by what means, and why
 
     @property
+    def num_spec_tokens(self) -> int:
+        """The most that any proposer guesses for a request in a step, configured or as its checkpoint was made; predictions aside."""
+        return self.core.controller.most_tokens
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.model.tokenizer
 

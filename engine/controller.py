@@ -36,7 +36,7 @@ class Controller:
         self.policy: Policy = (
             AdaptivePolicy(self.rules, costs) if config.adaptive and costs is not None else FixedPolicy(self.rules)
         )
-        self._most_tokens = max((p.max_tokens for p in proposers if p.name != PREDICTION), default=0)
+        self.most_tokens = max((p.max_tokens for p in proposers if p.name != PREDICTION), default=0)  # guessed for a row in a step
         self.counts = DraftCounts([p.name for p in proposers])
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
@@ -105,7 +105,7 @@ class Controller:
         state = self.policy.state()
         return replace(
             self.counts.fill(stats, now),
-            num_speculative_tokens=min(self.latest.max_tokens, self._most_tokens),
+            num_speculative_tokens=min(self.latest.max_tokens, self.most_tokens),
             mean_draft_ceiling=state.k,
             estimated_speedup=state.speedup,
             speculation_off=self.latest.off,

@@ -113,7 +113,7 @@ class LLM:
                 jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings.n, now)))
             self._num_prompts += len(jobs)
             self._run(engine, jobs, use_tqdm)
-        return [job.output.build(engine.speculative) for job in jobs]
+        return [job.output.build(engine.num_spec_tokens, engine.speculative.lossy) for job in jobs]
 
     def chat(
         self,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..kernels.record import record
-from ..proposers.config import SpeculativeConfig
 from .request import FinishReason, SpeculationStats, TokenDelta
 
 if TYPE_CHECKING:
@@ -51,11 +50,11 @@ class SpeculativeDecodingMetrics:
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
-    num_spec_tokens: int | None  # the configured most drafts a step
+    num_spec_tokens: int  # the most that a step drafts, predictions aside
     lossy: str | None = None  # the acceptance rule, if it is one that changes what is said: "typical" or "synthetic"
 
     @classmethod
-    def of(cls, parts: Sequence[SpeculationStats], config: SpeculativeConfig) -> SpeculativeDecodingMetrics:
+    def of(cls, parts: Sequence[SpeculationStats], num_spec_tokens: int, lossy: str | None) -> SpeculativeDecodingMetrics:
         histogram = [0] * max((len(part.histogram) for part in parts), default=0)
         for part in parts:
             for num_accepted, num_steps in enumerate(part.histogram):
@@ -67,7 +66,7 @@ class SpeculativeDecodingMetrics:
         )
         return cls(
             total.mean_acceptance_length, total.draft_acceptance_rate, histogram,
-            total.num_steps, total.num_draft_tokens, total.num_accepted_tokens, config.num_speculative_tokens, config.lossy,
+            total.num_steps, total.num_draft_tokens, total.num_accepted_tokens, num_spec_tokens, lossy,
         )  # fmt: skip
 
 
@@ -149,7 +148,7 @@ class GrowingOutput:
             if delta.choice == 0:  # later choices find the first one's prompt in the cache
                 self._num_cached_tokens = delta.num_cached_tokens
 
-    def build(self, speculative: SpeculativeConfig) -> RequestOutput:
+    def build(self, num_spec_tokens: int, lossy: str | None) -> RequestOutput:
         for choice, parts in zip(self._choices, self._texts, strict=True):
             choice.text = "".join(parts)
         metrics = RequestMetrics(
@@ -157,7 +156,7 @@ class GrowingOutput:
             self._first_token_time,
             self._last_token_time,
             sum(len(choice.token_ids) for choice in self._choices),
-            SpeculativeDecodingMetrics.of(self._stats, speculative),
+            SpeculativeDecodingMetrics.of(self._stats, num_spec_tokens, lossy),
         )
         return RequestOutput(
             self._request_id, self._prompt, self._prompt_token_ids, self._choices, self.finished, self._num_cached_tokens, metrics,

@@ -236,12 +236,6 @@ class SpeculativeConfig:
     warnings: tuple[str, ...] = ()  # what was given and is ignored, one sentence each
 
     @property
-    def num_speculative_tokens(self) -> int | None:
-        """The most that any proposer was told; None if none was."""
-        told = [c.num_speculative_tokens for c in self.proposers if not isinstance(c, HiddenStatesConfig)]
-        return max((k for k in told if k is not None), default=None)
-
-    @property
     def lossy(self) -> str | None:
         """The name of the lossy acceptance rule that is on; None = outputs are exactly the target's."""
         return "synthetic" if self.synthetic_rates is not None else "typical" if self.typical is not None else None

@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import ForetokenError, RequestFailed
+from ..engine.outputs import SpeculativeDecodingMetrics
 from ..engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
-from ..proposers.config import SpeculativeConfig
 from .metrics import Metrics
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
-        speculative: SpeculativeConfig | None = None,
+        num_spec_tokens: int = 0,
+        lossy: str | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self.request_id = request_id
@@ -63,7 +64,7 @@ class Generation:
         self.choices = [ChoiceProgress() for _ in range(len(prompts) * params.n)]
         self._num_running = len(self.choices)
         self._metrics = metrics
-        self._speculative = speculative or SpeculativeConfig()
+        self._num_spec_tokens, self._lossy = num_spec_tokens, lossy
         self._start_time = arrival_time
         self._streams: list[TokenStream] = []
         for number, prompt in enumerate(prompts):
@@ -191,34 +192,15 @@ class Generation:
     def speculative_decoding(self, choices: Sequence[ChoiceProgress]) -> dict[str, Any]:
         """Over all steps of these choices. acceptance_histogram[j]: steps in which j drafts were accepted. lossy: the acceptance
         rule, if it is one that changes what is said."""
-        total = _total([choice.stats for choice in choices])
-        return {
+        total = SpeculativeDecodingMetrics.of([choice.stats for choice in choices], self._num_spec_tokens, self._lossy)
+        return asdict(total) | {
             "mean_acceptance_length": round(total.mean_acceptance_length, 4),
             "draft_acceptance_rate": round(total.draft_acceptance_rate, 4),
-            "acceptance_histogram": total.histogram,
-            "num_spec_steps": total.num_steps,
-            "num_draft_tokens": total.num_draft_tokens,
-            "num_accepted_draft_tokens": total.num_accepted_tokens,
-            "num_spec_tokens": self._speculative.num_speculative_tokens,
-            "lossy": self._speculative.lossy,
         }
 
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
-
-
-def _total(parts: Sequence[SpeculationStats]) -> SpeculationStats:
-    histogram = [0] * max((len(part.histogram) for part in parts), default=0)
-    for part in parts:
-        for num_accepted, num_steps in enumerate(part.histogram):
-            histogram[num_accepted] += num_steps
-    return SpeculationStats(
-        num_steps=sum(part.num_steps for part in parts),
-        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
-        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
-        histogram=histogram,
-    )
 
 
 async def _merged(streams: Sequence[AsyncIterator[TokenDelta]]) -> AsyncGenerator[tuple[int, TokenDelta]]:

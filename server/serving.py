@@ -59,7 +59,7 @@ class Serving:
         self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
-        self._speculative = loaded.speculative
+        self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The request's JSON body as `model`; with it the request has arrived. Raises ApiError."""
@@ -126,7 +126,8 @@ class Serving:
             priority=_priority(body.priority, request.state.best_priority),
             cache_salt=body.cache_salt or "",
             tenant=request.state.tenant,
-            speculative=self._speculative,
+            num_spec_tokens=self._num_spec_tokens,
+            lossy=self._lossy,
             timeout_s=self.config.request_timeout_s,
         )
         request.state.generation, request.state.model = generation, body.model or self.model_names[0]  # for the log

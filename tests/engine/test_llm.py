@@ -93,6 +93,22 @@ def test_acceptance_of_each_request(drafting: LLM) -> None:
     assert after.generation_tokens - before.generation_tokens == 16 * len(PROMPTS)
 
 
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"method": "off"}, 0),
+        ({"method": "suffix"}, 24),
+        ({"method": "ngram", "num_speculative_tokens": 3, "num_branches": 4}, 12),
+        ([{"method": "ngram", "num_speculative_tokens": 5}, {"method": "suffix", "suffix_decoding_max_tree_depth": 9}], 9),
+    ],
+)
+def test_the_most_that_a_step_guesses_is_told_where_nobody_gave_a_number(tiny_target: Path, config: Any, most: int) -> None:
+    with LLM(tiny_target, config, **OPTIONS) as llm:
+        (output,) = llm.generate("one two one two", GREEDY, use_tqdm=False)
+        said = output.metrics.speculative_decoding
+        assert said.num_spec_tokens == most >= len(said.acceptance_histogram) - 1
+
+
 def test_one_request_without_speculation(drafting: LLM) -> None:
     off = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, speculation={"method": "off"})
     spared, drafted = drafting.generate(["one", "one"], [off, GREEDY], use_tqdm=False)

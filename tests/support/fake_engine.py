@@ -65,8 +65,9 @@ class FakeEngine:
         model = SimpleNamespace(name="tiny", max_model_len=512, vocab_size=300)
         speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),), typical=self.typical)
         return SimpleNamespace(
-            model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, intake=self.intake
-        )
+            model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, num_spec_tokens=5,
+            intake=self.intake,
+        )  # fmt: skip
 
     @property
     def intake(self) -> Intake:

@@ -9,6 +9,7 @@ from speculation_figures import figures
 
 from foretoken.engine.bench.speculation import Method
 from foretoken.engine.bench.speculation_figures import Setting
+from foretoken.proposers.config import NgramConfig
 from foretoken.server.bench.tune import FINALISTS, MARK, Heat, heats, main, settings_file
 from foretoken.server.config import ServerConfig
 
@@ -34,7 +35,8 @@ def test_the_server_reads_what_is_written(tiny_target: Path, tmp_path: Path) -> 
     config = written(tmp_path, page).engine
     assert page.startswith(MARK) and "# one\n" in page
     assert config.model.model == str(tiny_target) and config.model.threads == 1 and config.cache.kv_cache_gb == 0.5
-    assert config.speculative and config.speculative.adaptive and config.speculative.num_speculative_tokens == 7
+    assert config.speculative and config.speculative.adaptive
+    assert config.speculative.proposers == (NgramConfig(7, prompt_lookup_min=2, prompt_lookup_max=4),)
     fixed = written(tmp_path, settings_file("foretoken-demo", [figures(FIXED, 1.5, 1), figures(FIXED, 0.5, 8)], METHODS, {}, [])).engine
     assert fixed.model.model == "foretoken-demo"
     assert fixed.speculative and not fixed.speculative.adaptive and fixed.speculative.disable_by_batch_size == 1
