@@ -21,7 +21,8 @@ from .request_base import OpenAIObject, OurObject
 from .structured import grammar_of
 from .tools.request import Choice, Offer, Tools, offer
 
-MAX_PROMPTS = MAX_CHOICES = 64
+MAX_CHOICES = 128
+"""To one prompt. How many a request may ask for in all is the queue's to say."""
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
 AS_MANY_AS_FIT = -1
@@ -44,8 +45,6 @@ def _prompts(value: object) -> object:
     if isinstance(value, list) and value:
         if all(type(item) is int for item in value):
             return [value]
-        if len(value) > MAX_PROMPTS:
-            raise PydanticCustomError("prompt", "may hold at most {limit} prompts", {"limit": MAX_PROMPTS})
         if all(isinstance(item, str) for item in value):
             return value
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
@@ -85,7 +84,7 @@ class GenerationRequest(OpenAIObject):
     model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=any_name))
 
     model: str | None = None
-    n: Annotated[int, Field(le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -81,11 +81,12 @@ class Serving:
             raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
         return name
 
-    def require_room(self, num_choices: int) -> None:
-        """n times the prompts are that many requests to the queue. Raises ApiError if they could never fit."""
+    def require_room(self, num_prompts: int, n: int) -> None:
+        """Each choice of each prompt is a request to the queue. Raises ApiError if they could never fit."""
         limit = self.config.max_queued_requests
-        if num_choices > limit:
-            raise ApiError(400, f"n times the number of prompts is {num_choices}; the limit is {limit}", param="n")
+        if num_prompts * n > limit:
+            message = f"{num_prompts} prompts with n {n} are {num_prompts * n} answers; this server takes at most {limit} at once"
+            raise ApiError(400, message, param="n" if n > 1 else "prompt")
 
     def require_tokens(self, token_ids: list[int], param: str) -> list[int]:
         """The same, if the model has all of them. Raises ApiError."""
@@ -110,7 +111,7 @@ class Serving:
         id_prefix: str,
     ) -> Generation:
         """Queue it. Raises ApiError, and what Generation raises."""
-        self.require_room(len(prompts) * params.n)
+        self.require_room(len(prompts), params.n)
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
             prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
             params = replace(params, prediction=prediction)

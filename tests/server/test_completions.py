@@ -61,8 +61,12 @@ def test_prompts_that_are_none_are_refused(client: TestClient, fake: FakeEngine,
 
 
 def test_more_choices_than_the_queue_can_hold_are_refused(client: TestClient, fake: FakeEngine) -> None:
-    response = client.post(ROUTE, json={"prompt": ["a"] * 64, "n": 17})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "n" and not fake.calls
+    for prompts, n, param in ((8, 128, None), (200, 1, None), (8, 129, "n"), (9, 128, "n"), (1025, 1, "prompt")):
+        response = client.post(ROUTE, json={"prompt": ["a"] * prompts, "n": n})
+        error = response.json().get("error")
+        assert response.status_code == (400 if param else 200) and (error and error["param"]) == param, error
+        assert len(fake.calls) == (0 if param else prompts) and (param or len(response.json()["choices"]) == prompts * n)
+        fake.calls.clear()
 
 
 def test_one_bad_prompt_ends_all(client: TestClient, fake: FakeEngine) -> None:

@@ -73,7 +73,7 @@ def test_the_four_kinds_of_prompt(prompt: Any, prompts: Any) -> None:
     assert CompletionRequest.model_validate_json(json.dumps({"prompt": prompt})).prompt == prompts
 
 
-@pytest.mark.parametrize("prompt", [None, [], {}, 1, [1, "a"], [["a"]], [1.0], [True], [[1], "a"], ["a"] * 65, [[[1]]]])
+@pytest.mark.parametrize("prompt", [None, [], {}, 1, [1, "a"], [["a"]], [1.0], [True], [[1], "a"], [[[1]]]])
 def test_other_prompts_are_refused(client: TestClient, prompt: Any) -> None:
     assert refusal(client, "/v1/completions", {"prompt": prompt})["param"] == "prompt"
 
@@ -85,7 +85,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("top_p", 0),
     ("top_p", 1.1),
     *[("top_k", value) for value in (-2, 1.5, 2**31, "1")],
-    *[("n", value) for value in (0, -1, 65, HUGE, 1.5, True, "1")],
+    *[("n", value) for value in (0, -1, 129, HUGE, 1.5, True, "1")],
     *[("max_tokens", value) for value in (0, -2, HUGE, 1.5, True, "1")],
     *[("min_tokens", value) for value in (-1, HUGE)],
     *[("prompt_logprobs", value) for value in (-1, 21)],
@@ -129,7 +129,7 @@ def test_bad_values_are_a_400_that_names_the_field(client: TestClient, fake: Fak
     assert not fake.calls
 
 
-@pytest.mark.parametrize(("name", "value"), [("prompt", []), ("prompt", ["a"] * 65), ("stop", 5)])
+@pytest.mark.parametrize(("name", "value"), [("prompt", []), ("prompt", ["a", 1]), ("stop", 5)])
 def test_a_message_names_the_field_once(client: TestClient, name: str, value: Any) -> None:
     assert refusal(client, "/v1/completions", {"prompt": "a"} | {name: value})["message"].startswith(f"{name}: m")
 
