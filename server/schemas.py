@@ -25,6 +25,7 @@ MAX_CHOICES = 128
 """To one prompt. How many a request may ask for in all is the queue's to say."""
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 1024
+MAX_SALT_CHARS = 1024
 AS_MANY_AS_FIT = -1
 """Of max_tokens: what llama.cpp, Ollama and LM Studio have as its default, and their clients write out."""
 
@@ -114,7 +115,7 @@ class GenerationRequest(OpenAIObject):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-]{1,128}\z")] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     def sampling_params(self, **settled: Any) -> SamplingParams:
         """`settled` are the fields that the routes spell differently. Raises InvalidRequest."""

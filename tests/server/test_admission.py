@@ -96,11 +96,12 @@ def test_nobody_overtakes_others_by_asking_for_it(fake: FakeEngine) -> None:
 
 
 def test_each_of_several_keys_has_a_cache_of_its_own(locked: TestClient, fake: FakeEngine) -> None:
-    for key, salt in (("first-key", None), ("second-key", None), ("first-key", "mine")):
+    random = "c2FsdCBvZiBhIHRlbmFudCwgMjU2IGJpdHM+Pz8/Pw=="  # as openssl rand -base64 says one
+    for key, salt in (("first-key", None), ("second-key", None), ("first-key", "mine"), ("first-key", random), ("first-key", "a b/ü")):
         headers = {"Authorization": f"Bearer {key}"}
         assert locked.post("/v1/chat/completions", json=CHAT | {"cache_salt": salt}, headers=headers).status_code == 200
     salts = [call.salt for call in fake.calls]
-    assert len(set(salts)) == 3 and all(salts)
+    assert len(set(salts)) == 5 and all(salts)
     TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",)))).post(
         "/v1/chat/completions", json=CHAT, headers={"Authorization": "Bearer k"}
     )
