@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 
 class OpenAIObject(BaseModel):
@@ -12,6 +13,15 @@ class OpenAIObject(BaseModel):
 
 
 class OurObject(BaseModel):
-    """Keys nobody declared are refused."""
+    """Keys nobody declared are refused, with those there are."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        known = cls.model_fields
+        if isinstance(value, dict) and (unknown := next((key for key in value if key not in known), None)) is not None:
+            told = {"key": repr(unknown)[:60], "known": ", ".join(known)}
+            raise PydanticCustomError("unknown_key", "there is no key {key}; known are {known}", told)
+        return value

@@ -132,6 +132,12 @@ def test_a_message_names_the_field_once(client: TestClient, name: str, value: An
     assert refusal(client, "/v1/completions", {"prompt": "a"} | {name: value})["message"].startswith(f"{name}: m")
 
 
+def test_an_unknown_key_of_our_own_is_told_with_those_there_are(client: TestClient) -> None:
+    error = refusal(client, "/v1/completions", {"prompt": "a", "speculation": {"method": "off", "k": 3}})
+    assert error["message"] == "speculation: there is no key 'k'; known are method, num_speculative_tokens, corpus_id"
+    assert error["param"] == "speculation"
+
+
 def test_no_top_logprobs_need_no_logprobs(client: TestClient) -> None:
     """Clients that write out every default send both."""
     assert client.post("/v1/chat/completions", json=CHAT | {"logprobs": False, "top_logprobs": 0}).status_code == 200
