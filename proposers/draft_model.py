@@ -25,7 +25,7 @@ def load(config: DraftModelConfig, resources: Resources) -> LoadedProposer:
     match config.vocabulary:
         case "same":
             draft = resources.load_draft(config)
-            check_vocabularies(resources.target.tokenizer, draft.tokenizer)
+            check_vocabularies(resources.target.tokenizer, draft.tokenizer, ", or set use_heterogeneous_vocab")
             return _chains(config, resources, draft.executor, draft.executor.vocab_size, ())
         case "intersection":
             return _load_intersection(config, resources)

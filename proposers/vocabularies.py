@@ -33,11 +33,14 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise SpeculativeConfigError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 
-def check_vocabularies(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raise SpeculativeConfigError if the two would read one text as different ids, naming the first difference."""
+def check_vocabularies(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, instead: str = "") -> None:
+    """Raise SpeculativeConfigError if the two would read one text as different ids, naming the first difference.
+
+    instead: what else can be done than to take another draft.
+    """
     if difference := first_difference(target, draft):
-        hint = "a draft model needs the target's own vocabulary; take one of the same family, or set use_heterogeneous_vocab"
-        raise SpeculativeConfigError(f"{difference}: {hint}")
+        hint = "a draft model needs the target's own vocabulary; take one of the same family"
+        raise SpeculativeConfigError(f"{difference}: {hint}{instead}")
 
 
 def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:

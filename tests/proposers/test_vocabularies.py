@@ -129,6 +129,13 @@ def test_another_vocabulary_by_mistake_says_what_to_set(other: Path) -> None:
         LLM(str(DEMO / "target"), speculative_config={"model": str(other)})
 
 
+def test_a_parallel_draft_of_another_vocabulary_is_not_told_to_set_what_it_cannot(other: Path, tmp_path: Path) -> None:
+    shutil.copytree(other, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((other / "config.json").read_text()) | {"pard_token": 7}))
+    with pytest.raises(Exception, match=r"the target's own vocabulary; take one of the same family$"):
+        LLM(str(DEMO / "target"), speculative_config={"model": str(tmp_path)})
+
+
 def test_the_targets_first_layers_guess_for_it() -> None:
     """All of them: always right. Some: kept once, and still the target's words."""
     target = str(DEMO / "target")
