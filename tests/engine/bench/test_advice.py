@@ -59,7 +59,7 @@ def test_the_config_to_paste_says_what_was_measured() -> None:
     assert recommended([figures(ADAPTIVE, 1.9)], METHODS) == [{"method": "draft_model", "model": "d", "num_speculative_tokens": 7}]
     (fixed,) = recommended([figures(K3, 1.9, 1), figures(K3, 1.5, 8), figures(K3, 0.5, 32)], METHODS)
     read = parse_speculative_config(fixed)
-    assert not read.adaptive and read.disable_by_batch_size == 8 and read.num_speculative_tokens == 3
+    assert not read.adaptive and read.disable_by_batch_size == 8 and getattr(read.proposers[0], "num_speculative_tokens", 0) == 3
     (everywhere,) = recommended([figures(K3, 1.9, 1), figures(K3, 1.5, 32)], METHODS)
     assert (parse_speculative_config(everywhere).disable_by_batch_size or 0) > 1000, "vLLM's own limit would be 16"
 
