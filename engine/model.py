@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
+from ..kernels.model_config import config_class, read_model_config
 from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
@@ -69,7 +70,7 @@ def load_model(
     hf_config = read_config(folder)
     if num_layers is not None:
         _keep_layers(hf_config, num_layers, folder)
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = _load_tokenizer(folder, hf_config)
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
     executor, plan = load_executor(folder, hf_config, config, progress, native_quantization, bank)
@@ -205,15 +206,15 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         raise ModelLoadError(f"{folder} is quantised ({method}), which is not supported; use the model's unquantised weights")
     try:
         if same is not None:
-            return CONFIG_MAPPING[same[0]].from_dict(raw)
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            return config_class(same[0]).from_dict(raw)
+        return read_model_config(folder, model_type)
     except Exception as error:  # every config class has checks of its own
         raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {one_line(error)}") from error
 
 
-def _load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, hf_config: transformers.PretrainedConfig) -> transformers.PreTrainedTokenizerBase:
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(folder, config=hf_config, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
         files = [file for name in TOKENIZERS for file in folder.glob(name)]
         if not files:  # transformers asks for packages instead

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
+from ..kernels.model_config import read_model_config
 from ..kernels.weights import WeightError, check_finite, read_tensors
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import read_config
@@ -106,7 +107,7 @@ class Checkpoint:
     def model_config(self) -> PreTrainedConfig:
         """config.json as a whole model's, read by transformers."""
         try:
-            return AutoConfig.from_pretrained(self.folder, trust_remote_code=False, local_files_only=True)
+            return read_model_config(self.folder, self.config.get("model_type"))
         except Exception as error:  # every config class has checks of its own
             raise SpeculativeConfigError(f"{self.folder}/config.json is no valid config of a model: {error}") from error
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformers import PreTrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ..kernels.model_config import config_class
 from .config_entry import SpeculativeConfigError
 
 LAYER_SETTINGS = (
@@ -31,7 +31,7 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
     width = {} if has_width else {"head_dim": num_query_rows // cast(int, heads)}
     ropes = {key: _of_text(given[key]) for key in ("rope_scaling", "rope_parameters") if isinstance(given.get(key), Mapping)}
     try:
-        return cast(Any, CONFIG_MAPPING[kind])(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
+        return config_class(kind)(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
     except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
 

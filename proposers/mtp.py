@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from transformers import PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
+from ..kernels.model_config import config_class
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import OwnCache, Pairing
@@ -72,7 +72,7 @@ def _layer_config(module: MtpModule, target: TargetView) -> PretrainedConfig:
         raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(_DENSE)} can be run")
     kinds = given.pop("layer_types", None) or ["full_attention"]
     try:
-        hf_config = cast(Any, CONFIG_MAPPING[model_type]).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds[-1:]})
+        hf_config = config_class(model_type).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds[-1:]})
     except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {model_type} config: {error}") from error
     if hf_config.hidden_size != target.hidden_size:
@@ -94,7 +94,7 @@ def _as_in_transformers(module: MtpModule, config: MtpConfig, resources: Resourc
         )
     if resources.bind_layer is None:
         raise SpeculativeConfigError(f"{module.kind}'s MTP layer needs a target that runs through transformers: set executor to torch")
-    hf_config = cast(Any, CONFIG_MAPPING[target.config["model_type"]]).from_dict(dict(target.config))
+    hf_config = config_class(target.config["model_type"]).from_dict(dict(target.config))
     layer = DraftLayer(hf_config)
     return resources.bind_layer(layer, {name: module.take(name, *shape) for name, shape in layer.shapes().items()})
 
