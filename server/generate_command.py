@@ -17,7 +17,7 @@ from .config import ServerConfig
 from .exit_status import USAGE, failed
 from .generate_options import GenerateParser
 from .launch import require_model_folder
-from .loading import Loading, kept
+from .loading import Loading, imported, kept
 from .terminal.colors import Painter
 from .terminal.tokens import TokenPlacer
 
@@ -41,11 +41,12 @@ def generate(argv: Sequence[str]) -> int:
     if not prompt:
         parser.error("the PROMPT is empty")
     require_model_folder(config.engine.model.model)
-    with Loading(brief=True) as progress, kept():
+    with Loading(brief=True) as progress:
         progress("loading PyTorch")
-        from ..engine.boot import boot
-
-        engine = boot(config.engine, progress)
+        with imported():
+            from ..engine.boot import boot
+        with kept():
+            engine = boot(config.engine, progress)
     try:
         return _generate(engine, prompt, values)
     except InvalidRequest as error:

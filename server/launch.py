@@ -31,7 +31,7 @@ from .config import ServerConfig
 from .connection import Connection
 from .exit_status import INTERRUPTED, SOFTWARE
 from .listener import allow_many_connections, reachable_from_outside, tell_refused_connections, url
-from .loading import Loading, kept, tell
+from .loading import Loading, imported, kept, tell
 from .logs import log_config
 from .responses.store import check_store
 
@@ -57,12 +57,13 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     check_store(config.response_store)
     allow_many_connections()
     progress = Loading()
-    with progress, kept():
+    with progress:
         progress("loading PyTorch")
-        from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
-        from .app import create_app
-
-        engine = load(config, progress)
+        with imported():
+            from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
+            from .app import create_app
+        with kept():
+            engine = load(config, progress)
     driver = AsyncEngine(engine)
 
     def announce() -> None:

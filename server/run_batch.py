@@ -20,7 +20,7 @@ from tqdm import tqdm
 from .config import ServerConfig
 from .exit_status import DATA, INTERRUPTED, SOFTWARE, failed
 from .launch import ending_signals, require_model_folder
-from .loading import Loading, kept
+from .loading import Loading, imported, kept
 from .logs import log_config
 from .run_batch_files import OK, Answers, BatchError, Line, read_lines
 from .run_batch_options import BatchParser
@@ -87,11 +87,12 @@ def _refuse_faulty(source: Path, answers: Answers, report: Report) -> None:
 def _answer(config: ServerConfig, source: Path, answers: Answers, report: Report, values: dict[str, Any]) -> int:
     """Load the model and have the rest answered. Returns the exit status."""
     logging.config.dictConfig(log_config(values.get("log_level", "warning")))
-    with Loading() as progress, kept():
+    with Loading() as progress:
         progress("loading PyTorch")
-        from ..engine.boot import boot
-
-        engine = boot(config.engine, progress)
+        with imported():
+            from ..engine.boot import boot
+        with kept():
+            engine = boot(config.engine, progress)
     rows = config.engine.scheduler.max_num_seqs
     concurrency = min(values.get("concurrency", 2 * rows), rows + config.max_queued_requests)
     waiting = (line for line in read_lines(source) if line.fault is None and not answers.has(line))

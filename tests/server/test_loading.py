@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -29,6 +31,25 @@ def test_what_loads_is_collected_once_however_much_it_is() -> None:
         assert collections() == before
     assert collections() == before + 1
     assert gc.isenabled() and gc.get_freeze_count() > len(loaded)
+
+
+START = """
+import gc, socket
+from foretoken.server import launch
+from foretoken.server.config import ServerConfig
+
+def load(config, progress):
+    print(gc.get_freeze_count() > len(gc.get_objects()))
+    raise SystemExit
+
+launch.load = load
+launch.serve(ServerConfig.from_cli([]), socket.create_server(("127.0.0.1", 0)))
+"""
+
+
+def test_no_collection_looks_at_what_a_start_imports() -> None:
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", START], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "True\n", ended.stderr
 
 
 def test_garbage_of_loading_does_not_stay() -> None:
