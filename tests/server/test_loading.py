@@ -1,4 +1,4 @@
-"""What the garbage collector does while something loads. (What is shown then: test_banner.py.)"""
+"""What the garbage collector does while something loads, and what a start does not load. (What is shown then: test_banner.py.)"""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ launch.serve(ServerConfig.from_cli([]), socket.create_server(("127.0.0.1", 0)))
 def test_no_collection_looks_at_what_a_start_imports() -> None:
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", START], capture_output=True, text=True, timeout=120)
     assert ended.stdout == "True\n", ended.stderr
+
+
+COMPILERS = """
+import sys
+import transformers.models.auto.tokenization_auto  # brings in older versions what is not needed, too
+known = set(sys.modules)
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.server import app, launch
+from foretoken.server.config import ServerConfig
+config = ServerConfig.from_cli(["--device", "cpu"])
+app.create_app(AsyncEngine(launch.load(config, print)), config)
+print(sorted({"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "triton", "sympy"} & sys.modules.keys() - known))
+"""
+
+
+def test_a_start_on_the_cpu_imports_no_compiler() -> None:
+    """Nor what transformers and torch import with one: that takes as long as torch itself."""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILERS], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines()[-1:] == ["[]"], ended.stderr
 
 
 def test_garbage_of_loading_does_not_stay() -> None:
