@@ -17,6 +17,7 @@ from .structured import FIELDS as FORM_FIELDS
 ALIASES: dict[str, tuple[str, ...]] = {
     "n": ("n_cmpl",),  # llama.cpp
     "max_tokens": ("max_new_tokens", "n_predict", "num_predict"),  # SGLang, TGI, LMDeploy; llama.cpp; Ollama
+    "max_completion_tokens": ("max_output_tokens",),  # OpenAI's Responses
     "min_tokens": ("min_new_tokens",),  # SGLang, LMDeploy
     "repetition_penalty": ("repeat_penalty",),  # llama.cpp, Ollama
     "seed": ("sampling_seed", "random_seed"),  # SGLang; LMDeploy
@@ -93,6 +94,8 @@ _UNSUPPORTED_ABOVE: dict[str, tuple[Any, ...]] = {
 }
 _BESIDE = "its entries beside the prompt"
 _INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
     "do_sample": "temperature: 0",
     "stop_regex": "stop",
     "enable_thinking": """chat_template_kwargs: {"enable_thinking": ...}""",

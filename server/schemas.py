@@ -86,6 +86,7 @@ class GenerationRequest(OpenAIObject):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -97,6 +98,7 @@ class GenerationRequest(OpenAIObject):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop: Annotated[list[str], BeforeValidator(_stop)] = []
@@ -119,6 +121,8 @@ class GenerationRequest(OpenAIObject):
 
     def sampling_params(self, **settled: Any) -> SamplingParams:
         """`settled` are the fields that the routes spell differently. Raises InvalidRequest."""
+        if self.best_of not in (None, self.n or 1):
+            raise unsupported("best_of", "best_of other than n")
         given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
         if self.logit_bias:
             given["logit_bias"] = _token_bias(self.logit_bias)
@@ -131,6 +135,12 @@ class GenerationRequest(OpenAIObject):
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(400, "prompt_logprobs come with whole answers only; leave out one of both", param="prompt_logprobs")
         return SamplingParams(stop=self.stop, **given, **settled)
+
+    def most_tokens(self, default: int | None = None) -> tuple[str, int | None]:
+        """The longest output under the name that it came by, the newer one first; None = as many as fit."""
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        most = default if (given := getattr(self, name)) is None else given
+        return name, None if most == AS_MANY_AS_FIT else most
 
     def truncated(self, token_ids: list[int], most: int, max_tokens: int | None) -> list[int]:
         """The prompt cut to truncate_prompt_tokens; -1 = to what an output of max_tokens leaves of `most`, None being at least one.
@@ -171,7 +181,6 @@ class ReasoningField(OpenAIObject):
 
 class ChatRequest(GenerationRequest):
     messages: Messages
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
@@ -214,11 +223,9 @@ class ChatRequest(GenerationRequest):
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {self.top_logprobs}", param="top_logprobs")
-        max_tokens = self.max_completion_tokens
-        if max_tokens is None and self.max_tokens != AS_MANY_AS_FIT:
-            max_tokens = self.max_tokens
+        name, max_tokens = self.most_tokens()
         if max_tokens is not None and max_tokens < 1:
-            raise ApiError(400, f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
+            raise ApiError(400, f"{name} must be at least 1, not {max_tokens}", param=name)
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 
@@ -227,14 +234,11 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    best_of: int | None = None
 
     def to_sampling_params(self) -> SamplingParams:
-        if self.best_of not in (None, self.n or 1):
-            raise unsupported("best_of", "best_of other than n")
-        if self.max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
-            raise ApiError(400, "max_tokens 0 needs echo or prompt_logprobs: nothing else would be in the answer", param="max_tokens")
-        max_tokens = 16 if self.max_tokens is None else None if self.max_tokens == AS_MANY_AS_FIT else self.max_tokens
+        name, max_tokens = self.most_tokens(default=16)
+        if max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
+            raise ApiError(400, f"{name} 0 needs echo or prompt_logprobs: nothing else would be in the answer", param=name)
         params = self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
         if self.echoes_logprobs and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=self.logprobs)

@@ -145,7 +145,7 @@ class ResponseRequest(GenerationRequest):
             "messages": conversation,
             "tools": chat_tools(self.tools),
             "tool_choice": chat_choice(self.tool_choice),
-            "max_completion_tokens": self.max_output_tokens,
+            "max_completion_tokens": self.max_completion_tokens if self.max_output_tokens is None else self.max_output_tokens,
             "logprobs": True if self.top_logprobs or _LOGPROBS in (self.include or ()) else None,
             "top_logprobs": self.top_logprobs or None,
         }

@@ -17,6 +17,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 VALUES = {
     "n": 2,
     "max_tokens": 7,
+    "max_completion_tokens": 8,
     "min_tokens": 3,
     "repetition_penalty": 1.5,
     "seed": 11,
@@ -56,6 +57,15 @@ def test_minus_one_token_is_as_many_as_fit(name: str) -> None:
     assert chat({name: -1, "max_completion_tokens": 3}).to_sampling_params().max_tokens == 3
 
 
+@pytest.mark.parametrize("name", ["max_completion_tokens", "max_output_tokens"])
+def test_every_route_takes_the_limit_by_each_of_openais_names(client: TestClient, fake: FakeEngine, name: str) -> None:
+    for route, body in (("chat/completions", CHAT), ("completions", {"prompt": "Hi"}), ("responses", {"input": "Hi"})):
+        assert client.post(f"/v1/{route}", json=body | {name: 3}).status_code == 200
+        error = client.post(f"/v1/{route}", json=body | {name: -2}).json()["error"]
+        assert error["param"] == {"completions": "max_tokens", "responses": "max_output_tokens"}.get(route, "max_completion_tokens")
+    assert [call.params.max_tokens for call in fake.calls] == [3, 3, 3]
+
+
 def test_a_mistake_has_the_name_that_the_client_wrote(client: TestClient) -> None:
     error = client.post("/v1/completions", json={"prompt": "a", "n_predict": "many"}).json()["error"]
     assert error["param"] == "n_predict" and error["message"].startswith("n_predict:")
@@ -77,6 +87,7 @@ def test_the_responses_api_knows_them_too(client: TestClient, fake: FakeEngine) 
         ({"lora": [{"id": 0, "scale": 0.5}]}, "leave it out"),
         ({"stop_regex": "x+"}, "send stop"),
         ({"n_probs": 5}, "send logprobs"),
+        ({"functions": [{"name": "f"}]}, "send tools"),
         ({"do_sample": False}, "send temperature: 0"),
         ({"options": {"num_predict": 5}}, "send its entries beside the prompt"),
         ({"enable_thinking": False}, "chat_template_kwargs"),

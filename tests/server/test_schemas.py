@@ -201,6 +201,7 @@ def test_other_media_types_are_a_415(client: TestClient, headers: dict[str, str]
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy"}},
         {"use_beam_search": True},
+        {"best_of": 2},
         {"web_search_options": {}},
         {"chat_template": "{{ messages }}"},
         {"echo": True},
