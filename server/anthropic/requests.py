@@ -84,6 +84,7 @@ class CountTokensRequest(AnthropicObject):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # output_config.format, as the beta of structured outputs had it
     # Known, and not to be had here.
     mcp_servers: Any = None
     container: Any = None
@@ -134,8 +135,8 @@ class CountTokensRequest(AnthropicObject):
             told |= {"tool_choice": self.tool_choice.for_chat(), "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use}
         if self.output_config is not None:
             told["reasoning_effort"] = self.output_config.effort
-            if (form := self.output_config.format) is not None:
-                told["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "strict": True, "schema": form.schema_}}
+        if (form := (self.output_config and self.output_config.format) or self.output_format) is not None:
+            told["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "strict": True, "schema": form.schema_}}
         return told
 
 

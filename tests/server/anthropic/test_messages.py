@@ -209,9 +209,11 @@ def test_thinking_is_off_by_default(hermes: TestClient, fake: FakeEngine, thinki
 
 
 def test_a_format_of_the_answer(client: TestClient, fake: FakeEngine) -> None:
-    whole(client, output_config={"format": {"type": "json_schema", "schema": CITY}, "effort": "low"})
-    grammar = fake.calls[0].params.grammar
-    assert grammar.kind == "json_schema" and json.loads(grammar.text) == CITY
+    form = {"type": "json_schema", "schema": CITY}
+    for told in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form}):
+        whole(client, **told)
+        grammar = fake.calls[-1].params.grammar
+        assert grammar.kind == "json_schema" and json.loads(grammar.text) == CITY
 
 
 def test_tokens_are_counted_as_the_prompt_has_them(hermes: TestClient, fake: FakeEngine) -> None:
