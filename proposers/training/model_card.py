@@ -164,7 +164,7 @@ def _held_out(family: Path, members: Iterable[str], logs: Path) -> str:
 
 
 def _results(evaluation: Mapping[str, Any]) -> Iterable[str]:
-    """Form, accepted lengths, transcripts."""
+    """Form, perplexity, accepted lengths, transcripts."""
     domains: Mapping[str, Any] = evaluation["domains"]
     yield (
         "## Results\n\nHeld-out prompts, never trained on, answered greedily, "
@@ -178,6 +178,12 @@ def _results(evaluation: Mapping[str, Any]) -> Iterable[str]:
     rows = [(FORMS[kind], f"{good / total:.0%}", f"{good} of {total}") for kind, (good, total) in forms.items() if total]
     if rows:
         yield "### Form of the answers\n\nWhether what they say is true is not checked.\n\n" + _table(("answers", "share", ""), rows)
+    if likely := evaluation.get("perplexity"):
+        yield (
+            "### Perplexity\n\nOf the target, on the answers that the corpus has to these prompts: `exp` of a token's mean loss.\n\n"
+            + _table(("", *(row["domain"] for row in likely)), [
+                ("perplexity", *(f"{row['perplexity']:.2f}" for row in likely)), ("tokens", *(f"{row['tokens']:,}" for row in likely))])
+        )
     ks = sorted({row["k"] for row in evaluation["acceptance"]})
     if ks:
         yield _acceptance(evaluation["acceptance"], K if K in ks else ks[-1])

@@ -1,4 +1,7 @@
-"""Held-out prompts, and the target's plain answers to them: greedy, without speculation, and how many of them are well-formed."""
+"""Held-out prompts, and the target's plain answers to them: greedy, without speculation, and how many of them are well-formed.
+
+And how likely the target finds the answers that the corpus has.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from zlib import crc32
 from transformers import PreTrainedTokenizerFast
 
 from ...engine.bench.acceptance import answer
+from ...engine.bench.scoring import score
 from ...engine.bench.speculation_turn import Answer
 from ...engine.boot import Engine, boot
 from ...engine.llm_options import engine_config
 from ...proposers.training.answers import check_answer
 from ...proposers.training.corpus import Conversation
-from ...proposers.training.encoding import Prompt, encode_prompt
+from ...proposers.training.encoding import Prompt, encode, encode_prompt
 from ...proposers.training.reading import DataError, parse_record
 from .cells import Cells
 from .members import FamilyFolder
@@ -86,12 +90,20 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, per_domain: int
 
 
 def _prompt(row: Any) -> tuple[str, Prompt]:
-    """One record and its domain: "prompts" where it names none. Its reference may be missing. Raises DataError, without a place."""
+    """One record and its domain: "prompts" where it names none. Its reference, a message or only its text, may be missing.
+
+    Raises DataError, without a place.
+    """
     if not isinstance(row, dict) or "messages" not in row:
         raise DataError("is no object with `messages`")
     parsed = parse_record({"messages": row["messages"], "tools": row.get("tools")}, "")
     assert isinstance(parsed, Conversation)
-    reference = row.get("reference") or {"role": "assistant", "content": ""}
+    said = row.get("reference") or ""
+    reference = {"role": "assistant", "content": said} if isinstance(said, str) else said
+    if said:
+        whole = parse_record({"messages": [*parsed.messages, reference]}, "")
+        assert isinstance(whole, Conversation)
+        reference = whole.messages[-1]
     return str(row.get("domain") or "prompts"), Prompt(parsed.messages, parsed.tools, reference)
 
 
@@ -101,6 +113,21 @@ def plain_answers(plain: Booted, domain: str, asked: Sequence[Asked], effort: Ef
     kept = cells.get(*key) or cells.put(
         *key, result={"answers": [asdict(one) for one in answer(plain.engine, [one.token_ids for one in asked], effort.max_tokens)]})
     return [Answer(**one) for one in kept["answers"]]
+
+
+def reference_losses(plain: Booted, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Asked]) -> list[float]:
+    """Nats of each token of the corpus's answers, behind their prompts. What is missing or beyond the context has none."""
+    model, losses = plain.engine.model, list[float]()
+    for one in asked:
+        said = one.prompt.reference
+        if not (said.get("content") or said.get("tool_calls")):
+            continue
+        (whole,) = encode([Conversation([*one.prompt.messages, said], 0, one.prompt.tools)], tokenizer)
+        if len(whole) <= model.max_model_len:
+            first = len(one.token_ids)
+            found = score(model.executor, [whole.token_ids.tolist()]).losses.numpy()
+            losses += found[first - 1:][whole.learn[first:] == 1].tolist()
+    return losses
 
 
 def form_of(asked: Sequence[Asked], answers: Sequence[Answer]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`foretoken train evaluate`: what a family of target and drafters can do on prompts it was never trained on.
 
-Answers and their form, accepted lengths by method and domain, and on request speed through the real server. Every figure is kept
-as soon as it is known; the same command goes on where a killed run stopped.
+Perplexity, answers and their form, accepted lengths by method and domain, and on request speed through the real server. What takes long
+is kept as soon as it is known; the same command goes on where a killed run stopped.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from ..exit_status import CONFIG, UNAVAILABLE, failed
 from ..help_format import CommandParser
 from ..option_forms import count, several, temperature
 from .acceptance import acceptance_of
-from .answers import Booted, Effort, form_of, plain_answers, read_prompts
+from .answers import Booted, Effort, form_of, plain_answers, read_prompts, reference_losses
 from .cells import Cells
 from .members import OFF, FamilyFolder
 from .report import ALL, acceptance_plot, speed_plot, speed_table
@@ -61,13 +64,20 @@ def _evaluate(args: argparse.Namespace, family: FamilyFolder, methods: Sequence[
     effort, cells = Effort(args.max_tokens, args.k, args.threads), Cells(args.out / "cells.jsonl")
     with closing(Booted(family, OFF, effort)) as plain:
         room = plain.engine.model.max_model_len - max(effort.max_tokens, args.speed_tokens)
-        asked = read_prompts(args.prompts, PreTrainedTokenizerFast.from_pretrained(family.target), args.per_domain, room)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(family.target)
+        asked = read_prompts(args.prompts, tokenizer, args.per_domain, room)
         bar = tqdm(asked, desc="answers", dynamic_ncols=True, disable=None)
         answers = {domain: plain_answers(plain, domain, asked[domain], effort, cells) for domain in bar}
+        losses = {domain: reference_losses(plain, tokenizer, some) for domain, some in asked.items()}
     report: dict[str, Any] = {
         "command": command, "machine": this_machine().describe(), "prompts_per_domain": args.per_domain, "max_tokens": effort.max_tokens,
         "domains": {domain: form_of(some, answers[domain]) for domain, some in asked.items()},
     }
+    if of_all := list(chain.from_iterable(losses.values())):
+        known = {domain: some for domain, some in losses.items() if some} | {ALL: of_all}
+        report["perplexity"] = [
+            {"domain": domain, "tokens": len(some), "perplexity": math.exp(statistics.fmean(some))} for domain, some in known.items()
+        ]
     report["acceptance"] = [row for method in methods for row in acceptance_of(method, family, asked, answers, effort, cells)]
     if args.speed:
         contests = [Contest(method, family.speculation(method, args.speed_k), family.mark(method)) for method in methods]
@@ -93,13 +103,17 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _summary(report: Mapping[str, Any], most: int) -> str:
-    """A few lines for a person: forms, and accepted lengths over all domains."""
+    """A few lines for a person: forms, perplexity and accepted lengths over all domains."""
     forms: dict[str, list[int]] = {}
     for domain in report["domains"].values():
         for kind, (good, total) in domain["well_formed"].items():
             before = forms.get(kind, [0, 0])
             forms[kind] = [before[0] + good, before[1] + total]
     lines = [f"well-formed {kind}: {good} of {total}" for kind, (good, total) in forms.items()]
+    lines += [
+        f"perplexity of the corpus's own answers: {row['perplexity']:.2f} ({row['tokens']:,} tokens)"
+        for row in report.get("perplexity", ()) if row["domain"] == ALL
+    ]
     lines += [
         f"{row['method']:15} k={row['k']}: mean accepted length {row['mean_accepted_length']:.2f}"
         f" ({row['same_answers']} of {row['answers']} answers as without speculation)"
@@ -111,7 +125,7 @@ def _summary(report: Mapping[str, Any], most: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken train evaluate",
-        description="Measure a family on held-out prompts: form of the answers, accepted lengths, and with --speed the server's speed.",
+        description="Measure a family on held-out prompts: perplexity, form of answers, accepted lengths, with --speed the server's speed.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -48,6 +48,9 @@ def evaluation() -> dict[str, Any]:
             "json": {"well_formed": {"json": [3, 4]}, "transcripts": [transcript("# not a heading\n```", "does not parse")]},
             "tools": {"well_formed": {"json": [1, 1], "tool call": [0, 2]}, "transcripts": [transcript("It is", None, **tools)]},
         },
+        "perplexity": [
+            {"domain": "json", "tokens": 1200, "perplexity": 1.234}, {"domain": "all", "tokens": 1300, "perplexity": 2.5},
+        ],
         "acceptance": [
             acceptance(method, domain, k, length, min(k, most))
             for method, most, length in (("ngram", 64, 1.25), ("medusa", 4, 2.5)) for domain in ("json", "tools", "all") for k in (3, 5)
@@ -69,6 +72,7 @@ def test_a_card_says_what_the_files_say(family: Path, tmp_path: Path) -> None:
     assert "| `medusa/` | loss 3.250 |" in card, "the last held-out loss that was measured"
     assert "| 80% | 4 of 5 |" in card and "| 0% | 0 of 2 |" in card, "forms are added up over domains"
     assert "| ngram | 1.25 | 1.25 | 1.25 | 0.25 | 50% |" in card and "| medusa (k = 4) | 2.50 | 2.50 | 2.50 | 1.50 | 50% |" in card
+    assert "| perplexity | 1.23 | 2.50 |" in card and "| tokens | 1,200 | 1,300 |" in card
     assert "16 of 16 answers were token for token" in card
     assert "**json, 1** (not well-formed: does not parse)" in card and "\n# not a heading" not in card
     assert "[... 800 more characters]" in card

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from variants import slow_but
 
 from foretoken.engine.config import DEMO_MODEL
@@ -73,7 +74,12 @@ def test_answers_and_accepted_lengths(
         assert rows[method, "all"]["passes"] == rows[method, "talk"]["passes"] + rows[method, "json"]["passes"]
     drafted = rows["draft_model", "all"]
     assert drafted["drafts"] > 0 and 1 < drafted["mean_accepted_length"] <= 4
-    assert "draft_model     k=3: mean accepted length" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "draft_model     k=3: mean accepted length" in said and "perplexity of the corpus's own answers: " in said
+    likely = {found["domain"]: found for found in report["perplexity"]}
+    tokens = {domain: found["tokens"] for domain, found in likely.items()}
+    assert list(tokens) == ["talk", "json", "all"] and tokens["all"] == tokens["talk"] + tokens["json"]
+    assert likely["talk"]["perplexity"] == pytest.approx(perplexity_by_transformers(ROWS[0], ROWS[2]), rel=0.02)
     assert (out / "acceptance.csv").read_text().count("\n") == 7
 
     def not_again(*_: object) -> None:
@@ -86,6 +92,20 @@ def test_answers_and_accepted_lengths(
     assert main(words) == 0
     assert (out / "cells.jsonl").read_bytes() == lines
     assert json.loads((out / "evaluation.json").read_text())["acceptance"] == report["acceptance"]
+
+
+def perplexity_by_transformers(*rows: dict[str, Any]) -> float:
+    """Of what the references say and the token that ends them, as the target's own library has it."""
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
+    model = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
+    losses: list[torch.Tensor] = []
+    for one in rows:
+        begun = str(tokenizer.apply_chat_template(one["messages"], tokenize=False, add_generation_prompt=True))
+        prompt, whole = (tokenizer(text, add_special_tokens=False).input_ids
+                         for text in (begun, begun + one["reference"]["content"] + "<|im_end|>"))
+        logits = model(torch.tensor([whole])).logits[0, len(prompt) - 1:-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(whole[len(prompt):]), reduction="none"))
+    return torch.cat(losses).mean().exp().item()
 
 
 class Parrot:
@@ -188,9 +208,12 @@ def test_prompts_of_ones_own_need_messages_only(tmp_path: Path) -> None:
     asked = train_answers.read_prompts(path, tokenizer, 5, 1000)
     assert {domain: len(some) for domain, some in asked.items()} == {"prompts": 1, "json": 1}
     assert asked["prompts"][0].prompt.reference["content"] == "" and asked["json"][0].prompt.reference["content"] == '{"name": "Ada"}'
+    path.write_text('{"messages": [{"role": "user", "content": "Hello!"}], "reference": "Hi!"}')
+    assert train_answers.read_prompts(path, tokenizer, 5, 1000)["prompts"][0].prompt.reference == {"role": "assistant", "content": "Hi!"}
     for line, words in [
         ('{"prompt": "Hello!"}', "own.jsonl:1: is no object with `messages`"),
         ('{"messages": [{"role": "human", "content": "a"}]}', "own.jsonl:1: message 1: role 'human'"),
+        ('{"messages": [{"role": "user", "content": "a"}], "reference": {"role": "assistant", "content": 5}}', "own.jsonl:1: message 2"),
         ("{", "own.jsonl:1: Expecting property name"),
         ("", "own.jsonl: there are no prompts in it"),
     ]:
