@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import httpx
 import pytest
@@ -21,20 +21,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Connections that clients leave to the garbage collector go before another test, or pytest's end, is blamed for them: there
+    warnings are errors. Here the test's fixtures are let go, too."""
+    done = yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+    return done
+
+
 @pytest.fixture(scope="module", autouse=True)
 def none_but_theirs() -> Iterator[None]:
     """The collection behind every test has little to look through."""
     with young_heap():
         yield
-
-
-@pytest.fixture(autouse=True)
-def no_remains() -> Iterator[None]:
-    """Connections that clients leave to the garbage collector go before another test, whose warnings are errors, is blamed for them."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture(scope="session")
