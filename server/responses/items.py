@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..chat_messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME_CHARS, CalledFunction, Message, ToolCall
@@ -83,6 +83,16 @@ class CallItem(_Item):
     name: Id
     namespace: Id | None = None
     arguments: str
+
+    @model_validator(mode="after")
+    def _has_a_name_to_tell(self) -> CallItem:
+        if len(self.told_name) > MAX_NAME_CHARS:
+            raise PydanticCustomError("name", "namespace and name have more than {limit} characters together", {"limit": MAX_NAME_CHARS})
+        return self
+
+    @property
+    def told_name(self) -> str:
+        return self.name if self.namespace is None else full_name(self.namespace, self.name)
 
     def kept(self) -> dict[str, Any]:
         told = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
@@ -187,8 +197,7 @@ def messages(items: Sequence[Item]) -> list[Message]:
                 turn.reasoning += item.content or item.summary
             case CallItem():
                 called.add(item.call_id)
-                name = item.name if item.namespace is None else full_name(item.namespace, item.name)
-                turn.calls.append(ToolCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments)))
+                turn.calls.append(ToolCall(id=item.call_id, function=CalledFunction(name=item.told_name, arguments=item.arguments)))
             case MessageItem():
                 turn = turn.end(chat)
                 chat.append(Message(role=item.role, content="\n".join(item.content)))

@@ -205,6 +205,8 @@ def test_the_prompts_tokens_are_counted(api: TestClient, fake: FakeEngine) -> No
         ({"input": [{"role": "user", "content": "x"}] * 5000}, "input", "4096"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'web_search' is not available"),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
+        ({"input": [{"type": "function_call", "call_id": "c", "arguments": "", "name": "f" * 6, "namespace": "n" * 250}]},
+         "input.0.function_call", "256 characters together"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "a list of tools"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools", "'custom' is not available"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools", "not namespaces"),
