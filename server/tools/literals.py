@@ -14,6 +14,9 @@ from .parser import ToolParser, quoted
 from .scanner import MAX_HELD, SPACE, Arguments, Piece, Waiting
 
 _BARE = frozenset(("integer", "number", "boolean", "null"))
+QUOTES = tuple(raw + quote for raw in ("", "r") for quote in ('"""', "'''", '"', "'"))
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+"""Hexadecimal digits behind these letters, which stand behind a backslash."""
 
 
 class LiteralParser(ToolParser):
@@ -25,12 +28,13 @@ class LiteralParser(ToolParser):
     def text(self, before: str) -> Waiting[bool]:
         """Read a text in quotes, if one begins here, and give it out as JSON, with `before` in front."""
 
-    def members(self, closing: str, equals: str) -> Waiting[None]:
-        """Give members out as JSON, from behind their first bracket on. What breaks them is left to be content.
+    def members(self, closing: str, equals: str = ":", json_end: str = "}") -> Waiting[bool]:
+        """Give members out as JSON, from behind their first bracket on. False, with the rest unread, if they break off.
 
-        equals: what stands between a key and its value; deeper inside it is a colon.
+        equals: what stands between a key and its value; deeper inside it is a colon. json_end: "]" for a list.
         """
-        inside, due, comma = [(closing, "}")], "key", ""  # inside: brackets that are open, as they close here and in JSON
+        inside = [(closing, json_end)]  # brackets that are open, as they close here and in JSON
+        due, comma = "key" if json_end == "}" else "value", ""
         while inside and (char := (yield from self.peek())):
             end, json_end = inside[-1]
             between = equals if len(inside) == 1 else ":"
@@ -70,6 +74,7 @@ class LiteralParser(ToolParser):
             self._at = self._mark
         else:
             self.settle()
+        return not inside
 
     def word(self, ends: Container[str], limit: int) -> Waiting[str]:
         """Read up to one of the characters that end it."""
@@ -77,6 +82,47 @@ class LiteralParser(ToolParser):
         while (char := (yield from self.peek())) and char not in ends and self._at - self._mark < start + limit:
             self._at += 1
         return self._text[self._mark + start : self._at].strip()
+
+
+class PythonLiterals(LiteralParser):
+    """Texts in quotes as Python has them, and JSON."""
+
+    brackets = LiteralParser.brackets | {"(": ")"}
+
+    def text(self, before: str) -> Waiting[bool]:
+        for opening in QUOTES:
+            if (yield from self.skip(opening)):
+                break
+        else:
+            return False
+        self.settle(Arguments(before + '"'))
+        quote = opening.removeprefix("r")
+        markers = (quote, "\\") if opening == quote else (quote,)
+        while marker := (yield from self.until(markers, escaped, space=False)):
+            if marker == "\\":
+                yield from self._escape()
+            elif (yield from self.peek()).isalnum():  # an apostrophe: nothing of the kind stands behind a text
+                self.give(escaped)
+            else:
+                self.settle(Arguments('"'))
+                break
+        return True
+
+    def _escape(self) -> Waiting[None]:
+        """Give out what a backslash and the characters behind it say; themselves if that is nothing."""
+        kind = yield from self.peek()
+        self._at += len(kind)
+        digits, most = ("01234567", 2) if kind in tuple("01234567") else ("0123456789abcdefABCDEF", _DIGITS.get(kind, 0))
+        for _ in range(most):
+            if (yield from self.peek()) not in tuple(digits):
+                break
+            self._at += 1
+        raw = self._text[self._mark : self._at]
+        said = raw.removeprefix("\\") if kind == "/" else raw  # JSON's
+        with suppress(SyntaxError, ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = ast.literal_eval(f'"""{said}"""')
+        self.settle(Arguments(json.dumps(said)[1:-1]))  # in ASCII, as half of a pair may be all there is
 
 
 def escaped(text: str) -> Piece:

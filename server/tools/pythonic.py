@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from .json_list import LINE, SEPARATOR
-from .literals import LiteralParser, escaped
+from .literals import PythonLiterals
 from .parser import MAX_KEY, MAX_NAME, Tool, in_order, json_rule, name_of, property_rule, quoted, schema_of, several
 from .scanner import Arguments, CallBegun, Content, Waiting
 
 START, END = "<|python_start|>", "<|python_end|>"
-QUOTES = tuple(raw + quote for raw in ("", "r") for quote in ('"""', "'''", '"', "'"))
-_DIGITS = {"x": 2, "u": 4, "U": 8}
-"""Hexadecimal digits behind these letters, which stand behind a backslash."""
 
 
-class Pythonic(LiteralParser):
+class Pythonic(PythonLiterals):
     """Llama 4 may write tokens around the list.
 
     Nothing need mark a call, so only a function on offer makes one, at the beginning: a list or a link stays an answer.
     """
 
     markers = (START, END)
-    brackets = LiteralParser.brackets | {"(": ")"}
 
     def scan(self) -> Waiting[None]:
         yield from self._list()
@@ -60,40 +52,6 @@ class Pythonic(LiteralParser):
         self.settle(CallBegun(name), Arguments("{"))
         yield from self.members(")", "=")
         return True
-
-    def text(self, before: str) -> Waiting[bool]:
-        for opening in QUOTES:
-            if (yield from self.skip(opening)):
-                break
-        else:
-            return False
-        self.settle(Arguments(before + '"'))
-        quote = opening.removeprefix("r")
-        markers = (quote, "\\") if opening == quote else (quote,)
-        while marker := (yield from self.until(markers, escaped, space=False)):
-            if marker == "\\":
-                yield from self._escape()
-            elif (yield from self.peek()).isalnum():  # an apostrophe: nothing of the kind stands behind a text
-                self.give(escaped)
-            else:
-                self.settle(Arguments('"'))
-                break
-        return True
-
-    def _escape(self) -> Waiting[None]:
-        """Give out what a backslash and the characters behind it say; themselves if that is nothing."""
-        kind = yield from self.peek()
-        self._at += len(kind)
-        digits, most = ("01234567", 2) if kind in tuple("01234567") else ("0123456789abcdefABCDEF", _DIGITS.get(kind, 0))
-        for _ in range(most):
-            if (yield from self.peek()) not in tuple(digits):
-                break
-            self._at += 1
-        said = raw = self._text[self._mark : self._at]
-        with suppress(SyntaxError, ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            said = ast.literal_eval(f'"""{raw}"""')
-        self.settle(Arguments(json.dumps(said)[1:-1]))  # in ASCII, as half of a pair may be all there is
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:

@@ -6,13 +6,13 @@ GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .json_list import Hermes
-from .literals import as_json, escaped
-from .parser import MAX_KEY, MAX_NAME, Tool, ToolParser, lengths, name_of, property_rule, quoted, schema_of, several
+from .literals import PythonLiterals, as_json, escaped
+from .parser import MAX_KEY, MAX_NAME, Tool, lengths, name_of, property_rule, quoted, schema_of, several
 from .scanner import MAX_HELD, Arguments, CallBegun, Content, Waiting
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -21,10 +21,11 @@ ARGUMENT, END_ARGUMENT, VALUE, END_VALUE = "<arg_key>", "</arg_key>", "<arg_valu
 LINE = quoted("\n")
 
 
-class Qwen3Xml(ToolParser):
+class Qwen3Xml(PythonLiterals):
     opening, closing = Hermes.opening, Hermes.closing
     markers = (opening, closing)
     value_end: ClassVar[str] = END_PARAMETER
+    key_end: ClassVar[str] = ">"
     trimmed: ClassVar[str] = "\n"
     """What a value has on both sides that is not its own."""
 
@@ -47,14 +48,22 @@ class Qwen3Xml(ToolParser):
     def _function(self, marker: str) -> Waiting[str]:
         return (yield from self._name(MAX_NAME, ">")) if marker == FUNCTION or (yield from self.skip(FUNCTION)) else ""
 
-    def _key(self) -> Waiting[str]:
-        return (yield from self._name(MAX_KEY, ">")) if (yield from self.skip(PARAMETER)) else ""
+    def _key(self, known: Collection[str]) -> Waiting[str]:
+        return (yield from self._key_itself(known)) if (yield from self.skip(PARAMETER)) else ""
+
+    def _key_itself(self, known: Collection[str]) -> Waiting[str]:
+        """Read a key and its end: one of the schema's, whatever is in it, or one that looks like a name."""
+        for key in sorted(known, key=len, reverse=True):
+            if key and (yield from self.skip(key + self.key_end)):
+                return key
+        key = yield from self._name(MAX_KEY, self.key_end[0])
+        return key if (yield from self.skip(self.key_end[1:])) else ""
 
     def _parameters(self, kinds: Mapping[str, frozenset[str]]) -> Waiting[None]:
         separator = ""
         while True:
             yield from self.space()
-            key = yield from self._key()
+            key = yield from self._key(kinds)
             if not key:
                 break
             yield from self.skip(self.trimmed)
@@ -68,10 +77,14 @@ class Qwen3Xml(ToolParser):
     def _value(self, kinds: frozenset[str]) -> Waiting[None]:
         """Give a value out as JSON: a text, a list and an object as they come, the rest once it is whole."""
         first = yield from self.peek()
-        bracketed = (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds)
-        if bracketed and not (yield from self._is_python()):
-            yield from self.value(piece=Arguments)
-            yield from self.close(self.value_end)
+        if (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds):
+            self._at += 1
+            self.settle(Arguments(first))
+            if (yield from self.members(self.brackets[first], json_end=self.brackets[first])):
+                yield from self.close(self.value_end)
+            else:
+                yield from self.until((self.value_end,), Arguments)  # what broke it
+                self.settle()
             return
         held = "" if kinds <= {"string"} else (yield from self._held_value())
         if held is None:
@@ -83,16 +96,6 @@ class Qwen3Xml(ToolParser):
             self.settle(Arguments('"'))
             if (yield from self.until((self.trimmed + self.value_end, self.value_end), escaped, space=False)):
                 self.settle(Arguments('"'))
-
-    def _is_python(self) -> Waiting[bool]:
-        """Whether what begins here in brackets has a single quote, True, False or None for its first word."""
-        start, char = self._at - self._mark, ""
-        for _ in range(MAX_KEY):
-            if (char := (yield from self.peek())) not in ("{", "[", "(", " ", "\n"):
-                break
-            self._at += 1
-        self._at = self._mark + start
-        return char in ("'", "T", "F", "N")
 
     def _held_value(self) -> Waiting[str | None]:
         """Read a value and its end: "" if it is too long or empty, None if the answer ends first."""
@@ -173,6 +176,7 @@ class GlmXml(Qwen3Xml):
 
     markers = (Hermes.opening, Hermes.closing, ARGUMENT, END_ARGUMENT, VALUE, END_VALUE)
     value_end = END_VALUE
+    key_end = END_ARGUMENT
     trimmed = ""
 
     def _until_call(self) -> Waiting[str]:
@@ -188,12 +192,10 @@ class GlmXml(Qwen3Xml):
         self._at = self._mark + start + len(name)
         return name if begins and name.isprintable() and " " not in name else ""
 
-    def _key(self) -> Waiting[str]:
-        key = (yield from self._name(MAX_KEY, "<")) if (yield from self.skip(ARGUMENT)) else ""
-        if not key or not (yield from self.skip(END_ARGUMENT[1:])):
-            return ""
+    def _key(self, known: Collection[str]) -> Waiting[str]:
+        key = (yield from self._key_itself(known)) if (yield from self.skip(ARGUMENT)) else ""
         yield from self.space()
-        return key if (yield from self.skip(VALUE)) else ""
+        return key if key and (yield from self.skip(VALUE)) else ""
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:

@@ -127,8 +127,15 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
         r"<parameter=list>[['\d'], (1,)]</parameter></function>",
         [("f", '{"object": {"a": [true, null], "b": "it\'s \\""}, "list": [["\\\\d"], [1]]}')],
     ),
-    (Qwen3Xml, "<function=f><parameter=object>{'a'</parameter></function>", [("f", """{"object": "{'a'"}""")]),
-    (Qwen3Xml, "<function=f><parameter=object>{'a': 1", [("f", '{"object": ')]),
+    (
+        Qwen3Xml,
+        r"""<function=f><parameter=list>[1, 'a', None, {"b": False, "c": true,}, "\/\n"]</parameter></function>""",
+        [("f", '{"list": [1, "a", null, {"b": false, "c": true}, "/\\n"]}')],
+    ),
+    (Qwen3Xml, "<function=f><parameter=list>[[]2] </parameter><parameter=text>a</parameter>", [("f", '{"list": [[]2], "text": "a"')]),
+    (Qwen3Xml, "<function=f><parameter=object>{'a'</parameter></function>", [("f", '{"object": {"a"}')]),
+    (Qwen3Xml, "<function=f><parameter=object>{'a': 1", [("f", '{"object": {"a": ')]),
+    (Qwen3Xml, "<function=f><parameter=list>[1]</param", [("f", '{"list": [1]')]),
     (Qwen3Xml, "<function=f><parameter=text>cut", [("f", '{"text": "cut')]),
     (Qwen3Xml, "<function=f><parameter=number>4", [("f", '{"number": ')]),
     (Qwen3Xml, "<tool_call>x <function=> <function=a b>", ["<tool_call>x <function=> <function=a b>"]),
@@ -271,6 +278,10 @@ def test_pythons_literals_become_json(arguments: dict[str, Any], length: int) ->
         for format, text in ((Pythonic, f"[f({written})]"), (Olmo3, f"<function_calls>f({written})</function_calls>")):
             ((name, read),) = told(format, cut(text, length))
             assert name == "f" and json.loads(read) == arguments
+        values = f"<parameter=object>{spelled(arguments)}</parameter><parameter=list>\n{spelled([arguments])}\n</parameter>"
+        text = f"<function=f>{values}</function>"
+        ((name, read),) = told(Qwen3Xml, cut(text, length))
+        assert name == "f" and json.loads(read) == {"object": arguments, "list": [arguments]}
 
 
 def test_content_and_arguments_come_at_once() -> None:

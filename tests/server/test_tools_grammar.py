@@ -102,8 +102,8 @@ def written(
     return None
 
 
-def calls_of(format: type[ToolParser], text: str) -> list[tuple[str, Any]]:
-    parser = format(TOOLS)
+def calls_of(format: type[ToolParser], text: str, tools: tuple[Tool, ...] = TOOLS) -> list[tuple[str, Any]]:
+    parser = format(tools)
     calls: list[list[str]] = []
     for part in [*parser.feed(text), *parser.finish()]:
         match part:
@@ -172,6 +172,19 @@ def test_a_model_may_write_as_it_was_taught(name: str, compiler: GrammarCompiler
     assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("Rome", "Oslo"))
     assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("weather", "whether"))
     assert not accepts(compiler, tokenizer, spec, "Sure!") and not accepts(compiler, tokenizer, spec, "")
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_xml", "seed_oss"])
+@pytest.mark.parametrize("key", ["a key", "a<b>c", "é\"'=,", " line\nend ", "x" * 100, "</parameter>", "a"])
+def test_a_key_may_be_any_text(name: str, key: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+    parameters = {"properties": {"a": {}, key: {"type": "integer"}}, "required": [key]}
+    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell_by(tokenizer))
+    texts = [text for seed in range(4) if (text := written(compiler, tokenizer, spec, Random(seed))) is not None]
+    for text in texts:
+        ((called, arguments),) = calls_of(FORMATS[name], text, (tool,))
+        assert called == "f" and type(arguments[key]) is int and arguments.keys() <= {"a", key}, text
+    assert texts
 
 
 @pytest.mark.parametrize(
