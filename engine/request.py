@@ -328,3 +328,8 @@ class TokenDelta:
     queue_time_s: float | None = None  # with a finish_reason only: from arrival to the first step; None = it never ran
     prompt_logprobs: PromptLogprobs | None = None  # with the first token only, if they were asked for
     num_passes: int = 1  # of the target that gave it tokens
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it ends an answer that the model had not ended: a limit or a stop string did."""
+        return self.finish_reason not in (None, "stop") or isinstance(self.stop_reason, str)

@@ -160,7 +160,7 @@ class ParsedChatShape(ChatShape):
 
     def _parts(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
         reply = self._replies[index]
-        parts = reply.feed(delta.text, delta.token_ids, delta.finish_reason is not None)
+        parts = reply.feed(delta)
         self._choices[index].num_reasoning_tokens = reply.num_reasoning_tokens
         return parts
 

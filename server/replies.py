@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..engine.chat_template import takes_tools, template_text
 from ..engine.grammar_spec import GrammarSpec
+from ..engine.request import TokenDelta
 from ..engine.thinking_budget import ThinkingBudget
 from ..engine.token_bytes import TokenBytes
 from .chat_format import ChatPrompt
@@ -123,12 +124,12 @@ class Reply:
     def num_reasoning_tokens(self) -> int:
         return 0 if self._reasoning_tokens is None else self._reasoning_tokens.count
 
-    def feed(self, text: str, token_ids: Sequence[int], last: bool) -> list[dict[str, Any]]:
-        """The parts that this text settles, in order; `last` settles all. token_ids: those that came with it."""
+    def feed(self, delta: TokenDelta) -> list[dict[str, Any]]:
+        """The parts that its text settles, in order; the last one settles all."""
         if self._reasoning_tokens is not None:
-            self._reasoning_tokens.feed(token_ids)
-        pieces = _fed(self._reasoning, [Content(text)], last)
-        return [part for piece in _joined(_fed(self._tools, pieces, last)) if (part := self._part(piece)) is not None]
+            self._reasoning_tokens.feed(delta.token_ids)
+        pieces = _fed(self._reasoning, [Content(delta.text)], delta)
+        return [part for piece in _joined(_fed(self._tools, pieces, delta)) if (part := self._part(piece)) is not None]
 
     def _part(self, piece: Piece) -> dict[str, Any] | None:
         match piece:
@@ -171,14 +172,14 @@ def _reasoning(text: str) -> dict[str, Any]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _fed(parser: ReasoningParser | ToolParser | None, pieces: Iterable[Piece], last: bool) -> Iterable[Piece]:
-    """The pieces with their content read by the parser."""
+def _fed(parser: ReasoningParser | ToolParser | None, pieces: Iterable[Piece], delta: TokenDelta) -> Iterable[Piece]:
+    """The pieces of a delta with their content read by the parser."""
     if parser is None:
         return pieces
     found: list[Piece] = []
     for piece in pieces:
         found.extend(parser.feed(piece.text) if isinstance(piece, Content) else [piece])
-    return found + parser.finish() if last else found
+    return found if delta.finish_reason is None else found + parser.finish(cut=delta.was_cut)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:

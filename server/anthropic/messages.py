@@ -103,7 +103,7 @@ class Answer:
             yield _named([_error(internal_error(self.generation.request_id))])
 
     def _parts(self, delta: TokenDelta) -> list[dict[str, Any]]:
-        parts = self.reply.feed(delta.text, delta.token_ids, delta.finish_reason is not None)
+        parts = self.reply.feed(delta)
         self.generation.choices[0].num_reasoning_tokens = self.reply.num_reasoning_tokens
         return parts
 

@@ -62,7 +62,7 @@ class Writer:
             self._sources += speculation(delta, self._proposer_names)
         self._finish_reason = delta.finish_reason
         events: list[Event] = []
-        for part in self.reply.feed(delta.text, delta.token_ids, delta.finish_reason is not None):
+        for part in self.reply.feed(delta):
             events += self._part(part)
         return events
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...engine.json_dialects import enforceable
-from .scanner import MAX_HELD, Arguments, CallBegun, Scanner, Waiting
+from .scanner import MAX_HELD, Arguments, CallBegun, Content, Scanner, Waiting
 
 MAX_NAME = 256
 MAX_KEY = 64
@@ -56,6 +56,18 @@ class ToolParser(Scanner):
     def written(cls, calls: Sequence[tuple[str, str]]) -> str:
         """Calls, each a name and its arguments, as a model of this format writes them; "" where no template leaves them out."""
         return ""
+
+    def reject(self, marker: str) -> None:
+        """What the marker in front of the held text begins is no call: it comes out as content, and reading goes on behind it.
+
+        Nothing comes of a call that was cut before it was known to be one.
+        """
+        if self._cut and self._ran_out and marker in self.markers:
+            self._at = len(self._text)
+            self.settle()
+        else:
+            self._at = self._text.index(marker, self._mark) + len(marker)
+            self.give(Content)
 
     def listed(self, call: Callable[[], Waiting[bool]] | None = None) -> Waiting[bool]:
         """Read calls, in a list or one behind the other. False, with the text still held, if there is none.

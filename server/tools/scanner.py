@@ -65,6 +65,8 @@ class Scanner(ABC):
         self._mark = 0
         self._at = 0
         self._ended = False
+        self._cut = False
+        self._ran_out = False  # whether more was looked for behind the end
         self._found: list[Piece] = []
         self._run: Waiting[None] | None = None  # None: not begun yet, as a subclass may have more to set up
 
@@ -79,9 +81,9 @@ class Scanner(ABC):
         self._mark = 0
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """What is settled by there being no more text."""
-        self._ended = True
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """What is settled by there being no more text. cut: whether more would have come."""
+        self._ended, self._cut = True, cut
         return self._advance()
 
     def _advance(self) -> list[Piece]:
@@ -109,15 +111,11 @@ class Scanner(ABC):
         self._mark = self._at
         self._found.extend(pieces)
 
-    def reject(self, marker: str) -> None:
-        """The marker in front of the held text was none: it comes out as content, and reading goes on behind it."""
-        self._at = self._text.index(marker, self._mark) + len(marker)
-        self.give(Content)
-
     def more(self) -> Waiting[bool]:
         """Wait for text; False if there will be none."""
         while self._at >= len(self._text):
             if self._ended:
+                self._ran_out = True
                 return False
             yield
         return True

@@ -10,6 +10,7 @@ from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
+from foretoken.engine.request import FinishReason
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
 from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
@@ -117,6 +118,21 @@ def test_a_stream_without_calls_is_what_it_was(hermes: TestClient, fake: FakeEng
     chunks = streamed(hermes, tools=TOOLS)
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == fake.reply
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop" and "metrics" in chunks[-1]
+    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+
+
+def test_a_call_that_is_cut_before_its_name_is_not_told(hermes: TestClient, fake: FakeEngine) -> None:
+    """By a limit or a stop string: what the model ended itself comes as it is."""
+    fake.reply = 'So. <tool_call>\n{"name": "wea'
+    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+    endings: list[tuple[FinishReason, str | None]] = [("length", None), ("stop", "ther")]
+    for fake.ending in endings:
+        (choice,) = whole(hermes, tools=TOOLS)["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "So.", "refusal": None}
+        assert (choice["finish_reason"], choice["stop_reason"]) == fake.ending
+        deltas = [chunk["choices"][0]["delta"] for chunk in streamed(hermes, tools=TOOLS)]
+        assert "".join(delta.get("content", "") for delta in deltas) == "So." and not any("tool_calls" in delta for delta in deltas)
+    fake.reply = "Write <tool_call> and <tool"
     assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
 
 

@@ -215,6 +215,33 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
         assert told(format, cut(text, length)) == expected, length
 
 
+@pytest.mark.parametrize(
+    ("format", "text", "left"),
+    [
+        (Hermes, 'a <tool_call>\n{"name": "f', "a"),
+        (Qwen3Xml, "a <tool_call>\n<func", "a"),
+        (Qwen3Xml, "a <tool_call>b", "a <tool_call>b"),
+        (GlmXml, "<tool_call>x", ""),
+        (MistralList, '[TOOL_CALLS] [{"na', ""),
+        (Mistral, "[TOOL_CALLS]f[AR", ""),
+        (Gemma4, "<|tool_call>call:f", ""),
+        (Olmo3, "<function_calls>f", ""),
+        (Phi4Mini, '<|tool_call|>[{"type": "function", "func', ""),
+        (Phi4Mini, "Python has functools", "Python has functools"),
+        (Llama3Json, "<|python_tag|>{", ""),
+        (Llama3Json, '{"name": "f', '{"name": "f'),
+        (Pythonic, "[f", "[f"),
+    ],
+)
+def test_a_call_that_is_cut_is_none(format: type[ToolParser], text: str, left: str) -> None:
+    """Nothing is told of a frame that was cut before the name of a function; what may be an answer is one."""
+    for length in range(1, len(text)):
+        parser = format(TOOLS)
+        found = [part for piece in cut(text, length) for part in parser.feed(piece)] + parser.finish(cut=True)
+        assert "".join(part.text for part in found if isinstance(part, Content)) == left
+        assert all(isinstance(part, Content) for part in found)
+
+
 SNIPPETS = [
     "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
     "<start_function_call>", "call:f{", "<escape>", "text:",

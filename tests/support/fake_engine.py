@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.intake import Intake
 from foretoken.engine.policy.base import BATCH_SIZE
-from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
+from foretoken.engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
 from foretoken.engine.stats import EngineStats, ProposerStats
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig, Typical
 
@@ -49,6 +49,7 @@ class FakeEngine:
     tokenizer: PreTrainedTokenizerBase
     reply: str = "The quick brown fox"
     error: Exception | None = None
+    ending: tuple[FinishReason, str | None] = ("stop", None)  # and the stop string, which is none of the reply
     fails_after: int | None = None  # deltas, then one with finish_reason "error"
     stuck: bool = False
     healthy: bool = True
@@ -118,7 +119,8 @@ class FakeEngine:
                         str(self.tokenizer.decode(step, skip_special_tokens=params.skip_special_tokens)),
                         [-1, 0][: len(step)],
                         logprobs=[TokenLogprobs(-0.5, 1, top)] * len(step) if params.logprobs is not None else None,
-                        finish_reason="stop" if last else None,
+                        finish_reason=self.ending[0] if last else None,
+                        stop_reason=self.ending[1] if last else None,
                         stats=stats if last else None,
                         num_cached_tokens=3,
                         queue_time_s=0.25 if last else None,
