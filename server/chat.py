@@ -165,4 +165,4 @@ class ParsedChatShape(ChatShape):
         return parts
 
     def _finish_reason(self, index: int, delta: TokenDelta) -> str | None:
-        return "tool_calls" if delta.finish_reason == "stop" and self._replies[index].num_calls else delta.finish_reason
+        return self._replies[index].finish_reason(delta)

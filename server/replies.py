@@ -5,6 +5,7 @@ Owns the choice of formats, from the flags or the model's template. Knows the AP
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -119,6 +120,7 @@ class Reply:
         self._parallel = parallel
         self._include_reasoning = include_reasoning
         self.num_calls = 0
+        self._arguments: list[str] = []  # of the last one
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -131,6 +133,19 @@ class Reply:
         pieces = _fed(self._reasoning, [Content(delta.text)], delta)
         return [part for piece in _joined(_fed(self._tools, pieces, delta)) if (part := self._part(piece)) is not None]
 
+    def finish_reason(self, delta: TokenDelta) -> str | None:
+        """As chat completions tell it. A call that a stop string cut is none that a client can make."""
+        called = delta.finish_reason == "stop" and self.num_calls and (not delta.was_cut or self._is_whole())
+        return "tool_calls" if called else delta.finish_reason
+
+    def _is_whole(self) -> bool:
+        """Whether the last call has all of its arguments."""
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return False
+        return True
+
     def _part(self, piece: Piece) -> dict[str, Any] | None:
         match piece:
             case Content(text):
@@ -139,8 +154,10 @@ class Reply:
                 return _reasoning(text) if self._include_reasoning else None
             case CallBegun(name):
                 self.num_calls += 1
+                self._arguments = []
                 call = {"id": self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
             case Arguments(text):
+                self._arguments.append(text)
                 call = {"function": {"arguments": text}}
         if self.num_calls > 1 and not self._parallel:
             return None

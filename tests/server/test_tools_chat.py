@@ -136,6 +136,16 @@ def test_a_call_that_is_cut_before_its_name_is_not_told(hermes: TestClient, fake
     assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
 
 
+def test_a_call_that_is_cut_in_its_arguments_is_not_to_be_made(hermes: TestClient, fake: FakeEngine) -> None:
+    both, one = CALLS.removesuffix("\n</tool_call>"), CALLS.partition("Paris")[0]
+    endings: list[tuple[FinishReason, str | None]] = [("length", None), ("stop", "Paris"), ("stop", None)]
+    for fake.ending in endings:
+        for fake.reply, told in ((both, "tool_calls"), (both.removesuffix("{}}"), "stop"), (one, "stop")):
+            expected = "length" if fake.ending[0] == "length" else told if fake.ending[1] else "tool_calls"
+            assert whole(hermes, tools=TOOLS)["choices"][0]["finish_reason"] == expected
+            assert streamed(hermes, tools=TOOLS)[-1]["choices"][0]["finish_reason"] == expected
+
+
 def test_logprobs_of_a_stream_with_calls_are_those_of_every_token(hermes: TestClient, fake: FakeEngine) -> None:
     fake.reply = CALLS
     chunks = streamed(hermes, tools=TOOLS, logprobs=True)
