@@ -14,12 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import TemplateError
 from tqdm import tqdm
 
 from ..proposers.config import SpeculativeConfig
 from .boot import Engine, boot
-from .chat_template import in_parts, reads_arguments_as_text, takes_tools, template_text, wants_parts, with_tools
+from .chat_template import ChatTemplate
 from .embedding import Reading
 from .engine_metrics import ENGINE, EngineCollector
 from .errors import EngineDead, InvalidRequest
@@ -134,34 +133,23 @@ class LLM:
         tools: offered in every conversation, in OpenAI's shape. A call of one comes as the model writes it, as text.
         """
         engine, conversations = self._running(), parse_conversations(messages)
-        template = chat_template or template_text(engine.tokenizer)
-        if not template:
+        template = ChatTemplate(engine.tokenizer, chat_template)
+        if not template.text:
             raise InvalidRequest("this model has no chat template; use generate(), or pass chat_template", "messages")
-        place = takes_tools(engine.tokenizer, chat_template) if tools else None
-        if tools and place is None:
+        if tools and template.tools_from is None:
             raise InvalidRequest("the chat template does not know of tools: leave them out, or pass a chat_template that does", "tools")
-        offered: dict[str, Any] = {"tools": list(tools)} if tools and place == "argument" else {}
         prompts: list[Prompt] = []
-        as_parts = wants_parts(engine.tokenizer, chat_template)
         for index, conversation in enumerate(conversations):
             with naming("conversations", index, len(conversations)):
-                turns = [turn_of(message, reads_arguments_as_text(template)) for message in conversation]
-                try:
-                    if tools and place == "system":
-                        turns = with_tools(turns, tools)
-                    text = engine.tokenizer.apply_chat_template(
-                        in_parts(turns) if as_parts else turns,
-                        chat_template=chat_template,
-                        tokenize=False,
-                        add_generation_prompt=add_generation_prompt and not continue_final_message,
-                        continue_final_message=continue_final_message,
-                        **offered,
-                        **(chat_template_kwargs or {}),
-                    )
-                except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
+                text = template.render(
+                    [turn_of(message) for message in conversation],
+                    generates=add_generation_prompt and not continue_final_message,
+                    continues=continue_final_message,
+                    tools=tools or (),
+                    kwargs=chat_template_kwargs,
+                )
                 # The template writes the special tokens itself.
-                prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(str(text), add_special_tokens=False)})
+                prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request, priority=priority)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:

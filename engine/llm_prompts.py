@@ -14,7 +14,6 @@ from typing import Any, TypedDict
 import numpy as np
 from torch import Tensor
 
-from .chat_template import call_arguments
 from .errors import InvalidRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -83,14 +82,13 @@ def parse_conversations(messages: Iterable[Message] | Iterable[Iterable[Message]
     return conversations
 
 
-def turn_of(message: Message, arguments_as_text: bool) -> dict[str, Any]:
+def turn_of(message: Message) -> dict[str, Any]:
     """A message as chat templates know it. Raises InvalidRequest for what is not text."""
-    turn = {**message, "content": _joined(message.get("content"))}
-    if turn.get("role") == "developer":  # few templates know OpenAI's newer name
-        turn["role"] = "system"
-    if calls := message.get("tool_calls"):
-        turn["tool_calls"] = [_call(call, arguments_as_text) for call in calls]
-    return turn
+    said = {key: value for key, value in message.items() if value is not None}
+    if "role" not in said:
+        raise InvalidRequest("a message needs a role", "messages")
+    role = "system" if said["role"] == "developer" else said["role"]  # few templates know OpenAI's newer name
+    return {**said, "role": role, "content": _joined(message.get("content"))}
 
 
 @contextmanager
@@ -140,12 +138,3 @@ def _part(part: Any) -> str:
     if not isinstance(text := part.get("text"), str):
         raise InvalidRequest("a text part must have a text", "messages")
     return text
-
-
-def _call(call: Any, as_text: bool) -> Any:
-    """A call with its arguments as the template wants them."""
-    match call:
-        case {"function": {"arguments": str(arguments)} as function}:
-            return {**call, "function": {**function, "arguments": call_arguments(arguments, as_text)}}
-        case _:
-            return call

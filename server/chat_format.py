@@ -7,29 +7,17 @@ override an argument of the rendering.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from ..engine.chat_template import (
-    in_parts,
-    reads_arguments_as_text,
-    takes_tools,
-    template_text,
-    wants_parts,
-    with_tools,
-    writes_calls,
-)
+from ..engine.chat_template import ChatTemplate
+from ..engine.chat_turns import Written
 from .chat_messages import Message
-from .chat_turns import turns_of, ways
 from .errors import ApiError
 from .tools.parser import Tool
-
-logger = logging.getLogger("foretoken.server")
 
 TEMPLATE_KWARGS = frozenset(
     "add_vision_id clear_thinking date_string enable_thinking preserve_thinking reasoning_effort thinking thinking_budget "
@@ -55,20 +43,14 @@ class ChatFormat:
     """Renders and tokenizes for one model. Safe to use from several threads.
 
     encode(text, add_special_tokens, param) -> token ids is the engine's own, which refuses what cannot fit the context.
-    written(calls) -> calls as the model writes them, for a template that leaves out those of earlier turns.
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        encode: Callable[[str, bool, str], list[int]],
-        written: Callable[[Sequence[tuple[str, str]]], str] = lambda calls: "",
+        self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool, str], list[int]], written: Written | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._encode = encode
-        self._wants_parts = wants_parts(tokenizer)
-        self._tools_of_system = takes_tools(tokenizer) == "system"
-        self._written = None if writes_calls(tokenizer) else written
+        self._template = ChatTemplate(tokenizer, written=written)
 
     async def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises InvalidRequest that names `param`."""
@@ -110,36 +92,12 @@ class ChatFormat:
     def _render(
         self, messages: Sequence[Message], generates: bool, continues: bool, kwargs: Mapping[str, Any], tools: Sequence[Tool]
     ) -> str:
-        template = template_text(self._tokenizer)
-        if not template:
+        if not self._template.text:
             raise ApiError(
                 400, "this model has no chat template; use /v1/completions with a prompt", param="messages", code="no_chat_template"
             )
-        told = turns_of(messages, reads_arguments_as_text(template), self._written)
-        offered: dict[str, Any] = {"tools": list(tools)} if tools and not self._tools_of_system else {}
-        refusal: TemplateError | None = None
-        for turns in ways(with_tools(told, tools) if tools and self._tools_of_system else told):
-            try:
-                text = self._tokenizer.apply_chat_template(
-                    in_parts(turns) if self._wants_parts else turns,
-                    tokenize=False,
-                    add_generation_prompt=generates,
-                    continue_final_message=continues,
-                    **offered,
-                    **kwargs,
-                )
-                return str(text)
-            except TemplateError as error:
-                refusal = refusal or error
-                if type(error) is not TemplateError:
-                    break
-            except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-                raise ApiError(400, "the model's chat template cannot render these messages", param="messages") from error
-        # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is our model's matter.
-        reason = str(refusal) if type(refusal) is TemplateError else "it cannot render them"
-        if isinstance(refusal, TemplateSyntaxError):
-            logger.error("the chat template is broken at its line %d: %s", refusal.lineno, refusal.message)
-        raise ApiError(400, f"the model's chat template refuses these messages: {reason}", param="messages") from refusal
+        turns = [message.for_template() for message in messages]
+        return self._template.render(turns, generates=generates, continues=continues, tools=tools, kwargs=kwargs)
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..engine.chat_template import call_arguments
 from .errors import ApiError
 from .request_base import OpenAIObject
 
@@ -43,14 +42,14 @@ class CalledFunction(OpenAIObject):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     arguments: str
 
-    def for_template(self, as_text: bool) -> dict[str, Any]:
-        return {"name": self.name, "arguments": call_arguments(self.arguments, as_text)}
-
 
 class ToolCall(OpenAIObject):
     id: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": self.function.arguments}}
 
 
 class Message(OpenAIObject):
@@ -78,14 +77,12 @@ class Message(OpenAIObject):
             return self.content or ""
         return "\n".join(self.content)
 
-    def for_template(self, arguments_as_text: bool) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it. Keys that a template asks for the presence of are only there if they say something."""
         # Few templates know OpenAI's newer name of the system role.
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         if self.tool_calls:
-            turn["tool_calls"] = [
-                {"id": call.id, "type": call.type, "function": call.function.for_template(arguments_as_text)} for call in self.tool_calls
-            ]
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             turn["tool_call_id"] = self.tool_call_id
         if self.role == "tool" and self.name is not None:

@@ -318,6 +318,28 @@ def test_chat_is_generate_behind_the_template(plain: LLM) -> None:
     assert output.prompt == text
 
 
+def test_a_conversation_that_a_template_refuses_is_told_in_another_way(plain: LLM) -> None:
+    """As by the server: Llama's take one call in a message, Mistral's and Gemma's users and answers by turns."""
+    one_call = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls|length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+        "{{ m.role[0] }}:{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ c.function.arguments.a }}]{% endfor %}"
+        "{{ m.name }};{% endfor %}"
+    )
+    calls = [{"id": id, "type": "function", "function": {"name": f"f{id}", "arguments": '{"a": 7}'}} for id in "12"]
+    user = {"role": "user", "content": "hi"}
+    called = [user, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "tool_call_id": "1", "content": "r"}]
+    (output,) = plain.chat(called, GREEDY, use_tqdm=False, chat_template=one_call)
+    assert output.prompt == "u:hi;a:[f17];t:rf1;a:[f27];"
+    odd = "{% if (m.role == 'user') == loop.index0 % 2 %}{{ raise_exception('by turns') }}{% endif %}"
+    by_turns = "{% for m in messages %}" + odd + "{{ m.content }}|{% endfor %}"
+    (output,) = plain.chat([user, user], GREEDY, use_tqdm=False, chat_template=by_turns)
+    assert output.prompt == "hi\n\nhi|"
+    with pytest.raises(InvalidRequest, match="refuses these messages: never"):
+        plain.chat([user], GREEDY, use_tqdm=False, chat_template="{{ raise_exception('never') }}")
+    with pytest.raises(InvalidRequest, match="needs a role"):
+        plain.chat([user, {"content": "hi"}], GREEDY, use_tqdm=False)
+
+
 def test_the_bar_shows_speed_and_acceptance(drafting: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     drafting.generate(PROMPTS, GREEDY)
     shown = capsys.readouterr().err

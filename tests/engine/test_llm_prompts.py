@@ -79,11 +79,10 @@ def test_what_is_no_conversation(messages: Any) -> None:
 
 def test_a_message_as_templates_know_it() -> None:
     parts = {"role": "developer", "content": ["a", {"type": "text", "text": "b"}]}
-    assert turn_of(parts, False) == {"role": "system", "content": "a\nb"}
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert turn_of(said, True)["tool_calls"] == [call]
-    assert turn_of(said, False)["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
-    for content in (5, [{"type": "text"}], [{"type": "image_url"}]):
+    assert turn_of(parts) == {"role": "system", "content": "a\nb"}
+    dumped = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
+    assert turn_of(dumped) == {"role": "assistant", "content": ""}
+    for message in ({"role": "user", "content": 5}, {"role": "user", "content": [{"type": "text"}]},
+                    {"role": "user", "content": [{"type": "image_url"}]}, {"content": "hi"}):  # fmt: skip
         with pytest.raises(InvalidRequest):
-            turn_of({"role": "user", "content": content}, False)
+            turn_of(message)

@@ -1,36 +1,60 @@
-"""A conversation as chat templates take it: turns as its messages say them, and the same words for templates that refuse them so."""
+"""A conversation as chat templates take it: turns in OpenAI's shape, and the same words for templates that refuse them so."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from .chat_messages import Message
-
 Turn = dict[str, Any]
+Written = Callable[[Sequence[tuple[str, str]]], str]
+"""Calls, each a name and its arguments, as a model writes them; "" where that is not known."""
 
 
-def turns_of(
-    messages: Sequence[Message], arguments_as_text: bool, written: Callable[[Sequence[tuple[str, str]]], str] | None = None
-) -> list[Turn]:
+def turns_of(messages: Sequence[Turn], arguments_as_text: bool, written: Written | None = None) -> list[Turn]:
     """A tool's result has the name of its function, which some templates write and clients say at the call only.
 
-    written: how the model writes calls, each a name and its arguments; they then are a part of what it said.
+    messages: their contents are texts, and so are the arguments of their calls. written: calls become a part of what was said.
     """
-    called: dict[str | None, str] = {}
+    called: dict[Any, str] = {}
     turns: list[Turn] = []
     for message in messages:
-        called.update((call.id, call.function.name) for call in message.tool_calls or ())
-        turn = message.for_template(arguments_as_text)
-        name = called.get(message.tool_call_id) if message.role == "tool" else None
-        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-        if written is not None and (said := written(calls) if calls else ""):
-            del turn["tool_calls"]
+        calls = message.get("tool_calls") or ()
+        for call in calls:
+            match call:
+                case {"id": id, "function": {"name": str(name)}}:
+                    called[id] = name
+                case _:
+                    pass
+        name = called.get(message.get("tool_call_id")) if message["role"] == "tool" else None
+        turn = {"name": name} | message if name else message
+        functions = [call["function"] for call in calls] if written is not None else []
+        if written is not None and (said := written([(one["name"], one["arguments"]) for one in functions]) if functions else ""):
+            turn = {key: value for key, value in turn.items() if key != "tool_calls"}
             turn["content"] = "\n".join(filter(None, (turn["content"], said)))
-        turns.append({"name": name} | turn if name else turn)
+        elif calls and not arguments_as_text:
+            turn = turn | {"tool_calls": [_with_parsed_arguments(call) for call in calls]}
+        turns.append(turn)
     return turns
+
+
+def parsed_arguments(arguments: str) -> dict[str, Any] | str:
+    """A call's arguments as an object. What is none, as a model may once have written it, stays text."""
+    try:
+        parsed: Any = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(arguments)} as function}:
+            return {**call, "function": {**function, "arguments": parsed_arguments(arguments)}}
+        case _:
+            return call
 
 
 def ways(turns: list[Turn]) -> Iterator[list[Turn]]:
@@ -60,8 +84,8 @@ def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:
         left = results
         for call in calls:
             single.append(turn | {"tool_calls": [call]})
-            single += [result for result in left if result["tool_call_id"] == call["id"]]
-            left = [result for result in left if result["tool_call_id"] != call["id"]]
+            single += [result for result in left if result.get("tool_call_id") == call["id"]]
+            left = [result for result in left if result.get("tool_call_id") != call["id"]]
             turn = {"role": "assistant", "content": ""}
         single += left
     return single
