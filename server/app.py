@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
@@ -28,6 +28,7 @@ from .config import ServerConfig
 from .corpora import add_corpora
 from .embeddings import add_embeddings
 from .errors import ApiError, from_engine
+from .json_answer import JsonAnswer
 from .metrics import CONTENT_TYPE
 from .openapi import add_openapi
 from .page import add_page
@@ -162,14 +163,14 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
     def live() -> bool:
         return engine.healthy and engine.last_step_age_s < WATCHDOG_S
 
-    def state(ok: bool, otherwise: str) -> JSONResponse:
-        return JSONResponse({"status": "ok" if ok else otherwise}, 200 if ok else 503)
+    def state(ok: bool, otherwise: str) -> JsonAnswer:
+        return JsonAnswer({"status": "ok" if ok else otherwise}, 200 if ok else 503)
 
-    async def health() -> JSONResponse:
+    async def health() -> JsonAnswer:
         """Whether a restart would not help: the engine thread is there and moves."""
         return state(live(), "engine not responding")
 
-    async def ready() -> JSONResponse:
+    async def ready() -> JsonAnswer:
         """Whether new requests are welcome."""
         return state(live() and not engine.draining, "draining" if engine.draining else "engine not responding")
 
@@ -192,15 +193,15 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+    async def on_api_error(request: Request, error: ApiError) -> JsonAnswer:
         return error.response()
 
     @app.exception_handler(ForetokenError)
-    async def on_engine_error(request: Request, error: ForetokenError) -> JSONResponse:
+    async def on_engine_error(request: Request, error: ForetokenError) -> JsonAnswer:
         return from_engine(error).response()
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> JsonAnswer:
         """The framework's own: no such route, no such method."""
         path, codes = request.scope["path"][:100], {404: "not_found", 405: "method_not_allowed"}
         message = {404: f"there is no {path}", 405: f"{path} does not take {request.method[:20]}"}.get(error.status_code, "not possible")

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 import torch
 from fastapi import FastAPI
 from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
 from ..engine.errors import RequestFailed
 from .errors import ApiError, unsupported
+from .json_answer import JsonAnswer
 from .request_base import OpenAIObject
 from .serving import Serving
 from .streaming import unless_gone
@@ -94,7 +95,7 @@ def _token_ids(body: EmbeddingRequest, serving: Serving) -> list[list[int]]:
     return texts
 
 
-def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest) -> Response:
+def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest) -> JsonAnswer:
     if body.dimensions is not None:
         vectors = torch.nn.functional.normalize(vectors[:, : body.dimensions], dim=-1)
     if body.encoding_format == "base64":
@@ -103,4 +104,4 @@ def _answer(vectors: Tensor, model: str, num_tokens: int, body: EmbeddingRequest
         rows = vectors.tolist()
     data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return Response(to_json({"object": "list", "data": data, "model": model, "usage": usage}), media_type="application/json")
+    return JsonAnswer({"object": "list", "data": data, "model": model, "usage": usage})

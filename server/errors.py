@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from ..engine.errors import EngineDead, ForetokenError, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from .json_answer import JsonAnswer
 
 INTERNAL_MESSAGE = "The server had an error while processing your request."
 
@@ -37,8 +36,8 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, headers=self.headers)
+    def response(self) -> JsonAnswer:
+        return JsonAnswer(self.body, self.status, headers=self.headers)
 
 
 def unsupported(param: str, what: str | None = None, instead: str | None = None) -> ApiError:

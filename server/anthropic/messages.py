@@ -11,13 +11,14 @@ from typing import Any
 from fastapi import FastAPI
 from sse_starlette import ServerSentEvent
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...engine.errors import ForetokenError
 from ...engine.request import TokenDelta
 from ..chat import read_chat
 from ..errors import ApiError, from_engine, internal_error
 from ..generation import Generation
+from ..json_answer import JsonAnswer
 from ..replies import Reply
 from ..serving import Serving
 from ..streaming import EventStream, event, unless_gone
@@ -45,7 +46,7 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
         if body.stream:
             return EventStream(generation, answer.stream(), ping=_ping)
         with closing(generation):
-            return JSONResponse(await unless_gone(request.receive, answer.whole()))
+            return JsonAnswer(await unless_gone(request.receive, answer.whole()))
 
     @app.post(PATH + "/count_tokens", response_model=None)
     async def count_tokens(request: Request) -> Response:
@@ -54,7 +55,7 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
         asked = body.chat()
         with anthropic_names():
             chat = await read_chat(asked, serving)
-        return JSONResponse({"input_tokens": len(chat.prompt.token_ids)})
+        return JsonAnswer({"input_tokens": len(chat.prompt.token_ids)})
 
 
 @dataclass(frozen=True)

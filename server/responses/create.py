@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 
-from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..chat import Chat, read_chat
 from ..errors import ApiError, internal_error
+from ..json_answer import JsonAnswer
 from ..schemas import ChatRequest
 from ..serving import Serving
 from ..streaming import PING_S, EventStream, aside, comment_ping, unless_gone
@@ -70,7 +70,7 @@ class Responses:
             return EventStream(generation, encoded_events(answer.events()))
         with closing(generation):
             whole = await unless_gone(request.receive, answer.whole())
-            return await aside(generation, lambda: Response(to_json(whole), media_type="application/json"))
+            return await aside(generation, lambda: JsonAnswer(whole))
 
     async def count_input(self, request: Request) -> int:
         """The tokens of the prompt that the same request would make."""
@@ -148,7 +148,7 @@ class Responses:
             raise
         told = dict(response)
         self.background.start(run)
-        return followed(run, 0) if streamed else JSONResponse(told)
+        return followed(run, 0) if streamed else JsonAnswer(told)
 
 
 def followed(run: Run, number: int) -> Response:

@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..errors import ApiError
+from ..json_answer import JsonAnswer
 from ..serving import Serving
 from .create import Responses, followed
 from .store import ChainTooLong, Kept, NotKept
@@ -51,8 +52,8 @@ def add_responses(app: FastAPI, serving: Serving) -> Responses:
             message = "only responses made with background and stream can be streamed again, until some minutes after their end"
             raise ApiError(400, message, param="stream", code="events_not_kept")
         if run is not None and not run.done:
-            return JSONResponse(run.answer.writer.snapshot())
-        return JSONResponse((await kept(request, response_id)).response)
+            return JsonAnswer(run.answer.writer.snapshot())
+        return JsonAnswer((await kept(request, response_id)).response)
 
     @app.delete(PATH + "/{response_id}")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
@@ -68,12 +69,12 @@ def add_responses(app: FastAPI, serving: Serving) -> Responses:
     async def cancel(request: Request, response_id: str) -> Response:
         """One that has ended already is returned as it is."""
         if (run := background.get(request.state.tenant, response_id)) is not None:
-            return JSONResponse(await background.cancel(run))
+            return JsonAnswer(await background.cancel(run))
         response = (await kept(request, response_id)).response
         if not response["background"]:
             message = "only a response made with background: true can be cancelled; to end another one, close its connection"
             raise ApiError(400, message, param="response_id", code="not_in_background")
-        return JSONResponse(response)
+        return JsonAnswer(response)
 
     @app.get(PATH + "/{response_id}/input_items")
     async def input_items(request: Request, response_id: str) -> dict[str, Any]:

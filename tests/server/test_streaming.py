@@ -16,11 +16,10 @@ from starlette.testclient import TestClient
 
 from foretoken.engine.prompt_logprobs import PromptLogprobs
 from foretoken.engine.request import SamplingParams, TokenDelta, TokenLogprobs
-from foretoken.server import streaming
+from foretoken.server import json_answer, streaming
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
 from foretoken.server.generation import Generation
-from foretoken.server.responses import create
 from foretoken.server.schemas import StreamOptions
 from foretoken.server.streaming import Chunks
 
@@ -94,7 +93,7 @@ def test_log_probabilities_are_written_where_no_stream_waits_for_it(
         return to_json(value)
 
     monkeypatch.setattr(streaming, "to_json", noting)
-    monkeypatch.setattr(create, "to_json", noting)
+    monkeypatch.setattr(json_answer, "to_json", noting)
     for more in ({}, wanted):
         threads.clear()
         assert client.post(path, json=body | more).status_code == 200
