@@ -40,19 +40,19 @@ class Controller:
         self.counts = DraftCounts([p.name for p in proposers])
         self.steps_off: Counter[str] = Counter()
         self.latest = StepLimits(0)
+        self._num_rows = 0  # in the latest step
 
     def look(self, running: Sequence[Request], has_begun: bool = False, may_round: bool = False) -> None:
         """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as far as the rows go, it can be
         one in rounds."""
         if may_round:
-            may_round = self._round_limits(len(running)).off is None
+            may_round = self._allowed(len(running)).off is None
         self.policy.look(running, has_begun, may_round)
 
     def limits(self, num_rows: int) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do at most."""
-        if self.policy.rests(num_rows):
-            return RESTING
-        return self.rules.limits(num_rows, self.policy.threshold)
+        self._num_rows = num_rows
+        return RESTING if self.policy.rests(num_rows) else self._allowed(num_rows)
 
     def assign(self, request: Request) -> tuple[int, int]:
         """(proposer to ask first, most draft tokens): (-1, 0) for a request that wants no speculation."""
@@ -74,13 +74,13 @@ class Controller:
 
     def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
         """Nobody guesses in the step, which can be one in rounds: what it may do then; None = it is one pass."""
-        limits = self._round_limits(len(running))
+        limits = self._allowed(len(running))
         if (asked := self.policy.rounds(running, limits.max_tokens)) is not None:
-            self.latest = limits
+            self.latest, self._num_rows = limits, len(running)
         return asked
 
-    def _round_limits(self, num_rows: int) -> StepLimits:
-        """As `limits`, in a step in rounds: there a rest counts for nothing, since looking things up is free."""
+    def _allowed(self, num_rows: int) -> StepLimits:
+        """What configuration and batch size allow, whoever rests."""
         return self.rules.limits(num_rows, self.policy.threshold)
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Controller:
         state = self.policy.state()
         return replace(
             self.counts.fill(stats, now),
-            num_speculative_tokens=min(self.latest.max_tokens, self.most_tokens),
+            num_speculative_tokens=min(self._allowed(self._num_rows).max_tokens, self.most_tokens),
             mean_draft_ceiling=state.k,
             estimated_speedup=state.speedup,
             speculation_off=self.latest.off,

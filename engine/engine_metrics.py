@@ -63,7 +63,7 @@ class EngineCollector(Collector):
         yield rule
 
     def _decision(self, s: EngineStats) -> Iterable[Metric]:
-        text = "Most draft tokens per row that the latest step's limits allowed."
+        text = "Most draft tokens per row that configuration and batch size allowed in the latest step."
         yield self._gauge("foretoken:num_speculative_tokens", text, s.num_speculative_tokens)
         text = "Draft tokens asked for in the latest step, mean over the rows that could have some."
         yield self._gauge("foretoken:mean_draft_ceiling", text, s.mean_draft_ceiling)

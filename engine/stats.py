@@ -51,7 +51,7 @@ class EngineStats:
     accepted_per_position: tuple[int, ...] = ()
     recent_draft_tokens: int = 0  # last 60 s
     recent_accepted_tokens: int = 0
-    num_speculative_tokens: int = 0  # most guesses of a row that the latest step's limits allowed, predictions aside
+    num_speculative_tokens: int = 0  # most guesses of a row that configuration and batch size allowed in the latest step, predictions aside
     mean_draft_ceiling: float = 0.0  # guesses asked for in the latest step, a row that could have some
     estimated_speedup: float | None = None  # against no speculation, recently; None = unknown
     speculation_off: str | None = None  # why the latest step did not speculate; None = it could

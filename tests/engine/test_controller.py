@@ -53,12 +53,18 @@ def test_no_tokens_wanted_means_no_proposer() -> None:
         assert controller.assign(a_request("r", speculation=wish)) == (-1, 0)
 
 
-def test_the_limit_is_that_of_whoever_may_guess_most_predictions_aside() -> None:
+def test_the_limit_is_that_of_whoever_may_guess_most_predictions_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     infos = (ProposerInfo("prediction", 64), ProposerInfo("draft_model", 5), ProposerInfo("ngram", 8))
     for config, most in ((SpeculativeConfig(), 8), (SpeculativeConfig(num_speculative_tokens_per_batch_size=((1, 4, 3),)), 3)):
         controller = Controller(config, infos)
         controller.share([], controller.limits(2), 16)
         assert controller.fill(EngineStats(), 0.0).num_speculative_tokens == most
+        monkeypatch.setattr(controller.policy, "rests", lambda num_rows: True)
+        for num_rows in (2, 5):
+            controller.share([], controller.limits(num_rows), 16)
+            stats = controller.fill(EngineStats(), 0.0)
+            allowed = most if num_rows == 2 else 8
+            assert (stats.num_speculative_tokens, stats.mean_draft_ceiling) == (allowed, 0), "of a step without drafts, too"
 
 
 def test_no_proposer_is_a_reason_too() -> None:
