@@ -272,3 +272,18 @@ def test_text_from_right_to_left_begins_at_the_right(tab: Any) -> None:
         "p ltr",
         "pre ltr",
     ]
+
+
+@pytest.mark.parametrize("path", ["name", "name/"])
+def test_a_proxy_may_have_the_page_at_a_name_of_its_own(open_tab: Callable[..., Any], path: str) -> None:
+    tab = open_tab()
+    below = f"{tab.url}name"
+
+    def passed_on(route: Any) -> None:
+        route.fulfill(response=route.fetch(url=tab.url + route.request.url.removeprefix(below).removeprefix("/")))
+
+    tab.page.route(lambda url: url.startswith(below), passed_on)
+    tab.page.goto(tab.url + path)
+    tab.ask(FUNCTION)
+    assert tab.page.url == below + "/"
+    assert f"{below}/v1/chat/completions" in tab.requests and f"{below}/page/main.js" in tab.requests

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 import re
 import tomllib
@@ -13,7 +15,7 @@ from starlette.testclient import TestClient
 
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
-from foretoken.server.page import MEDIA_TYPES, PAGE_FILES, STATIC
+from foretoken.server.page import INLINE, MEDIA_TYPES, PAGE_FILES, STATIC
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -36,7 +38,9 @@ def test_every_file_has_its_type_and_the_headers_that_keep_the_page_to_itself(cl
     assert answer.headers["referrer-policy"] == "no-referrer"
     policy = dict(directive.split(" ", 1) for directive in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
-    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == policy["img-src"] == "'self'"
+    assert policy["style-src"] == policy["connect-src"] == policy["img-src"] == "'self'"
+    inline = base64.b64encode(hashlib.sha256(INLINE).digest()).decode()
+    assert policy["script-src"] == f"'self' 'sha256-{inline}'" and b"location.pathname" in INLINE
     assert policy["require-trusted-types-for"] == "'script'"
     assert "unsafe" not in answer.headers["content-security-policy"] and "*" not in answer.headers["content-security-policy"]
 
@@ -95,10 +99,12 @@ def test_scripts_make_no_markup_or_code_from_strings() -> None:
         assert not re.search(forbidden, path.read_text(encoding="utf-8")), path.name
 
 
-def test_the_markup_has_no_inline_code_or_style() -> None:
+def test_the_markup_has_no_inline_style_and_one_inline_script() -> None:
+    """Which is run before any file can be found: behind a proxy at /name it adds the slash that the files are behind."""
     markup = (STATIC / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\son[a-z]+=|\sstyle=|<style|javascript:", markup)
-    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", markup))
+    assert [tag for tag in re.findall(r"<script[^>]*>", markup) if "src=" not in tag] == ["<script>"]
+    assert markup.index(INLINE.decode()) < min(markup.index('"page/'), markup.index("<link"))
 
 
 def test_what_the_files_refer_to_exists() -> None:
