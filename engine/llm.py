@@ -22,6 +22,7 @@ from .chat_template import ChatTemplate
 from .embedding import Reading
 from .engine_metrics import ENGINE, EngineCollector
 from .errors import EngineDead, InvalidRequest
+from .forking import let_forks_compute
 from .interrupts import interrupts_held_back
 from .llm_metrics import Metric, read
 from .llm_options import engine_config
@@ -66,6 +67,7 @@ class LLM:
         speculative_config: SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
         **options: Any,
     ) -> None:
+        let_forks_compute()
         before = torch.get_num_threads()
         try:
             self._engine: Engine | None = boot(engine_config(model, speculative_config, options), logger.info)
