@@ -6,17 +6,18 @@ Compiling runs in threads of its own, under a deadline and limits of size: nobod
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
 
 from .errors import InvalidGrammar
 from .gbnf import is_gbnf, lark_of
@@ -37,6 +38,7 @@ STACK_BYTES = 256 * 2**20
 The longest chain that the limits of size allow takes some 50 MB."""
 WHITESPACE = r"(|\x20|\x0A[\x20\x09]{0,16})"
 """Between the parts of JSON: none, a space or an indented line. Small models like to go on with spaces for ever."""
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -111,14 +113,31 @@ def _read_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_id
     if not ends:
         raise InvalidGrammar("this model has no token that ends an output, so that no form can be enforced", param)
     try:
-        tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=ends)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError) as error:
+        tokens = LLTokenizer(_nameless(tokenizer), n_vocab=size, eos_token=ends)
+    except (AttributeError, ValueError, RuntimeError) as error:
         raise InvalidGrammar(f"the form of an output cannot be enforced with this model's tokenizer: {_line(error)}", param) from error
     can_come = {token for token in known_ids if token < vocab_size}
     special = {token for token in can_come if tokens.is_special_token(token)}
     end = Mask.of(ends, size)
     text, everything = (bits_of([*some, *ends], size) for some in (can_come - special, can_come))
     return _Vocabulary(tokens, Sayable(text, frozenset(ends), end), Sayable(everything, frozenset(ends), end))
+
+
+def _nameless(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A tokenizer as JSON, its special tokens, and those that look so, under names that no text has.
+
+    To the library they are no text, but where a text is all that may come it takes the tokens that the tokenizer makes of it: of a word
+    that is such a token's name that would be the token, and the output had left its grammar.
+    """
+    backend: Any = copy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
+    backend.no_padding()
+    backend.no_truncation()
+    names = {
+        json.dumps(entry.content, ensure_ascii=False): f'"<\ue000{token}>"'
+        for token, entry in tokenizer.added_tokens_decoder.items()
+        if entry.special or (entry.content.startswith("<") and entry.content.endswith(">"))
+    }
+    return _STRING.sub(lambda found: names.get(found[0], found[0]), backend.to_str())
 
 
 def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
@@ -129,7 +148,8 @@ def _compiled(spec: GrammarSpec, vocabulary: _Vocabulary) -> CompiledGrammar:
         raise InvalidGrammar(f"the {what} is not valid: {_line(error)}", spec.param) from None
     matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise InvalidGrammar(f"the {what} cannot be enforced: {_line(matcher.get_error().replace(*_ONE_OF))}", spec.param)
+        why = _OFFERED.sub("", matcher.get_error().replace(*_ONE_OF))
+        raise InvalidGrammar(f"the {what} cannot be enforced: {_line(why)}", spec.param)
     sayable = vocabulary.text_and_special if spec.trusted else vocabulary.text
     compiled = CompiledGrammar(matcher, sayable)
     first = compiled.open(())
@@ -166,6 +186,7 @@ _ONE_OF = (
     "more than one schema of a oneOf could hold; use anyOf, or require a property with a const of its own in each",
 )
 """What the library says of options that a client does not have, and what a client can do."""
+_OFFERED = re.compile("; following special tokens are available: ⟦.*⟧")
 _NAMES = {
     "json_schema": "JSON schema",
     "json_object": "JSON object",

@@ -50,7 +50,7 @@ def test_what_may_be_said(spec: GrammarSpec, right: list[str], wrong: list[str])
         (GrammarSpec.grammar("start: nowhere"), "nowhere"),
         (GrammarSpec.grammar("no grammar at all"), "grammar"),
         (GrammarSpec.grammar("root ::= ("), "grammar is not valid"),
-        (GrammarSpec.grammar("start: <|im_start|>"), "no text"),
+        (GrammarSpec.grammar("start: <|im_start|>"), r'unknown special token: "<\|im_start\|>" 1'),
         (GrammarSpec.grammar("start: start"), "grammar"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.kind} {value.text[:30]}",
@@ -74,6 +74,14 @@ def test_special_tokens_come_only_where_the_server_itself_wants_them() -> None:
     state, tokens = opened(GrammarSpec.grammar(f'start: "a" <[{marker}]> "b"'))
     tokens += encode("a")
     assert state.mask(()) is None and "no text" in str(state.error)
+
+
+def test_a_text_that_looks_like_a_special_token_is_text() -> None:
+    marker = tokenizer().convert_tokens_to_ids("<|im_start|>")
+    for spec in (GrammarSpec.choice(["<|im_start|>"]), GrammarSpec.regex(r"<\|im_start\|>"), GrammarSpec.grammar('start: "<|im_start|>"')):
+        state, tokens = opened(spec)
+        tokens += state.forced(100)
+        assert tokenizer().decode(tokens[2:-1]) == "<|im_start|>" and marker not in tokens and state.error is None
 
 
 def test_the_same_grammar_is_compiled_once_and_the_oldest_are_forgotten() -> None:
