@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .literals import LiteralParser, escaped
-from .parser import MAX_NAME, Tool, in_order, lengths, name_of, quoted, schema_of, several
+from .parser import MAX_NAME, Tool, in_order, json_rule, name_of, quoted, schema_of, several
 from .scanner import Arguments, CallBegun, Content, Waiting
+from .value_rules import ValueRules, text_rules
+
+COMMA = ' "," '
 
 
 class FunctionGemma(LiteralParser):
@@ -41,16 +44,15 @@ class FunctionGemma(LiteralParser):
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         quote = spell(cls.quote)
-        lazy = "[lazy]" if quote == quoted(cls.quote) else ""
         rules: list[str] = []
-        functions = [f"{quoted(name_of(tool))} {Rules(quote, schema_of(tool), rules).arguments()}" for tool in tools]
+        functions = [f"{quoted(name_of(tool))} {_Values(schema_of(tool), rules, quote, cls.quote).arguments()}" for tool in tools]
         return (
             f"calls: {several('call', '', parallel)}\n"
             f'call: {spell(cls.opening)} "call:" ({" | ".join(functions)}) {spell(cls.closing)}\n'
-            f"text: {quote} rest\nrest{lazy}: /(?s:.*)/ {quote}\n"
+            f"text: {quote} rest\n{text_rules('rest', '*', cls.quote, quote)}"
             'any: text | number | "true" | "false" | "null" | "[" (any ("," any)*)? "]" | object\n'
             'object: "{" (member ("," member)*)? "}"\nmember: KEY ":" any\nKEY: /[^:{}\\[\\],<> \\n"]{1,64}/\n'
-            'number: %json {"type": "number"}\ninteger: %json {"type": "integer"}\n' + "\n".join(rules) + "\n"
+            'number: %json {"type": "number"}\n' + "\n".join(rules) + "\n"
         )
 
 
@@ -59,67 +61,71 @@ class Gemma4(FunctionGemma):
     markers = (opening, closing, quote)
 
 
-class Rules:
-    """How values that fit a function's schema are written: an expression each, and rules, which are added to `rules`."""
+class _Values(ValueRules):
+    """quote: how the grammar writes what stands around texts; marker: what that is."""
 
-    def __init__(self, quote: str, root: Mapping[str, Any], rules: list[str]) -> None:
+    def __init__(self, root: Mapping[str, Any], rules: list[str], quote: str, marker: str) -> None:
+        super().__init__(root, rules)
         self._quote = quote
-        self._root = root
-        self._rules = rules
-        self._of_place: dict[str, str] = {}
+        self._marker = marker
 
     def arguments(self) -> str:
         """Of the function: an object, whatever else its schema says."""
-        return self._object(self._root) if "properties" in self._root else "object"
+        return self._object(self.root)
 
-    def _value(self, schema: Any) -> str:
-        match schema:
-            case {"enum": [_, *_] as choices}:
-                return f"({' | '.join(map(self._constant, choices))})"
-            case {"const": value}:
-                return self._constant(value)
-            case {"anyOf": [_, *_] as options} | {"oneOf": [_, *_] as options}:
-                return f"({' | '.join(map(self._value, options))})"
-            case {"type": [_, *_] as kinds}:
-                return f"({' | '.join(self._value({**schema, 'type': kind}) for kind in dict.fromkeys(map(str, kinds)))})"
-            case {"$ref": str(place)} if place.startswith("#/"):
-                if place not in self._of_place:
-                    self._of_place[place] = name = self._add("")
-                    number = int(name.removeprefix("gemma_"))
-                    self._rules[number] = f"{name}: {self._value(_at(place.split('/')[1:], self._root))}"
-                return self._of_place[place]
-            case {"type": "object", "properties": {}}:
+    def text(self, length: str) -> str:
+        if length == "*":
+            return "text"
+        self._rules.append(text_rules(name := f"rest_{len(self._rules)}", length, self._marker, self._quote))
+        return f"{self._quote} {name}"
+
+    def constant(self, value: Any) -> str:
+        match value:
+            case str():
+                return f"{self._quote} {quoted(value)} {self._quote}"
+            case list():
+                return f'"[" {COMMA.join(map(self.constant, value))} "]"'
+            case dict():
+                return f'"{{" {COMMA.join(f"{self._key(key)} {self.constant(one)}" for key, one in value.items())} "}}"'
+            case _:
+                return quoted(json.dumps(value))
+
+    def typed(self, schema: Mapping[str, Any], kind: str) -> str:
+        match kind:
+            case "object":
                 return self._object(schema)
-            case {"type": "array", "items": items}:
-                item = self._add(self._value(items))  # by name: lists in lists would double what they hold
-                return f'"[" ({item} ("," {item})*)? "]"'
-            case {"type": "string"}:
-                return "text" if (length := lengths(schema)) == "*" else f"{self._quote} /(?s:.{length})/ {self._quote}"
-            case {"type": "boolean"}:
+            case "array":
+                item = self.add(self.value(schema.get("items")))  # by name: lists in lists would double what they hold
+                least, most = (size if type(size := schema.get(key)) is int else None for key in ("minItems", "maxItems"))
+                if most == 0:
+                    return '"[" "]"'
+                more = f"{{{max((least or 0) - 1, 0)},{'' if most is None else most - 1}}}"
+                return f'"[" ({item} ("," {item}){more}){"" if least else "?"} "]"'
+            case "boolean":
                 return '("true" | "false")'
-            case {"type": "null"}:
+            case "null":
                 return '"null"'
-            case {"type": "integer" | "number" as kind}:
-                return kind
+            case "integer" | "number":
+                return self.add(json_rule(schema))
             case _:
                 return "any"
 
-    def _constant(self, value: Any) -> str:
-        return f"{self._quote} {quoted(value)} {self._quote}" if isinstance(value, str) else quoted(json.dumps(value))
+    def anything(self) -> str:
+        return "any"
 
     def _object(self, schema: Mapping[str, Any]) -> str:
+        described, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if not described:
+            if others is False or "properties" in schema:
+                return '"{" "}"'
+            member = self.add(f'KEY ":" {self.value(others)}')
+            return f'"{{" ({member} ("," {member})*)? "}}"'
         required = schema.get("required")
         required = required if isinstance(required, list) else []
-        members = [(f"{quoted(f'{key}:')} {self._value(one)}", key in required) for key, one in schema["properties"].items()]
-        return f'"{{" {in_order(members, quoted(","), self._add)} "}}"'
+        members = [(f"{self._key(key)} {self.value(one)}", key in required) for key, one in described.items()]
+        return f'"{{" {in_order(members, quoted(","), self.add)} "}}"'
 
-    def _add(self, expression: str) -> str:
-        name = f"gemma_{len(self._rules)}"
-        self._rules.append(f"{name}: {expression}")
-        return name
-
-
-def _at(path: Sequence[str], value: Any) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    def _key(self, key: str) -> str:
+        """A key and its colon; in quotes where it would not be read as it is."""
+        plain = key.strip() == key and key and not frozenset(key) & frozenset(":,{}[]")
+        return quoted(f"{key}:") if plain else f'{self.constant(key)} ":"'

@@ -17,8 +17,6 @@ class JsonList(ToolParser):
     """<opening>[{"name": ..., "arguments": {...}}, ...]<closing>, anywhere in the text."""
 
     closing: ClassVar[str] = ""
-    other: ClassVar[tuple[str, ...]] = ()
-    """Markers that some write instead of `opening`."""
     form: ClassVar[str] = '{"name": %s, "arguments": %s}'
 
     def scan(self) -> Waiting[None]:

@@ -134,7 +134,7 @@ def as_json(raw: str, kinds: frozenset[str]) -> str:
     """A bare value as JSON of one of these types; as a text if it is of none of them. Python's spelling is understood."""
     spelled = _from_python(raw.strip())
     try:
-        kind = _KINDS[type(json.loads(spelled, parse_constant=_no_json))]
+        kind = KINDS[type(json.loads(spelled, parse_constant=_no_json))]
     except (ValueError, RecursionError):
         kind = "string"
     fits = kind in kinds or (kind == "integer" and "number" in kinds)
@@ -159,6 +159,6 @@ def _no_json(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-_KINDS: dict[type, str] = {
+KINDS: dict[type, str] = {
     dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null",
 }  # fmt: skip

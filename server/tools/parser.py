@@ -20,9 +20,6 @@ MAX_KEY = 64
 MAX_PARALLEL_CALLS = 16
 """Calls that a grammar lets a model write in one answer."""
 
-MAX_COUNTED = 1_000
-"""Characters of a bare text that a grammar counts."""
-
 Tool = dict[str, Any]
 """A function on offer, as the model's template takes it: {"type": "function", "function": {name, description?, parameters?}}."""
 
@@ -34,6 +31,8 @@ class ToolParser(Scanner):
     """The frame's words. A tokenizer may have them as special tokens."""
     opening: ClassVar[str] = ""
     """The marker that every call, or the first of several, begins with; "" if there may be none."""
+    other: ClassVar[tuple[str, ...]] = ()
+    """Markers that some write instead of `opening`."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -199,13 +198,6 @@ def property_rule(described: Any, schema: Mapping[str, Any]) -> str:
     """JSON that fits the description of a property, whose $refs are to the schema that it stands in."""
     definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return json_rule({**described, **definitions} if isinstance(described, dict) else described)
-
-
-def lengths(schema: Any) -> str:
-    """How many characters a text may have, as regular expressions say it: "*" for any number, and where it takes long to count."""
-    least, most = (schema.get(key) for key in ("minLength", "maxLength")) if isinstance(schema, dict) else (None, None)
-    least = least if type(least) is int and least > 0 else 0
-    return f"{{{least},{most}}}" if type(most) is int and least <= most <= MAX_COUNTED else "*"
 
 
 def several(rule: str, separator: str, parallel: bool) -> str:

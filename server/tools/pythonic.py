@@ -10,6 +10,8 @@ from .parser import MAX_KEY, MAX_NAME, Tool, in_order, json_rule, name_of, prope
 from .scanner import Arguments, CallBegun, Content, Waiting
 
 START, END = "<|python_start|>", "<|python_end|>"
+ENDS = "\"'=,()"
+"""Of a key; one that has them stands in quotes."""
 
 
 class Pythonic(PythonLiterals):
@@ -45,7 +47,7 @@ class Pythonic(PythonLiterals):
         inside = self._at - self._mark
         yield from self.space()
         if (yield from self.peek()) != ")":
-            yield from self.word("\"'=,()", MAX_KEY)
+            yield from self.string(MAX_KEY) if (yield from self.peek()) == '"' else self.word(ENDS, MAX_KEY)
             if (yield from self.peek()) not in ("=", ""):
                 return False
         self._at = self._mark + inside
@@ -90,8 +92,14 @@ def _call_rules(tools: Sequence[Tool]) -> str:
         if "properties" not in schema:
             return '(other ("," " " other)*)?'
         required = schema.get("required", ())
-        members = [(f"{quoted(f'{key}=')} {add(property_rule(one, schema))}", key in required) for key, one in schema["properties"].items()]
+        members = [
+            (f"{quoted(f'{spelled(key)}=')} {add(property_rule(one, schema))}", key in required)
+            for key, one in schema["properties"].items()
+        ]
         return in_order(members, SEPARATOR, add)
+
+    def spelled(key: str) -> str:
+        return quoted(key) if not key or key != key.strip() or not set(ENDS).isdisjoint(key) else key
 
     calls = " | ".join(f'{quoted(f"{name_of(tool)}(")} {arguments(tool)} ")"' for tool in tools)
     return f"call: {calls}\nother: /[A-Za-z_][A-Za-z0-9_]{{0,{MAX_KEY - 1}}}/ \"=\" any\nany: {json_rule({})}\n" + "\n".join(rules) + "\n"

@@ -6,14 +6,17 @@ GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_cal
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .json_list import Hermes
-from .literals import PythonLiterals, as_json, escaped
-from .parser import MAX_KEY, MAX_NAME, Tool, lengths, name_of, property_rule, quoted, schema_of, several
+from .literals import KINDS, PythonLiterals, as_json, escaped
+from .parser import MAX_KEY, MAX_NAME, Tool, name_of, property_rule, quoted, schema_of, several
 from .scanner import MAX_HELD, Arguments, CallBegun, Content, Waiting
+from .value_rules import ValueRules, text_rules
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
@@ -23,6 +26,7 @@ LINE = quoted("\n")
 
 class Qwen3Xml(PythonLiterals):
     opening, closing = Hermes.opening, Hermes.closing
+    other = (FUNCTION,)  # models forget the outer frame
     markers = (opening, closing)
     value_end: ClassVar[str] = END_PARAMETER
     key_end: ClassVar[str] = ">"
@@ -31,7 +35,7 @@ class Qwen3Xml(PythonLiterals):
 
     def scan(self) -> Waiting[None]:
         kinds = {name_of(tool): parameter_kinds(schema_of(tool)) for tool in self.tools}
-        while marker := (yield from self._until_call()):
+        while marker := (yield from self.until((self.opening, *self.other), Content)):
             if marker == self.opening:
                 yield from self.space()
             if name := (yield from self._function(marker)):
@@ -41,9 +45,6 @@ class Qwen3Xml(PythonLiterals):
                 yield from self.close(self.closing)
             else:
                 self.reject(marker)
-
-    def _until_call(self) -> Waiting[str]:
-        return (yield from self.until((self.opening, FUNCTION), Content))  # models forget the outer frame
 
     def _function(self, marker: str) -> Waiting[str]:
         return (yield from self._name(MAX_NAME, ">")) if marker == FUNCTION or (yield from self.skip(FUNCTION)) else ""
@@ -56,7 +57,7 @@ class Qwen3Xml(PythonLiterals):
         for key in sorted(known, key=len, reverse=True):
             if key and (yield from self.skip(key + self.key_end)):
                 return key
-        key = yield from self._name(MAX_KEY, self.key_end[0])
+        key = yield from self._name(MAX_KEY, self.key_end[0], barred="<")
         return key if (yield from self.skip(self.key_end[1:])) else ""
 
     def _parameters(self, kinds: Mapping[str, frozenset[str]]) -> Waiting[None]:
@@ -77,20 +78,21 @@ class Qwen3Xml(PythonLiterals):
     def _value(self, kinds: frozenset[str]) -> Waiting[None]:
         """Give a value out as JSON: a text, a list and an object as they come, the rest once it is whole."""
         first = yield from self.peek()
-        if (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds):
-            self._at += 1
+        bracketed = (first == "{" and "object" in kinds) or (first == "[" and "array" in kinds)
+        known = kinds <= {"string"} or (bracketed and "string" not in kinds)
+        held = "" if known else (yield from self._held_value())
+        if held is None:
+            self.settle()
+        elif held:
+            self.settle(Arguments(as_json(held, kinds)))
+        elif bracketed:
+            self._at = self._mark + 1
             self.settle(Arguments(first))
             if (yield from self.members(self.brackets[first], json_end=self.brackets[first])):
                 yield from self.close(self.value_end)
             else:
                 yield from self.until((self.value_end,), Arguments)  # what broke it
                 self.settle()
-            return
-        held = "" if kinds <= {"string"} else (yield from self._held_value())
-        if held is None:
-            self.settle()
-        elif held:
-            self.settle(Arguments(as_json(held, kinds)))
         else:
             self._at = self._mark
             self.settle(Arguments('"'))
@@ -108,41 +110,37 @@ class Qwen3Xml(PythonLiterals):
                 return self._text[self._mark : self._at].removesuffix(self.value_end).removesuffix(self.trimmed)
         return ""
 
-    def _name(self, limit: int, end: str) -> Waiting[str]:
-        """Read up to `end`, a character, and return what was there; "" if that is no name."""
+    def _name(self, limit: int, end: str, barred: str = "<= ") -> Waiting[str]:
+        """Read up to `end`, a character, and return what was there; "" if that is no name. barred: what none has."""
         start = self._at - self._mark
         for _ in range(limit):
             char = yield from self.peek()
             self._at += len(char)
             if char == end:
                 return self._text[self._mark + start : self._at - 1]
-            if not char.isprintable() or char in "<= ":  # "" is in any text
+            if not char.isprintable() or char in barred:  # "" is in any text
                 break
         return ""
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
         spelling = cls.spelling(spell)
-        functions = " | ".join(f"function_{i}" for i in range(len(tools)))
-        rules = [
-            f"calls: {several('call', LINE, parallel)}",
-            f"call: {spell(cls.opening)} ({functions}) {spell(cls.closing)}",
-            spelling.text("text", "*"),
-        ]
-        for i, tool in enumerate(tools):
+        functions: list[str] = []
+        rules: list[str] = []
+        texts: dict[str, str] = {}
+        for tool in tools:
             schema = schema_of(tool)
-            kinds, properties, required = parameter_kinds(schema), schema.get("properties", {}), frozenset(schema.get("required", ()))
-            parameters: list[str] = []
-            for j, (key, described) in enumerate(properties.items()):
-                name = f"value_{i}_{j}"
-                value, rule = _value_rule(described, kinds[key], name, schema)
-                if not value and (length := lengths(described)) != "*":
-                    rule = [spelling.text(name, length)]
-                written = f"{spelling.key(key)} {f'{value} {spelling.end}' if value else name if rule else 'text'}"
-                parameters.append(written if key in required else f"({written})?")
-                rules.extend(rule)
-            rules.append(f"function_{i}: {spelling.function(name_of(tool))} {' '.join(parameters)} {spelling.end_function}")
-        return "\n".join(rules) + "\n"
+            kinds, values = parameter_kinds(schema), BareValues(schema, rules, spelling, texts)
+            required = frozenset(schema.get("required", ()))
+            parameters = [
+                f"({spelling.key(key)} {values.parameter(described, kinds[key])}){'' if key in required else '?'}"
+                for key, described in schema.get("properties", {}).items()
+            ]
+            functions.append(f"{spelling.function(name_of(tool))} {' '.join(parameters)} {spelling.end_function}")
+        return (
+            f"calls: {several('call', LINE, parallel)}\n"
+            f"call: {spell(cls.opening)} ({' | '.join(functions)}) {spell(cls.closing)}\n" + "\n".join([*rules, *texts.values()]) + "\n"
+        )
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
@@ -151,7 +149,7 @@ class Qwen3Xml(PythonLiterals):
             key=lambda key: quoted(f"{PARAMETER}{key}>\n"),
             end=quoted(f"\n{END_PARAMETER}\n"),
             end_function=quoted(f"{END_FUNCTION}\n"),
-            text=lambda name, length: rf"{name}[lazy]: /(?s:.{length})\n<\/parameter>\n/",
+            marker=END_PARAMETER,
         )
 
 
@@ -163,7 +161,38 @@ class Spelling:
     key: Callable[[str], str]
     end: str  # of a value
     end_function: str
-    text: Callable[[str, str], str]  # (name, how many characters) -> the rule of a text and its end
+    marker: str  # what ends a text
+
+
+class BareValues(ValueRules):
+    """Values with their ends: texts as they are, all others in JSON. texts: the rules of texts, by name."""
+
+    def __init__(self, root: Mapping[str, Any], rules: list[str], spelling: Spelling, texts: dict[str, str]) -> None:
+        super().__init__(root, rules)
+        self._spelling = spelling
+        self._texts = texts
+
+    def parameter(self, described: Any, kinds: frozenset[str]) -> str:
+        """kinds: the types that it may have."""
+        return self._json(described) if kinds and "string" not in kinds else self.value(described)
+
+    def text(self, length: str) -> str:
+        name = "text_" + re.sub(r"\W+", "_", length)
+        if name not in self._texts:
+            self._texts[name] = text_rules(name, length, self._spelling.marker, self._spelling.end)
+        return name
+
+    def constant(self, value: Any) -> str:
+        return f"{quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))} {self._spelling.end}"
+
+    def typed(self, schema: Mapping[str, Any], kind: str) -> str:
+        return self._json(schema)
+
+    def anything(self) -> str:
+        return self.text("*")
+
+    def _json(self, schema: Any) -> str:
+        return f"{self.add(property_rule(schema, self.root))} {self._spelling.end}"
 
 
 class SeedXml(Qwen3Xml):
@@ -174,13 +203,11 @@ class SeedXml(Qwen3Xml):
 class GlmXml(Qwen3Xml):
     """GLM 4.5 has line ends between the parts, later ones have none."""
 
+    other = ()
     markers = (Hermes.opening, Hermes.closing, ARGUMENT, END_ARGUMENT, VALUE, END_VALUE)
     value_end = END_VALUE
     key_end = END_ARGUMENT
     trimmed = ""
-
-    def _until_call(self) -> Waiting[str]:
-        return (yield from self.until((self.opening,), Content))
 
     def _function(self, marker: str) -> Waiting[str]:
         start = self._at - self._mark
@@ -199,25 +226,14 @@ class GlmXml(Qwen3Xml):
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
-        end, line = spell(END_VALUE), r"/\n?/"
-        lazy = "[lazy]" if end == quoted(END_VALUE) else ""
+        line = r"/\n?/"
         return Spelling(
             function=lambda name: f"{quoted(name)} {line}",
             key=lambda key: f"{spell(ARGUMENT)} {quoted(key)} {spell(END_ARGUMENT)} {line} {spell(VALUE)}",
-            end=f"{end} {line}",
+            end=f"{spell(END_VALUE)} {line}",
             end_function="",
-            text=lambda name, length: f"{name}: {name}_itself {line}\n{name}_itself{lazy}: /(?s:.{length})/ {end}",
+            marker=END_VALUE,
         )
-
-
-def _value_rule(described: Any, kinds: frozenset[str], name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """How a parameter's value is written, "" if it is any text, and the rule called `name` if it takes one."""
-    choices = described.get("enum") if isinstance(described, dict) else None
-    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return f"({' | '.join(map(quoted, choices))})", []
-    if kinds <= {"string"}:
-        return "", []
-    return name, [f"{name}: {property_rule(described, schema)}"]
 
 
 def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
@@ -228,8 +244,11 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
             return set()
         kind = value.get("type", [])
         kinds = {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)} if isinstance(kind, list) else set()
-        for options in (value.get("anyOf"), value.get("oneOf")):
+        for options in (value.get("anyOf"), value.get("oneOf"), value.get("allOf")):
             kinds.update(*(named(option, depth + 1) for option in options) if isinstance(options, list) else ())
+        if not kinds:
+            choices = value.get("enum", [value["const"]] if "const" in value else [])
+            kinds.update(KINDS[type(choice)] for choice in (choices if isinstance(choices, list) else ()))
         match str(value.get("$ref", "")).split("/"):
             case ["#", "$defs" | "definitions" as group, name]:
                 definitions = schema.get(group)

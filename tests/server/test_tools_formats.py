@@ -27,6 +27,7 @@ PROPERTIES = {
     "list": {"type": "array"},
     "object": {"$ref": "#/$defs/point"},
     "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "some": {"anyOf": [{"type": "string"}, {"type": "array"}]},
     "unknown": {},
 }
 TOOLS: list[Tool] = [
@@ -136,6 +137,9 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Qwen3Xml, "<function=f><parameter=object>{'a'</parameter></function>", [("f", '{"object": {"a"}')]),
     (Qwen3Xml, "<function=f><parameter=object>{'a': 1", [("f", '{"object": {"a": ')]),
     (Qwen3Xml, "<function=f><parameter=list>[1]</param", [("f", '{"list": [1]')]),
+    (Qwen3Xml, "<function=f><parameter=first = name>a</parameter></function>", [("f", '{"first = name": "a"}')]),
+    (Qwen3Xml, "<function=f><parameter=some>[a](b)</parameter></function>", [("f", '{"some": "[a](b)"}')]),
+    (Qwen3Xml, '<function=f><parameter=some>["a"]</parameter></function>', [("f", '{"some": ["a"]}')]),
     (Qwen3Xml, "<function=f><parameter=text>cut", [("f", '{"text": "cut')]),
     (Qwen3Xml, "<function=f><parameter=number>4", [("f", '{"number": ')]),
     (Qwen3Xml, "<tool_call>x <function=> <function=a b>", ["<tool_call>x <function=> <function=a b>"]),
@@ -457,7 +461,9 @@ def test_a_value_is_what_its_schema_asks_for_or_a_text(raw: str, kinds: set[str]
 
 def test_kinds_of_odd_schemas() -> None:
     odd = {"a": True, "b": {"type": 3}, "c": {"type": ["string", 4]}, "d": {"anyOf": 1}, "e": {"$ref": "#/$defs/x"}, "f": {"$ref": "http://x"}}
+    odd |= {"g": {"enum": [1, "a"]}, "h": {"const": None}, "i": {"enum": 1}, "j": {"allOf": [{"type": "object"}]}}
     looping = {"properties": odd, "$defs": {"x": {"$ref": "#/$defs/x"}}}
     assert {key: set(kinds) for key, kinds in parameter_kinds(looping).items()} == {
         "a": set(), "b": set(), "c": {"string"}, "d": set(), "e": set(), "f": set(),
+        "g": {"integer", "string"}, "h": {"null"}, "i": set(), "j": {"object"},
     }  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import AddedToken
@@ -82,15 +83,27 @@ def accepts(compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase, spec:
 
 
 def written(
-    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase, spec: GrammarSpec | None, chance: Random, most: int = 300
+    compiler: GrammarCompiler,
+    tokenizer: PreTrainedTokenizerBase,
+    spec: GrammarSpec | None,
+    chance: Random,
+    most: int = 300,
+    words: Sequence[str] = (),
 ) -> str | None:
-    """A text at random that the grammar allows; None if it does not end in time."""
+    """A text at random that the grammar allows, with these words where they may stand; None if it does not end in time."""
     state, tokens = opened(compiler, spec)
     ends = ('"', "\n", "<", "}", "</arg_value>", "<escape>", '<|"|>')
     closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ends}
+    wished: list[int] = []
     while len(tokens) < most:
         mask = state.mask(())
         assert mask is not None, state.error
+        if words and not wished and chance.random() < 0.1:
+            wished = [token for char in chance.choice(words) for token in tokenizer.encode(char)]
+        if wished and mask.allows(wished[0]):
+            tokens.append(wished.pop(0))
+            continue
+        wished = []
         allowed = mask.to_bool(len(tokenizer)).nonzero()[0].tolist()
         if 0 in allowed and chance.random() < 0.7:
             return str(tokenizer.decode(tokens))
@@ -102,7 +115,7 @@ def written(
     return None
 
 
-def calls_of(format: type[ToolParser], text: str, tools: tuple[Tool, ...] = TOOLS) -> list[tuple[str, Any]]:
+def calls_of(format: type[ToolParser], text: str, tools: Sequence[Tool] = TOOLS) -> list[tuple[str, Any]]:
     parser = format(tools)
     calls: list[list[str]] = []
     for part in [*parser.feed(text), *parser.finish()]:
@@ -144,6 +157,40 @@ def test_whatever_a_grammar_lets_through_is_calls(
             assert calls and all(fits(name, arguments) for name, arguments in calls), text
             num_calls.append(len(calls))
     assert len(num_calls) >= 4 and (parallel or set(num_calls) == {1})
+
+
+SHAPES: dict[str, Any] = {
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "choice": {"type": ["string", "null"], "enum": ["a", None]},
+    "literal": {"enum": [1, "b c"]},
+    "always": {"const": "k"},
+    "point": {"allOf": [{"$ref": "#/$defs/point"}]},
+    "some": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "list": {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 12}, "minItems": 1, "maxItems": 2},
+    "lists": {"type": "array"},
+    "map": {"type": "object", "additionalProperties": {"type": "boolean"}},
+    "fixed": {"const": {"x": [1, "y"]}},
+    "first name": {"type": "string", "minLength": 1},
+    "size (cm) = 1": {"type": "integer"},
+    "it's": {"type": "number", "exclusiveMinimum": 0},
+}
+HOSTILE = ["</parameter>", "</arg_value>", "<escape>", '<|"|>', "[link](x)", "{a", "null", "'", '"""', "\n", "]", "<function=f>", "\\u00"]
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("by_token", [True, False])
+def test_calls_fit_schemas_of_every_shape(
+    name: str, by_token: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    defined, spell = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}, spell_by(tokenizer) if by_token else quoted
+    for seed, (key, shape) in enumerate([*SHAPES.items()] * 4):
+        schema = {"type": "object", "properties": {key: shape}, "required": [key], "$defs": defined, "additionalProperties": False}
+        tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell)
+        text = written(compiler, tokenizer, spec, Random(seed), most=120, words=HOSTILE)
+        if text is not None:
+            ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
+            assert Draft202012Validator(schema).is_valid(arguments), text
 
 
 EXAMPLES = {
