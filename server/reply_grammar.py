@@ -13,6 +13,7 @@ from .errors import ApiError
 from .reasoning import ReasoningFormat
 from .tools.parser import ToolParser, quoted, schema_of
 from .tools.request import Offer
+from .tools.value_rules import text_rules, without
 
 Spell = Callable[[str], str]
 """A marker as grammars write it: a quoted text, or a token."""
@@ -28,7 +29,7 @@ def reply_grammar(
     Raises ApiError for forms that cannot stand beside anything, InvalidGrammar.
     """
     wanted = None if offer.required else wanted
-    free = wanted is None and not offer.required and offer.strict and tools is not None and spell(tools.opening) != quoted(tools.opening)
+    free = tools is not None and wanted is None and not offer.required and offer.strict and spell(tools.opening) != quoted(tools.opening)
     calls = _calls(tools, offer, spell) if tools is not None and (offer.required or wanted is not None or free) else ""
     if not calls and (wanted is None or (not inside and reasoning is None)):
         return wanted
@@ -38,8 +39,8 @@ def reply_grammar(
             return wanted  # the model does without reasoning
         beside = "tools" if calls else "reasoning"
         raise ApiError(400, f"{wanted.param} of this kind cannot be combined with {beside}; a JSON schema can", param=wanted.param)
-    if free:
-        answer = "answer: ANYTHING (calls ANYTHING)?\nANYTHING: /(?s:.*)/\n"
+    if free and tools is not None:
+        answer = f"answer: ANYTHING (calls ANYTHING)?\nANYTHING: {without((tools.opening, *tools.other))}\n"
     start = " | ".join([*(["calls"] if calls and not free else []), *(["answer"] if answer else [])])
     rules = _thoughts(reasoning, inside, spell) + f"({start})\n" + calls + answer
     return GrammarSpec.grammar(rules, param="tools" if wanted is None else wanted.param, trusted=True)
@@ -56,8 +57,7 @@ def _thoughts(reasoning: ReasoningFormat | None, inside: bool, spell: Spell) -> 
     if reasoning is None:
         return "start: "
     end = spell(reasoning.end)
-    # Up to the first of the end markers: a token is none of the text's, but a spelled one must be looked for.
-    rules = f"thoughts{'[lazy]' if end == quoted(reasoning.end) else ''}: TEXT {end}\nTEXT: /(?s:.*)/\nGAP: /[ \\n]{{0,4}}/\n"
+    rules = text_rules("thoughts", "*", reasoning.end, end) + "GAP: /[ \\n]{0,4}/\n"
     return rules + ("start: thoughts GAP " if inside else f"start: ({spell(reasoning.begin)} thoughts GAP)? ")
 
 

@@ -18,7 +18,7 @@ from foretoken.engine.grammar import GrammarState
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
 from foretoken.server.errors import ApiError
-from foretoken.server.reasoning import REASONING_FORMATS
+from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
 from foretoken.server.reply_grammar import reply_grammar
 from foretoken.server.tools.formats import FORMATS
 from foretoken.server.tools.parser import Tool, ToolParser, quoted
@@ -360,6 +360,18 @@ def test_a_strict_call_fits_its_schema_among_free_text(
     thoughts = "Hm</think>\n\n" if inside else ""
     assert accepts(compiler, tokenizer, spec, thoughts + text) is allowed
     assert inside or accepts(compiler, tokenizer, spec, "<think>Hm</think>" + text) is allowed
+
+
+def test_a_marker_is_one_however_it_is_written(compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Readers look at the text: a model that spells a marker, or leaves the frame out, must not get around the grammar."""
+    spell, formats = spell_by(tokenizer), (FORMATS["hermes"], FORMATS["qwen3_xml"])
+    hermes, qwen = (reply_grammar(None, format, Offer(TOOLS, strict=True), None, False, spell) for format in formats)
+    thinking = reply_grammar(FORM, None, Offer(), ReasoningFormat("<tool_call>", "</arg_value>"), True, spell)
+    for spec, before, marker in ((hermes, "Sure ", "<tool_call>"), (qwen, "Sure ", "<function="), (thinking, "Hm", "</arg_value>")):
+        state, tokens = opened(compiler, spec)
+        tokens += [token for char in before + marker[:-1] for token in tokenizer.encode(char)]
+        mask = state.mask(())
+        assert mask is not None and not mask.allows(tokenizer.encode(marker[-1])[0]) and mask.allows(tokenizer.encode("x")[0])
 
 
 def test_calls_without_a_token_of_their_own_stay_free(tokenizer: PreTrainedTokenizerBase) -> None:
