@@ -1,7 +1,7 @@
 """Structured output under speculation: every output that ends is valid, and is token for token what it is without guesses.
 
 Hundreds of JSON schemas, with all kinds of drafts in batches of 16 on the embedded model: chains and trees, from texts and from
-a draft model, each cut by the grammar and headed by the tokens that it forces.
+every drafter that the model brings, each cut by the grammar and headed by the tokens that it forces.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix"},
     "suffix_2": {"method": "suffix", "use_tree": True},
     "draft_model": {"model": str(DEMO_DRAFT), "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+    **{name: {"method": name} for name in ("ngram_cache", "pard", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash")},
 }
 DRAWN = {**PROPOSERS["draft_model"], "rejection_sample_method": "standard"}
 PROMPTS = ["Describe a person as JSON.", 'Fill in: {"name": "Ann", "tags": ["red", "green"], "id": 5}', "one two one two one two", "JSON:"]
