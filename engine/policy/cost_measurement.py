@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ...kernels.batch_lists import BatchLists
+from ...kernels.layout import RaggedBatch
 from ...kernels.rounds import RoundsExecutor
 from ...proposers.base import Proposer
 from ...proposers.proposer_set import ProposerSet
@@ -82,7 +83,7 @@ def measure(
         budget = _Budget(budget_s, bar)
         steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)
         started = time.perf_counter()
-        passes = _passes(steps.core)
+        passes = _passes(steps.core, text)
         budget.forgive(time.perf_counter() - started)  # it has a limit of its own
         target = _target(steps, budget)
         if 1 not in target:
@@ -97,7 +98,7 @@ def measure(
     return CostFigures(target, slope, drafts, passes)
 
 
-def _passes(core: EngineCore) -> dict[int, float] | None:
+def _passes(core: EngineCore, text: Sequence[int]) -> dict[int, float] | None:
     """Seconds of passes by numbers of tokens, one behind the other; None if nobody makes them so, or they are long.
 
     Into the first blocks of the cache, which are nobody's yet.
@@ -108,21 +109,25 @@ def _passes(core: EngineCore) -> dict[int, float] | None:
     if not tables or not isinstance(executor, RoundsExecutor):
         return None
 
-    def taken(tokens: int) -> float:
-        lists = BatchLists(size, query_start_loc=[0, tokens], seq_lens=[context + tokens], num_causal=[tokens], tables=[tables])
-        lists.token_ids, lists.tree_mask, lists.positions = [0] * tokens, [0] * tokens, [*range(context, context + tokens)]
+    def batch(first: int, tokens: int) -> RaggedBatch:
+        lists = BatchLists(size, query_start_loc=[0, tokens], seq_lens=[first + tokens], num_causal=[tokens], tables=[tables])
+        lists.token_ids, lists.tree_mask, lists.positions = [*text[:tokens]], [0] * tokens, [*range(first, first + tokens)]
         lists.logits_indices = [*range(tokens)]
-        lists.add_slots(tables, context, context + tokens)
-        batch, seconds = lists.batch(), list[float]()
+        lists.add_slots(tables, first, first + tokens)
+        return lists.batch()
+
+    def taken(tokens: int) -> float:
+        ragged, seconds = batch(context, tokens), list[float]()
         for _ in range(1 + SAMPLES):  # the first finds the caches full of other things
             started = time.perf_counter()
-            executor.run(batch, kv)
+            executor.run(ragged, kv)
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
-    started = time.perf_counter()
     if taken(1) * FEWEST_ROUNDS > STEP_S:
         return None
+    executor.run(batch(0, context), kv)  # new memory may hold what is no number, and then all tokens have the same experts
+    started = time.perf_counter()
     found: dict[int, float] = {}
     for visit in range(VISITS):
         for tokens in LADDER if not visit else [*found]:

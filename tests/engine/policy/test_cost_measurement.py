@@ -21,7 +21,7 @@ from foretoken.engine.policy.costs import LADDER, CostFigures
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.shaped_steps import Filler, ShapedSteps
 from foretoken.kernels import native
-from foretoken.kernels.layout import Executor, ForwardOutput
+from foretoken.kernels.layout import Executor, ForwardOutput, RaggedBatch
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 from foretoken.proposers.proposer_set import ProposerSet
@@ -120,6 +120,24 @@ def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monke
     assert 2.1e-3 <= passes[1] and 0.5e-3 <= passes[8] - passes[1] <= 2e-3, "7 tokens of 0.1 ms each"
     assert measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.02), budget_s=0.5).passes is None
     engine.core.check()
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_tokens_that_are_measured_differ(tiny_target: Path, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
+    """A network with experts reads few of them for one token many times. Natively passes alone are measured first, else steps only."""
+    if executor == "native" and native.availability().isa is None:
+        pytest.skip(native.availability().reason)
+    engine = start(tiny_target, adaptive=False, executor=executor, block_size=16)
+    run, different = engine.core.runner.executor.run, dict[int, int]()
+
+    def noted(batch: RaggedBatch, *others: Any) -> ForwardOutput:
+        size, found = len(batch.token_ids), len(batch.token_ids.unique())
+        different[size] = different.get(size, found) if executor == "native" else max(different.get(size, 0), found)
+        return run(batch, *others)
+
+    monkeypatch.setattr(engine.core.runner.executor, "run", noted)
+    assert measure(cores_of(engine), (), range(40), 30.0) is not None
+    assert different[8] >= 6 and different[32] >= 12 and different[64] >= 12
 
 
 def test_a_slow_network_has_few_rungs_and_a_slower_one_two(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
