@@ -99,8 +99,8 @@ class _Values(ValueRules):
                 least, most = (size if type(size := schema.get(key)) is int else None for key in ("minItems", "maxItems"))
                 if most == 0:
                     return '"[" "]"'
-                more = f"{{{max((least or 0) - 1, 0)},{'' if most is None else most - 1}}}"
-                return f'"[" ({item} ("," {item}){more}){"" if least else "?"} "]"'
+                more = "" if most == 1 else f'("," {item}){{{max((least or 0) - 1, 0)},{"" if most is None else most - 1}}}'
+                return f'"[" ({item} {more}){"" if least else "?"} "]"'
             case "boolean":
                 return '("true" | "false")'
             case "null":

@@ -247,6 +247,9 @@ def test_a_key_may_be_any_text(name: str, key: str, compiler: GrammarCompiler, t
         ("{d:{f:1}}", False),
         ("{d:{}c:[]}", False),
         ("{,b:7}", False),
+        ("{one:[true]}", True),
+        ("{one:[]}", True),
+        ("{one:[true,true]}", False),
     ],
 )
 def test_gemmas_values_fit_their_schemas(
@@ -257,6 +260,7 @@ def test_gemmas_values_fit_their_schemas(
         "b": {"type": ["integer", "null"], "const": 7},
         "c": {"type": "array", "items": {"type": "integer"}},
         "d": {"$ref": "#/$defs/nested"},
+        "one": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
     }
     nested = {"type": "object", "properties": {"e": {"$ref": "#/$defs/nested"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties, "$defs": {"nested": nested}}}}
