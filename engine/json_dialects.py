@@ -46,6 +46,20 @@ def enforceable(schema: Any, strict: bool) -> Any:
     return _Document(schema, strict).rewritten(schema)
 
 
+def referred(ref: str, root: Any) -> Any:
+    """What a reference to a place of its own document, as "#/$defs/point", refers to; None if there is nothing."""
+    found = root
+    for part in unquote(ref).split("/")[1:]:
+        match found:
+            case dict():
+                found = found.get(part.replace("~1", "/").replace("~0", "~"))
+            case list() if part.isdecimal():
+                found = next(iter(found[int(part) :]), None)
+            case _:
+                return None
+    return found
+
+
 class _Document:
     """A schema and what its references mean."""
 
@@ -128,9 +142,7 @@ class _Document:
         for _ in range(_MAX_REFS):
             match schema:
                 case {"$ref": str(ref)} if "type" not in schema and ref.startswith("#/"):
-                    schema = self._root
-                    for part in unquote(ref[2:]).split("/"):
-                        schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+                    schema = referred(ref, self._root)
                 case _:
                     break
         return schema

@@ -196,8 +196,21 @@ def json_rule(schema: Any) -> str:
 
 def property_rule(described: Any, schema: Mapping[str, Any]) -> str:
     """JSON that fits the description of a property, whose $refs are to the schema that it stands in."""
-    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-    return json_rule({**described, **definitions} if isinstance(described, dict) else described)
+    moved = _moved(described)
+    return json_rule(described if moved == described else moved | {"$defs": {"whole": _moved(schema)}})
+
+
+def _moved(schema: Any) -> Any:
+    """A schema with the references of a document that is now at #/$defs/whole of another."""
+    match schema:
+        case {"$ref": str(ref), **rest} if ref == "#" or ref.startswith("#/"):
+            return {"$ref": f"#/$defs/whole{ref[1:]}"} | {key: _moved(value) for key, value in rest.items()}
+        case dict():
+            return {key: _moved(value) for key, value in schema.items()}
+        case list():
+            return [_moved(value) for value in schema]
+        case _:
+            return schema
 
 
 def several(rule: str, separator: str, parallel: bool) -> str:

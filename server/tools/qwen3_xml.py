@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...engine.json_dialects import referred
 from .json_list import Hermes
 from .literals import KINDS, PythonLiterals, as_json, escaped
 from .parser import MAX_KEY, MAX_NAME, Tool, name_of, property_rule, quoted, schema_of, several
@@ -249,12 +250,7 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
         if not kinds:
             choices = value.get("enum", [value["const"]] if "const" in value else [])
             kinds.update(KINDS[type(choice)] for choice in (choices if isinstance(choices, list) else ()))
-        match str(value.get("$ref", "")).split("/"):
-            case ["#", "$defs" | "definitions" as group, name]:
-                definitions = schema.get(group)
-                kinds |= named(definitions.get(name) if isinstance(definitions, dict) else None, depth + 1)
-            case _:
-                pass
-        return kinds
+        ref = value.get("$ref")
+        return kinds | named(referred(ref, schema), depth + 1) if isinstance(ref, str) else kinds
 
     return {key: frozenset(named(value, 0)) for key, value in schema.get("properties", {}).items()}

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...engine.json_dialects import referred
+
 MAX_COUNTED = 1_000
 """Characters of a text that a grammar counts."""
 
@@ -43,11 +45,11 @@ class ValueRules(ABC):
                 return self._one_of(self.value, options)
             case {"type": [_, *_] as kinds}:
                 return self._one_of(lambda kind: self.value({**schema, "type": kind}), list(dict.fromkeys(map(str, kinds))))
-            case {"$ref": str(place)} if place.startswith("#/"):
+            case {"$ref": str(place)} if place == "#" or place.startswith("#/"):
                 if place not in self._of_place:
                     self._of_place[place] = name = self.add("")
                     number = int(name.removeprefix("value_"))
-                    self._rules[number] = f"{name}: {self.value(_at(place.split('/')[1:], self.root))}"
+                    self._rules[number] = f"{name}: {self.value(referred(place, self.root))}"
                 return self._of_place[place]
             case {"type": "string"}:
                 return self.text(_lengths(schema))
@@ -87,9 +89,3 @@ def _lengths(schema: Mapping[str, Any]) -> str:
     if type(most) is int and least <= most <= MAX_COUNTED:
         return f"{{{least},{most}}}"
     return f"{{{least},}}" if 0 < least <= MAX_COUNTED else "*"
-
-
-def _at(path: Sequence[str], value: Any) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value

@@ -193,6 +193,31 @@ def test_calls_fit_schemas_of_every_shape(
             assert Draft202012Validator(schema).is_valid(arguments), text
 
 
+REFERENCES: dict[str, Any] = {
+    "size": {"type": "integer"},
+    "other size": {"$ref": "#/properties/size"},
+    "lists": {"type": "array", "items": {"type": "array", "items": {"type": "boolean"}}, "maxItems": 2},
+    "list": {"type": "array", "items": {"$ref": "#/properties/lists/items"}, "minItems": 1, "maxItems": 2},
+    "inner": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+    "escaped": {"$ref": "#/$defs/a~1%C3%A9"},
+    "option": {"$ref": "#/$defs/all/anyOf/1"},
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_reference_may_be_to_any_place_of_the_schema(name: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+    defined = {"a/é": {"type": "boolean"}, "all": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    for key in REFERENCES:
+        schema = {"type": "object", "properties": REFERENCES, "required": [key], "$defs": defined, "additionalProperties": False}
+        tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell_by(tokenizer))
+        for seed in range(4):
+            text = written(compiler, tokenizer, spec, Random(seed))
+            if text is not None:
+                ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
+                assert Draft202012Validator(schema).is_valid(arguments), text
+
+
 EXAMPLES = {
     "functiongemma": "<start_function_call>call:weather{city:<escape>Rome<escape>,at:{x:true},note:<escape>a{b<escape>}<end_function_call>",
     "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:3,note:<|"|><|"|>}<tool_call|><|tool_call>call:weather.now{}<tool_call|>',
