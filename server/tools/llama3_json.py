@@ -33,6 +33,8 @@ class Llama3Json(ToolParser):
                 if (yield from self.skip(";")):
                     yield from self.space()
             if not (yield from self.object_call(("parameters", "arguments"), only_on_offer=True)):
+                if found:
+                    self.read_again()
                 self._at = self._mark
                 return found
             found = True

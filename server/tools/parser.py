@@ -68,6 +68,11 @@ class ToolParser(Scanner):
             self._at = self._text.index(marker, self._mark) + len(marker)
             self.give(Content)
 
+    def read_again(self) -> None:
+        """What is held, behind a call or a part of one, is none of it. Nothing comes of it where the answer was cut: it was to be one."""
+        self._at = len(self._text) if self._cut and self._ran_out else self._mark
+        self.settle()
+
     def listed(self, call: Callable[[], Waiting[bool]] | None = None) -> Waiting[bool]:
         """Read calls, in a list or one behind the other. False, with the text still held, if there is none.
 
@@ -84,7 +89,7 @@ class ToolParser(Scanner):
             yield from self.space()
             yield from self.skip(",")
         if found:
-            self._at = self._mark  # what comes after the last call
+            self.read_again()
             if in_list:
                 yield from self.close("]")
         return found

@@ -72,7 +72,7 @@ class Qwen3Xml(PythonLiterals):
             self.settle(Arguments(f"{separator}{quoted(key)}: "))
             separator = ", "
             yield from self._value(kinds.get(key, frozenset()))
-        self._at = self._mark
+        self.read_again()
         if (yield from self.more()):  # else the answer was cut, and so are the arguments
             self.settle(Arguments("}"))
 

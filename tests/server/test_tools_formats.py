@@ -246,6 +246,25 @@ def test_a_call_that_is_cut_is_none(format: type[ToolParser], text: str, left: s
         assert all(isinstance(part, Content) for part in found)
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (Qwen3Xml, "<tool_call><function=f>\n<parameter=text>\na\n</parameter>\n<parameter=number>\n1\n</parameter>\n</function>"),
+        (GlmXml, "<tool_call>f\n<arg_key>text</arg_key><arg_value>a</arg_value>\n<arg_key>number</arg_key>\n<arg_value>1</arg_value>"),
+        (Hermes, '<tool_call>[{"name": "f", "arguments": {"text": "a"}}, {"name": "f", "arguments": {}}]</tool_call>'),
+        (Llama3Json, '{"name": "f", "parameters": {"text": "a"}}; {"name": "f", "parameters": {}}'),
+        (Olmo3, '<function_calls>f(text="a", number=1)\nf(text="b")</function_calls>'),
+        (Pythonic, '[f(text="a", number=1), f(text="b")]'),
+    ],
+)
+def test_nothing_comes_of_what_is_cut_behind_a_part_of_a_call(format: type[ToolParser], text: str) -> None:
+    for end in range(len(text)):
+        parser = format(TOOLS)
+        found = parser.feed(text[:end]) + parser.finish(cut=True)
+        called = any(isinstance(part, CallBegun) for part in found)
+        assert not (called and any(isinstance(part, Content) for part in found)), text[:end]
+
+
 SNIPPETS = [
     "<tool_call>", "</tool_call>", "<function=f>", "<parameter=text>", "<parameter=number>", "</parameter>", "</function>",
     "<start_function_call>", "call:f{", "<escape>", "text:",
