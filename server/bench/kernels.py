@@ -50,7 +50,7 @@ SCHEMA = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0, 78 if something cannot be loaded, 130 if it was stopped; what was found until then is written."""
+    """Returns the exit status: 0, 78 if something cannot be loaded or written, 130 if it was stopped; what is found is written."""
     args = _parser().parse_args(argv)
     command = shlex.join(["foretoken", "bench", "kernels", *argv])
     effort = QUICK if args.quick else Effort()
@@ -63,15 +63,15 @@ def main(argv: Sequence[str]) -> int:
 
     machine = this_machine()
     announce(machine.describe())
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     models = args.models if args.models is not None else () if args.model else OWN_MODELS
     run = Run(args.threads, effort, args.models_dir, args.parts, announce)
     status = 0
     try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
         for name in (*models, *args.model):
             run.measure_model(find_model(name, args.models_dir, announce), args.precisions)
         run.measure_once()
-    except ForetokenError as error:
+    except (ForetokenError, OSError) as error:
         status = failed(error, CONFIG)
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -70,6 +70,12 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.Ca
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_is_told_before_anything_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--quick", "--models", "demo", "--output-dir", str(tmp_path / "file" / "out")]) == CONFIG
+    assert "foretoken: error: [Errno 20] Not a directory" in capsys.readouterr().err
+
+
 def test_one_that_is_stopped_says_so_by_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
@@ -81,7 +87,7 @@ def test_one_that_is_stopped_says_so_by_its_status(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--models", "M7"], "'M7' is not one of M1, M2, M3, demo"),
+        (["--models", "M7"], "'M7' is not one of M1, M2, M3, M4, demo"),
         (["--precisions", "fp8"], "not one of float32"),
         (["--threads", "0"], "positive integer"),
     ],
