@@ -9,12 +9,12 @@ from ..serving import Serving
 
 
 async def read_within_context(asked: ChatRequest, serving: Serving) -> Chat:
-    """The prompt without the oldest turns, as many as must go for the rest, and max_completion_tokens, to fit.
+    """The prompt without the oldest turns, as many as must go for the rest, and the longest output, to fit.
 
     System messages at the start stay, and what follows them begins with a message of the user. The last turn stays even if it
     does not fit: that is told by the engine. Raises ApiError, InvalidRequest.
     """
-    messages, room = asked.messages, serving.max_tokens - max(asked.max_completion_tokens or 1, 1)
+    messages, room = asked.messages, serving.max_tokens - max(asked.most_tokens()[1] or 1, 1)
     num_system = next((at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages))
     starts = [num_system, *(at for at in range(num_system + 1, len(messages)) if messages[at].role == "user")]
     low, high = 0, len(starts) - 1  # the right one is among these

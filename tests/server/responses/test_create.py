@@ -170,19 +170,19 @@ def test_items_of_earlier_responses_can_be_named(api: TestClient, fake: FakeEngi
     assert listed[1]["id"] == output[0]["id"]
 
 
-@pytest.mark.parametrize("room", [512, 300])
-def test_truncation_leaves_out_the_oldest_turns(serve: Callable[..., TestClient], fake: FakeEngine, room: int) -> None:
+@pytest.mark.parametrize(("room", "limit"), [(512, "max_output_tokens"), (300, "max_output_tokens"), (300, "max_tokens")])
+def test_truncation_leaves_out_the_oldest_turns(serve: Callable[..., TestClient], fake: FakeEngine, room: int, limit: str) -> None:
     """As many as must go for the context, or for a cache that holds less."""
     fake.cache_tokens = room
     api = serve()
     turns = [{"role": role, "content": f"{number}" * 60} for number in range(9) for role in ("user", "assistant")]
     items = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
     assert refusal(api, items)["code"] == "context_length_exceeded"
-    create(api, items, truncation="auto", max_output_tokens=50)
+    create(api, items, truncation="auto", **{limit: 100})
     said = prompt(fake)
     assert said.startswith("<|system|>S<|end|><|user|>") and said.endswith("<|user|>last<|end|><|assistant|><think></think>")
     kept = len(fake.calls[-1].prompt)
-    assert kept <= room - 50 < kept + len(fake.tokenizer.encode("8" * 120)) + 40
+    assert kept <= room - 100 < kept + len(fake.tokenizer.encode("8" * 120)) + 40
     assert refusal(api, [{"role": "user", "content": "x" * 5000}], truncation="auto")["param"] == "input"
 
 
