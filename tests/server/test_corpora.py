@@ -58,6 +58,7 @@ def make_engine(tokenizer: PreTrainedTokenizerBase, corpora: Corpora | None) -> 
         model=SimpleNamespace(name="tiny", max_model_len=256, vocab_size=VOCAB),
         tokenizer=tokenizer,
         proposer_names=("suffix",),
+        num_spec_tokens=24,
         speculative=speculative,
     )
 
