@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,13 +25,8 @@ TURNS = 5
 PASSES = 20
 """In a turn, of each kind."""
 
-T = TypeVar("T")
-
-
-class Records(Protocol):
-    """As `Recorder.record`."""
-
-    def __call__(self, work: Callable[[], T], /) -> tuple[Callable[[], object], T]: ...
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
+"""As `Recorder.record`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Trial:
 
 
 def try_early_launches(
-    network: TorchExecutor, record: Records, milliseconds: Callable[[Callable[[], object]], float] | None = None
+    network: TorchExecutor, record: Record, milliseconds: Callable[[Callable[[], object]], float] | None = None
 ) -> Trial | None:
     """Launch kernels on the network's device from now on as was faster, and as usual if results are not the same.
 
@@ -66,20 +60,20 @@ def try_early_launches(
         return None
     from .triton.early_launch import launching_early
 
-    timed, launching = milliseconds or _milliseconds, launching_early
+    timed = milliseconds or _milliseconds
     with torch.inference_mode():
         work = _pass_of_one_token(network)
-        launching.discard(network.device)
+        launching_early.discard(network.device)
         usual, result = record(work)
         usual()
         expected = result.clone()
-        launching.add(network.device)
+        launching_early.add(network.device)
         try:
             trial = _tried(usual, *record(work), expected, timed)
         except Exception as error:  # whatever a driver or compiler has against it, there is another way
             trial = Trial(timed(usual), problem=f"{type(error).__name__}: {error}")
     if not trial.is_won:
-        launching.discard(network.device)
+        launching_early.discard(network.device)
     return trial
 
 

@@ -444,21 +444,26 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
 
 // Rows first .. end - 1 of x, which are as wide as the op's input.
 void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows) {
-  Prepare prepare{};
-  prepare.x_stride = width(op.inputs[0]);
-  prepare.x = x;
-  prepare.width = width(op.inputs[0]);
+  Prepare prepare = prepare_of(weights, x, width(op.inputs[0]), rows);
   prepare.normalise = op.normalise != 0;
   prepare.norm_weight = op.norm_weight;
   prepare.norm_bias = op.norm_bias;
   prepare.eps = op.eps;
+  kernels_.prepare(prepare, first, end - first);
+}
+
+// Rows of x, one behind the other, as these weights read them.
+Prepare Network::prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows) {
+  Prepare prepare{};
+  prepare.x = x;
+  prepare.x_stride = prepare.width = width;
   prepare.precision = weights.precision;
   prepare.inputs = weights.inputs;
   prepare.data = const_cast<void*>(rows.data);
   prepare.stride = rows.stride;
   prepare.scales = const_cast<float*>(rows.scales);
   prepare.input_sums = const_cast<int32_t*>(rows.input_sums);
-  kernels_.prepare(prepare, first, end - first);
+  return prepare;
 }
 
 PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums) {

@@ -243,12 +243,13 @@ class Network : private Job {
   void run_panels(const Phase& phase, int first, int count, Worker& worker);
   void plan_experts(int op);
   void run_experts(const Phase& phase, int first, int end, Worker& worker);
-  void prepare_visit(const PackedLinear& weights, const float* x, int width, int visit);
+  PreparedRows visits_from(const PackedLinear& weights, int visit, int count);
   void visit_experts(const Op& op, const PackedLinear* experts, bool gated, float* to, int first, int end, Worker& worker);
   void choose(int row, Worker& worker);
   void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
+  static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows);
   PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
   Epilogue epilogue_of(const Op& op) const;

@@ -47,11 +47,12 @@ void Network::run_experts(const Phase& phase, int first, int end, Worker& worker
       break;
     case PhaseKind::kEnterExperts:
       for (int visit = first; visit < end; ++visit) {
-        prepare_visit(*gates_ups, buffer(op.inputs[0]) + int64_t(routes_.row_of(visit)) * in, in, visit);
+        const float* x = buffer(op.inputs[0]) + int64_t(routes_.row_of(visit)) * in;
+        kernels_.prepare(prepare_of(*gates_ups, x, in, visits_from(*gates_ups, visit, 1)), 0, 1);
       }
       break;
     case PhaseKind::kBetween:
-      for (int visit = first; visit < end; ++visit) prepare_visit(*downs, inside + int64_t(visit) * inner, inner, visit);
+      kernels_.prepare(prepare_of(*downs, inside, inner, visits_from(*downs, 0, end)), first, end - first);
       break;
     case PhaseKind::kExpertsIn:
       visit_experts(op, gates_ups, true, inside, first, end, worker);
@@ -71,31 +72,22 @@ void Network::run_experts(const Phase& phase, int first, int end, Worker& worker
   }
 }
 
-void Network::prepare_visit(const PackedLinear& weights, const float* x, int width, int visit) {
-  PreparedRows rows = prepared_memory(weights, 0, prepared_, scales_, input_sums_);
-  Prepare prepare{};
-  prepare.x = x - int64_t(visit) * width;
-  prepare.x_stride = prepare.width = width;
-  prepare.precision = weights.precision;
-  prepare.inputs = weights.inputs;
-  prepare.data = const_cast<void*>(rows.data);
-  prepare.stride = rows.stride;
-  prepare.scales = const_cast<float*>(rows.scales);
-  prepare.input_sums = const_cast<int32_t*>(rows.input_sums);
-  kernels_.prepare(prepare, visit, 1);
+// What visits read, from one of them on.
+PreparedRows Network::visits_from(const PackedLinear& weights, int visit, int count) {
+  const PreparedRows all = prepared_memory(weights, count, prepared_, scales_, input_sums_);
+  const int64_t groups = weights.precision == Precision::kInt4 ? weights.inputs / kGroup : 1;
+  const auto* data = static_cast<const char*>(all.data) + visit * all.stride;
+  return {data, all.stride, all.scales + visit, all.input_sums + visit * groups, count};
 }
 
 // Some units of an expert's product: its panels by turns with those of the other busy ones, for nobody knows in advance how many are.
 void Network::visit_experts(const Op& op, const PackedLinear* experts, bool gated, float* to, int first, int end, Worker& worker) {
-  const PreparedRows all = prepared_memory(*experts, 0, prepared_, scales_, input_sums_);
   const int turns = std::min(routes_.num_visits(), op.num_experts), panels = experts->outputs / kPanel;
-  const int64_t groups = experts->precision == Precision::kInt4 ? experts->inputs / kGroup : 1;
   for (int unit = first; unit < end; ++unit) {
     if (unit % turns >= routes_.num_busy()) continue;
     const int expert = routes_.busy(unit % turns), visit = routes_.first_visit(expert), first_panel = unit / turns * kPanelsPerUnit;
     const int out = gated ? experts->outputs / 2 : experts->outputs;
-    const PreparedRows x = {static_cast<const char*>(all.data) + visit * all.stride, all.stride, all.scales + visit,
-                            all.input_sums + visit * groups, routes_.count(expert)};
+    const PreparedRows x = visits_from(*experts, visit, routes_.count(expert));
     Epilogue epilogue{};
     epilogue.scale = 1.0f;
     epilogue.function = gated ? Function(op.function) : Function::kNone;
