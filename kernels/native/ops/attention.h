@@ -7,19 +7,26 @@
 
 #include "attention_places.h"
 #include "attention_blocks.h"
+#include "attention_segment.h"
 #include "attention_products.h"
+#if FT_AMX
+#include "attention_tiles.h"
+#endif
 #include "attention_weights.h"
 
-constexpr int kTile = 16;  // query vectors
-constexpr int kSegmentBlocks = kSegment / kBlockSize;
 constexpr int kTreeBlocks = (kMaxTree + 2 * (kBlockSize - 1)) / kBlockSize;  // that kMaxTree places can touch
 
 // States of a tile: m [16], l [16], sums [vectors][v_pad].
 inline int64_t state_floats(int vectors, int v_pad) { return 2 * kTile + int64_t(vectors) * v_pad; }
 
-inline void clear_state(float* state, int vectors, int v_pad) {
+inline void clear_maximum_and_sum(float* state) {
   store(state, splat(-kInfinity));
-  for (int64_t i = kTile; i < state_floats(vectors, v_pad); i += 16) store(state + i, zero());
+  store(state + kTile, zero());
+}
+
+inline void clear_state(float* state, int vectors, int v_pad) {
+  clear_maximum_and_sum(state);
+  for (int64_t i = 2 * kTile; i < state_floats(vectors, v_pad); i += 16) store(state + i, zero());
 }
 
 // state = state, then next. exp2_of(0) is 1 and exp2_of(-inf) is 0, so a neutral state changes nothing on either side.
@@ -122,71 +129,69 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
   return tile;
 }
 
+// The places of a segment that each token of a tile sees, and the blocks they lie in; first == end if there are none.
+template <class Lane>
+inline Segment look_at(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile,
+                       int segment) {
+  const CacheLayer& cache = op.cache;
+  Segment s{};
+  s.tokens = task.num_tokens;
+  s.heads = task.num_heads;
+  s.first = kSegmentBlocks;
+  s.whole_end = kSegmentBlocks;
+  for (int t = 0; t < task.num_tokens; ++t) {
+    s.low[t] = max_of(tile.seen[t].low - segment * kSegment, 0);
+    s.high[t] = min_of(tile.seen[t].high - segment * kSegment, kSegment);
+    if (s.low[t] >= s.high[t]) s.low[t] = s.high[t] = 0;
+    if (s.low[t] < s.high[t]) s.first = min_of(s.first, s.first_block(t));
+    s.end = max_of(s.end, s.end_block(t));
+    s.whole_first = max_of(s.whole_first, (s.low[t] + kBlockSize - 1) / kBlockSize);
+    s.whole_end = min_of(s.whole_end, s.high[t] / kBlockSize);
+  }
+  if (s.first >= s.end) s.first = s.end = 0;
+  if (s.whole_first >= s.whole_end) s.whole_first = s.whole_end = s.end;
+
+  s.k_bytes = int64_t(cache.k_pad) / Lane::kPlaces * kBlockSize * Lane::kBytes;
+  s.v_row = int64_t(cache.v_pad) * Lane::kBytes;
+  s.v_bytes = kBlockSize / Lane::kPlaces * s.v_row;
+  for (int b = s.first; b < s.end; ++b) {
+    const int index = segment * kSegmentBlocks + b;
+    s.keys[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
+                                         : cache_block(op, batch, task.row, kv_head, index);
+    s.values[b] = s.keys[b] + s.k_bytes;
+    s.scales[b] = reinterpret_cast<const float*>(s.values[b] + s.v_bytes);  // int8 only
+  }
+  return s;
+}
+
 // The state of one segment, in tile.state; false if no token of the tile sees a place of it.
 template <class Lane>
 inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile,
                            int segment) {
   const CacheLayer& cache = op.cache;
-  const int heads = task.num_heads, vectors = task.num_tokens * heads;
+  const Segment s = look_at<Lane>(op, batch, task, kv_head, tile, segment);
+  if (s.first == s.end) return false;
 
-  // 1. places of the segment that each token sees, the blocks they lie in, and the blocks that all tokens see whole
-  int low[kTile], high[kTile];
-  int first = kSegmentBlocks, end = 0, whole_first = 0, whole_end = kSegmentBlocks;
-  for (int t = 0; t < task.num_tokens; ++t) {
-    low[t] = max_of(tile.seen[t].low - segment * kSegment, 0);
-    high[t] = min_of(tile.seen[t].high - segment * kSegment, kSegment);
-    if (low[t] >= high[t]) low[t] = high[t] = 0;
-    if (low[t] < high[t]) first = min_of(first, low[t] / kBlockSize);
-    end = max_of(end, (high[t] + kBlockSize - 1) / kBlockSize);
-    whole_first = max_of(whole_first, (low[t] + kBlockSize - 1) / kBlockSize);
-    whole_end = min_of(whole_end, high[t] / kBlockSize);
-  }
-  if (first >= end) return false;
-  if (whole_first >= whole_end) whole_first = whole_end = end;
-
-  const int64_t k_bytes = int64_t(cache.k_pad) / Lane::kPlaces * kBlockSize * Lane::kBytes, v_row = int64_t(cache.v_pad) * Lane::kBytes;
-  const int64_t v_bytes = kBlockSize / Lane::kPlaces * v_row;
-  const char* keys[kSegmentBlocks];
-  const char* values[kSegmentBlocks];
-  const float* scales[kSegmentBlocks];
-  for (int b = first; b < end; ++b) {
-    const int index = segment * kSegmentBlocks + b;
-    keys[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
-                                       : cache_block(op, batch, task.row, kv_head, index);
-    values[b] = keys[b] + k_bytes;
-    scales[b] = reinterpret_cast<const float*>(values[b] + v_bytes);  // int8 only
-  }
-
-  // 2. scores, then weights
+  // 1. scores, then weights
   const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
   const bool is_first = task.first_token == batch.query_start[task.row];  // later tiles find their row's values in the core's own cache
-  score_blocks<Lane>(tile.queries, vectors, tile.query_bytes, keys, first, end, key_rows, tile.scores, k_bytes, is_first ? v_bytes : 0);
-  clear_state(tile.state, vectors, cache.v_pad);
+  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, is_first, tile.scores);
+  clear_maximum_and_sum(tile.state);
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   float weight_scales[kTile];
-  for (int i = 0; i < vectors; ++i) {
-    const int t = i / heads;
+  for (int i = 0; i < s.vectors(); ++i) {
+    const int t = i / s.heads;
     weight_scales[i] = 0.0f;
-    if (low[t] >= high[t]) continue;
-    weight_scales[i] = soften<Lane>(op, tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low[t], high[t],
-                                    {scales, tile.query_scales[i]}, tile.state + i, tile.state + kTile + i);
+    if (s.low[t] >= s.high[t]) continue;
+    weight_scales[i] = soften<Lane>(op, tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, s.low[t], s.high[t],
+                                    {s.scales, tile.query_scales[i]}, tile.state + i, tile.state + kTile + i);
   }
 
-  // 3. weighted values: blocks that all tokens see whole together, those around them token by token
-  const ValueRows rows{values, v_row};
+  // 2. weighted values
   float* sums = tile.state + 2 * kTile;
-  auto weigh_edges = [&](int from, int to) {
-    for (int t = 0; t < task.num_tokens; ++t) {
-      const int begin = max_of(from, low[t] / kBlockSize), stop = min_of(to, (high[t] + kBlockSize - 1) / kBlockSize);
-      weigh_blocks<Lane, true>(tile.weights + t * heads * kWeightsBytes, heads, rows, begin, stop, low[t], high[t], cache.v_dim,
-                               sums + int64_t(t) * heads * cache.v_pad, cache.v_pad);
-    }
-  };
-  weigh_edges(first, whole_first);
-  weigh_blocks<Lane, false>(tile.weights, vectors, rows, whole_first, whole_end, 0, 0, cache.v_dim, sums, cache.v_pad);
-  weigh_edges(whole_end, end);
+  weigh_segment<Lane>(tile.weights, s, cache.v_dim, sums, cache.v_pad);
   if (Lane::kBytes == 2) {
-    for (int i = 0; i < vectors; ++i) {
+    for (int i = 0; i < s.vectors(); ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;
       for (int d = 0; d < cache.v_pad; d += 16) {
         store(x + d, _mm512_mul_ps(Lane::value(read_sum<typename Lane::Sum>(x + d)), splat(weight_scales[i])));
@@ -202,6 +207,7 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
   const int vectors = task.num_tokens * task.num_heads, v_pad = op.cache.v_pad;
   const Tile tile = make_tile(op, batch, task, kv_head, scratch);
   clear_state(tile.folded, vectors, v_pad);
+  begin_products<Lane>(vectors);
   for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
     const bool seen = attend_segment<Lane>(op, batch, task, kv_head, tile, segment);
     if (!partial) {
@@ -212,6 +218,7 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
     const int64_t size = state_floats(vectors, v_pad);
     __builtin_memcpy(partial + (segment - task.first_segment) * size, tile.state, size_t(size) * 4);
   }
+  end_products<Lane>();
   if (!partial) store_outputs(op, batch, task, kv_head, tile.folded);
 }
 

@@ -74,23 +74,29 @@ inline void score_queries(const char* q, int count, int64_t q_stride, const char
   }
 }
 
-// Scores of `count` queries and blocks [first, end) of a segment. On the way the v_bytes behind the k_bytes of each block are fetched:
-// blocks lie anywhere, so the processor cannot guess the next.
+// What a tile's products need around them: nothing, but on AMX.
 template <class Lane>
-inline void score_blocks(const char* q, int count, int64_t q_stride, const char* const* keys, int first, int end, int rows, float* scores,
-                         int64_t k_bytes, int64_t v_bytes) {
-  int b = first;
-  for (; b + 4 <= end; b += 4) {
-    for (int i = b; i < b + 4; ++i) {
-      for (int64_t at = k_bytes; at < k_bytes + v_bytes; at += 64) prefetch_line(keys[i] + at);
+inline void begin_products(int /*vectors*/) {}
+template <class Lane>
+inline void end_products() {}
+
+// The scores of all blocks of a segment, `rows` rows of keys each. On the way the values of each block are fetched, if they are asked
+// for: blocks lie anywhere, so the processor cannot guess the next.
+template <class Lane>
+inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, bool fetches, float* scores) {
+  const int count = s.vectors();
+  int b = s.first;
+  for (; b + 4 <= s.end; b += 4) {
+    for (int i = b; fetches && i < b + 4; ++i) {
+      for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
     }
-    score_queries<Lane, 4>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+    score_queries<Lane, 4>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
   }
-  if (end - b >= 2) {
-    score_queries<Lane, 2>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+  if (s.end - b >= 2) {
+    score_queries<Lane, 2>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
     b += 2;
   }
-  if (b < end) score_queries<Lane, 1>(q, count, q_stride, keys + b, rows, scores + b * kBlockSize);
+  if (b < s.end) score_queries<Lane, 1>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
 }
 
 // Values of one layer's blocks: where they are and how long their rows.
@@ -178,4 +184,22 @@ inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int
     c += 2;
   }
   if (c < vectors) weigh_queries<Lane, 1, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+}
+
+// sums [vectors][stride] = weights @ V over a segment: blocks that all tokens see whole together, those around them token by token.
+template <class Lane>
+inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride) {
+  constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
+  const ValueRows rows{s.values, s.v_row};
+  for (int64_t i = 0; i < s.vectors() * stride; i += 16) store(sums + i, zero());
+  auto weigh_edges = [&](int from, int to) {
+    for (int t = 0; t < s.tokens; ++t) {
+      const int begin = max_of(from, s.first_block(t)), stop = min_of(to, s.end_block(t));
+      weigh_blocks<Lane, true>(weights + t * s.heads * kWeightsBytes, s.heads, rows, begin, stop, s.low[t], s.high[t], v_dim,
+                               sums + int64_t(t) * s.heads * stride, stride);
+    }
+  };
+  weigh_edges(s.first, s.whole_first);
+  weigh_blocks<Lane, false>(weights, s.vectors(), rows, s.whole_first, s.whole_end, 0, 0, v_dim, sums, stride);
+  weigh_edges(s.whole_end, s.end);
 }

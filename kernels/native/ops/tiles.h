@@ -11,9 +11,9 @@ struct alignas(64) TileShapes {  // the operand of LDTILECFG
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int num_rows) {
+  void set(int tile, int num_rows, int bytes = 64) {
     rows[tile] = uint8_t(num_rows);
-    row_bytes[tile] = 64;
+    row_bytes[tile] = uint16_t(bytes);
   }
 };
 static_assert(sizeof(TileShapes) == 64, "LDTILECFG reads 64 bytes");
@@ -33,7 +33,7 @@ template <int kTile>
 inline void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
-// As many rows as the tile has, 64 bytes each, from addresses `stride` bytes apart.
+// As many rows as the tile has, and as wide, from addresses `stride` bytes apart.
 template <int kTile>
 inline void load_tile(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
@@ -43,7 +43,7 @@ inline void store_tile(void* p, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
 }
 
-// Row m of c += row m of a times b: c has 16 sums a row, b one row per 4 bytes of a's rows. The first row of b holds for each of the
+// Row m of c += row m of a times b: c has 16 sums a row, b one row per 4 bytes of a's rows (and is 64 bytes wide). The first row of b holds for each of the
 // 16 outputs the first 4 bytes (2 bfloat16, 4 int8) of its inputs, the second row the next.
 template <int kC, int kA, int kB>
 inline void dot_tiles_bf16() {

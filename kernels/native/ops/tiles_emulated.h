@@ -10,13 +10,14 @@ struct EmulatedTiles {
     if (!configured || shapes.rows[tile] == 0) __builtin_trap();
     return shapes.rows[tile];
   }
+  int bytes(int tile) const { return shapes.row_bytes[tile]; }
   Int row(int tile, int r) const { return _mm512_load_si512(data[tile][r]); }
 };
 thread_local EmulatedTiles emulated;
 
 inline void configure_tiles(const TileShapes& shapes) {
   for (int tile = 0; tile < 16; tile++)
-    if (shapes.rows[tile] > 16 || (shapes.rows[tile] && (shapes.row_bytes[tile] != 64 || tile >= 8))) __builtin_trap();
+    if (shapes.rows[tile] > 16 || shapes.row_bytes[tile] > 64 || (shapes.rows[tile] && (shapes.row_bytes[tile] % 4 || tile >= 8))) __builtin_trap();
   if (shapes.palette != 1 || shapes.start_row != 0) __builtin_trap();
   emulated.shapes = shapes;
   emulated.configured = true;
@@ -31,21 +32,22 @@ inline void zero_tile() {
 }
 template <int kTile>
 inline void load_tile(const void* p, int64_t stride) {
-  const int rows = emulated.rows(kTile);
+  const int rows = emulated.rows(kTile), bytes = emulated.bytes(kTile);
   zero_tile<kTile>();
-  for (int r = 0; r < rows; r++) __builtin_memcpy(emulated.data[kTile][r], static_cast<const char*>(p) + r * stride, 64);
+  for (int r = 0; r < rows; r++) __builtin_memcpy(emulated.data[kTile][r], static_cast<const char*>(p) + r * stride, bytes);
 }
 template <int kTile>
 inline void store_tile(void* p, int64_t stride) {
-  const int rows = emulated.rows(kTile);
-  for (int r = 0; r < rows; r++) __builtin_memcpy(static_cast<char*>(p) + r * stride, emulated.data[kTile][r], 64);
+  const int rows = emulated.rows(kTile), bytes = emulated.bytes(kTile);
+  for (int r = 0; r < rows; r++) __builtin_memcpy(static_cast<char*>(p) + r * stride, emulated.data[kTile][r], bytes);
 }
 
 // Rows of the product, after the checks that the hardware makes.
 template <int kC, int kA, int kB>
 inline int dot_rows() {
   static_assert(kC != kA && kC != kB && kA != kB, "the three tiles of a product differ");
-  if (emulated.rows(kC) != emulated.rows(kA) || emulated.rows(kB) != 16) __builtin_trap();
+  if (emulated.rows(kC) != emulated.rows(kA) || emulated.rows(kB) * 4 != emulated.bytes(kA)) __builtin_trap();
+  if (emulated.bytes(kC) != 64 || emulated.bytes(kB) != 64) __builtin_trap();
   return emulated.rows(kC);
 }
 
@@ -66,7 +68,7 @@ inline void dot_tiles_bf16() {
   const Int high = _mm512_set1_epi32(int(0xffff0000));
   for (int m = 0; m < rows; m++) {
     Vec even = zero(), odd = zero();
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < emulated.rows(kB); k++) {
       const Int a = quad_of_row(kA, m, k), b = emulated.row(kB, k);
       even = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), even);
       odd = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), odd);
@@ -86,7 +88,7 @@ inline void dot_tiles_s8s8() {
   auto odd = [](Int x) { return _mm512_srai_epi16(x, 8); };
   for (int m = 0; m < rows; m++) {
     Int c = emulated.row(kC, m);
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < emulated.rows(kB); k++) {
       const Int a = quad_of_row(kA, m, k), b = emulated.row(kB, k);
       c = _mm512_add_epi32(c, _mm512_madd_epi16(even(a), even(b)));
       c = _mm512_add_epi32(c, _mm512_madd_epi16(odd(a), odd(b)));

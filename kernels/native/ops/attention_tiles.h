@@ -1,0 +1,151 @@
+// Attention's two products over a bfloat16 cache on AMX tiles: a row of a tile is a query vector. A block holds keys and values in the
+// order of the second operand, so that both are loaded from where they lie. Specialises what attention_products.h does with vectors.
+//
+// A vector's result does not depend on which others share its tile, and blocks that it does not see add exact zeros: its weights
+// there are 0. But 0 times infinity is NaN, so where blocks at the edges of what is seen hold such a value, each token has them by itself.
+
+// Tiles 0-3 are sums, 4 queries, 5 weights of a block's places, 6 keys, 7 values.
+template <>
+inline void begin_products<PairLane>(int vectors) {
+  TileShapes shapes;
+  for (int tile = 0; tile <= 4; ++tile) shapes.set(tile, vectors);
+  shapes.set(5, vectors, 32);
+  shapes.set(6, 16);
+  shapes.set(7, kBlockSize / 2);
+  configure_tiles(shapes);
+}
+template <>
+inline void end_products<PairLane>() {
+  release_tiles();
+}
+
+template <int kCount, int kFirst = 0>
+inline void zero_sum_tiles() {
+  zero_tile<kFirst>();
+  if constexpr (kFirst + 1 < kCount) zero_sum_tiles<kCount, kFirst + 1>();
+}
+template <int kCount, int kFirst = 0>
+inline void load_sum_tiles(const float* from, int64_t stride) {
+  load_tile<kFirst>(from + kFirst * 16, stride);
+  if constexpr (kFirst + 1 < kCount) load_sum_tiles<kCount, kFirst + 1>(from, stride);
+}
+template <int kCount, int kFirst = 0>
+inline void store_sum_tiles(float* to, int64_t stride) {
+  store_tile<kFirst>(to + kFirst * 16, stride);
+  if constexpr (kFirst + 1 < kCount) store_sum_tiles<kCount, kFirst + 1>(to, stride);
+}
+
+template <int kBlocks, int kFirst = 0>
+inline void multiply_keys(const char* const* keys, int64_t at) {
+  load_tile<6>(keys[kFirst] + at, 64);
+  dot_tiles_bf16<kFirst, 4, 6>();
+  if constexpr (kFirst + 1 < kBlocks) multiply_keys<kBlocks, kFirst + 1>(keys, at);
+}
+
+template <int kBlocks>
+inline void score_some(const char* q, int64_t q_stride, const char* const* keys, int64_t k_bytes, float* scores) {
+  zero_sum_tiles<kBlocks>();
+  for (int64_t at = 0; at < k_bytes; at += kTileBytes, q += 64) {
+    load_tile<4>(q, q_stride);
+    multiply_keys<kBlocks>(keys, at);
+  }
+  store_sum_tiles<kBlocks>(scores, kSegment * 4);
+}
+
+template <>
+inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, bool fetches, float* scores) {
+  int b = s.first;
+  for (; b + 4 <= s.end; b += 4) {
+    // Tile loads hardly wake the hardware's prefetchers: the next keys, and these values.
+    for (int i = b; fetches && i < b + 4; ++i) {
+      if (i + 4 < s.end) {
+        for (int64_t at = 0; at < s.k_bytes; at += 64) prefetch_line(s.keys[i + 4] + at);
+      }
+      for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
+    }
+    score_some<4>(q, q_stride, s.keys + b, s.k_bytes, scores + b * kBlockSize);
+  }
+  for (; b < s.end; ++b) score_some<1>(q, q_stride, s.keys + b, s.k_bytes, scores + b * kBlockSize);
+}
+
+inline bool is_finite_bf16(const char* p, int64_t bytes) {
+  const Int exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 found = 0;
+  for (int64_t i = 0; i < bytes; i += 64) {
+    found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_load_si512(p + i), exponent), exponent);
+  }
+  return !found;
+}
+
+template <int kTiles, int kFirst = 0>
+inline void multiply_values(const char* values, int64_t v_row) {
+  load_tile<7>(values + kFirst * 64, v_row);
+  dot_tiles_bf16<kFirst, 5, 7>();
+  if constexpr (kFirst + 1 < kTiles) multiply_values<kTiles, kFirst + 1>(values, v_row);
+}
+
+constexpr int64_t kWeightsRow = kSegment * 2;
+
+// A block of which each token takes what it sees, and nothing else whatever it holds.
+template <int kTiles>
+inline void weigh_token_by_token(const char* weights, const Segment& s, int block, int64_t column) {
+  constexpr int kColumns = kTiles * 16;
+  alignas(64) char values[kBlockSize / 2 * kTiles * 64];
+  alignas(64) float before[kTile * kColumns], with_token[kTile * kColumns], after[kTile * kColumns];
+  load_tile<5>(weights + block * kBlockSize * 2, kWeightsRow);
+  store_sum_tiles<kTiles>(before, kColumns * 4);
+  for (int t = 0; t < s.tokens; ++t) {
+    for (int r = 0; r < kBlockSize / 2; ++r) {
+      const int place = block * kBlockSize + 2 * r;
+      const uint32_t keep = (place >= s.low[t] && place < s.high[t] ? 0xffffu : 0) |
+                            (place + 1 >= s.low[t] && place + 1 < s.high[t] ? 0xffff0000u : 0);
+      for (int i = 0; i < kTiles * 64; i += 64) {
+        const Int x = _mm512_load_si512(s.values[block] + r * s.v_row + column + i);
+        _mm512_store_si512(values + r * kTiles * 64 + i, _mm512_and_si512(x, _mm512_set1_epi32(int(keep))));
+      }
+    }
+    load_sum_tiles<kTiles>(before, kColumns * 4);
+    multiply_values<kTiles>(values, kTiles * 64);
+    store_sum_tiles<kTiles>(with_token, kColumns * 4);
+    const int first = t * s.heads * kColumns;
+    __builtin_memcpy(after + first, with_token + first, size_t(s.heads) * kColumns * 4);
+  }
+  load_sum_tiles<kTiles>(after, kColumns * 4);
+}
+
+// kTiles * 16 columns, the first of them `column` bytes into a row of values. odd: blocks with a value that is not finite, seen by some.
+template <int kTiles>
+inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, int64_t column, float* sums, int64_t stride) {
+  zero_sum_tiles<kTiles>();
+  for (int b = s.first; b < s.end; ++b) {
+    if (odd >> b & 1) {
+      weigh_token_by_token<kTiles>(weights, s, b, column);
+      continue;
+    }
+    load_tile<5>(weights + b * kBlockSize * 2, kWeightsRow);
+    multiply_values<kTiles>(s.values[b] + column, s.v_row);
+  }
+  store_sum_tiles<kTiles>(sums + column / 4, stride * 4);
+}
+
+template <>
+inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride) {
+  uint32_t odd = 0;
+  for (int b = s.first; b < s.end; ++b) {
+    const bool whole = b >= s.whole_first && b < s.whole_end;
+    if (!whole && !is_finite_bf16(s.values[b], s.v_bytes)) odd |= 1u << b;
+  }
+  // what is not seen weighs nothing
+  for (int i = 0; i < s.vectors(); ++i) {
+    char* row = const_cast<char*>(weights) + i * kWeightsRow;
+    const int t = i / s.heads;
+    const auto clear = [row](int from, int to) {
+      for (int b = from; b < to; ++b) _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + b * 32), _mm256_setzero_si256());
+    };
+    clear(s.first, min_of(s.first_block(t), s.end));
+    clear(max_of(s.end_block(t), s.first), s.end);
+  }
+  int64_t column = 0;
+  for (; column + 4 * 64 <= s.v_row; column += 4 * 64) weigh_columns<4>(weights, s, odd, column, sums, stride);
+  for (; column < s.v_row; column += 2 * 64) weigh_columns<2>(weights, s, odd, column, sums, stride);  // v_pad is a multiple of 32
+}
