@@ -12,7 +12,7 @@ namespace foretoken {
 namespace {
 
 // Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work.
-constexpr int kPrivateRows = 16;
+constexpr int kPrivateRows = 4;
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 

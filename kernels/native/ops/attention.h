@@ -178,14 +178,20 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, is_first, tile.scores);
   clear_maximum_and_sum(tile.state);
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
-  float weight_scales[kTile];
-  for (int i = 0; i < s.vectors(); ++i) {
-    const int t = i / s.heads;
-    weight_scales[i] = 0.0f;
-    if (s.low[t] >= s.high[t]) continue;
-    weight_scales[i] = soften<Lane>(op, tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, s.low[t], s.high[t],
-                                    {s.scales, tile.query_scales[i]}, tile.state + i, tile.state + kTile + i);
-  }
+  float weight_scales[kTile] = {};
+  // (vector by vector, but nobody waits for the greatest of one before the scores of the next are looked at)
+  const auto of_each = [&](auto&& act) {
+    for (int t = 0; t < s.tokens; ++t) {
+      for (int i = t * s.heads; i < (t + 1) * s.heads && s.low[t] < s.high[t]; ++i) act(i, s.low[t], s.high[t]);
+    }
+  };
+  of_each([&](int i, int low, int high) {
+    tile.state[i] = settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]});
+  });
+  of_each([&](int i, int low, int high) {
+    weight_scales[i] = soften<Lane>(tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low, high,
+                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i);
+  });
 
   // 2. weighted values
   float* sums = tile.state + 2 * kTile;

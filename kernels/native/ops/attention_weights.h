@@ -73,12 +73,11 @@ inline float quantise_weights(const Scales& scales, float* x, char* weights, int
   return poison ? __builtin_nanf("") : most / kLargest;
 }
 
-// One vector's scores of a segment, places [low, high) of it seen -> weights, and the state's m and l. Returns the weights' scale.
+// One vector's scores of a segment, places [low, high) of it seen -> scores that are final, and the state's m.
 template <class Lane>
-inline float soften(const AttentionOp& op, float* scores, char* weights, int low, int high, const Scales& scales, float* m, float* l) {
-  constexpr bool kScaled = Lane::kBytes == 2;
+inline float settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales) {
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
-  if (kScaled) scale_scores(scales, scores, first, end);
+  if (Lane::kBytes == 2) scale_scores(scales, scores, first, end);
   if (op.softcap > 0.0f) {
     const Vec cap = splat(op.softcap), inverse = splat(1.0f / op.softcap);
     for (int b = first; b < end; ++b) {
@@ -88,8 +87,15 @@ inline float soften(const AttentionOp& op, float* scores, char* weights, int low
   mask_edges(scores, low, high);
   Vec greatest = splat(-kInfinity);
   for (int b = first; b < end; ++b) greatest = _mm512_max_ps(greatest, load(scores + b * kBlockSize));
-  *m = max_lanes(greatest) * kLog2E;
-  const Vec shift = splat(*m);
+  return max_lanes(greatest) * kLog2E;
+}
+
+// Then -> weights, and the state's l. Returns the weights' scale.
+template <class Lane>
+inline float soften(float* scores, char* weights, int low, int high, const Scales& scales, float m, float* l) {
+  constexpr bool kScaled = Lane::kBytes == 2;
+  const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
+  const Vec shift = splat(m);
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
     const Vec x = exp2_of(_mm512_fmsub_ps(load(scores + b * kBlockSize), splat(kLog2E), shift));

@@ -5,14 +5,15 @@
 //   up to 16 rows   1 row tile x 4 panels   5 loads for 4 products, every weight is loaded once
 //   more            2 row tiles x 2 panels  4 loads for 4 products; 4 x 1 and 1 x 4 would take 5
 // The weights of a group of panels are walked in strips along the inputs, small enough to stay in L1 while all rows pass over
-// them, 32 at a time, the rows themselves coming from L2 (32 bytes a cycle). The passes prefetch the next strip by turns, for tile
-// loads hardly wake the hardware's prefetchers. Between strips sums stay in tiles where one pass has all rows, else in memory.
+// them, 32 at a time, the rows themselves coming from L2 (32 bytes a cycle) and leaving no trace in L1: they would take the weights'
+// place. The passes prefetch the next strip by turns, for tile loads hardly wake the hardware's prefetchers. Between strips sums stay
+// in tiles where one pass has all rows, else in memory.
 //
 // None of this shows in the result: a sum takes its inputs in ascending order, 64 bytes a product, and keeping it in memory rounds
 // nothing. (TDPBF16PS itself rounds otherwise than AVX-512's VDPBF16PS. Integer sums are exact and equal those of every other path.)
 
-constexpr int kStripBytes = 32 * 1024;
-constexpr int kRowBytes = 512 * 1024;   // of rows that stay in L2 while all panels pass over them
+constexpr int kStripBytes = 40 * 1024;
+constexpr int kRowBytes = 1280 * 1024;  // of rows that stay in L2 while all panels pass over them
 constexpr int kMaxRows = 256;           // whose sums wait together
 constexpr size_t kSumBytes = kMaxRows * 2 * kPanel * sizeof(float);
 static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearScratch,
@@ -106,8 +107,12 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   const int tiles = strip.tiles, passes = pass.passes;
   int due = ahead ? pass.number : tiles;
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
-    load_tile<kRowTile>(rows, row_stride);
-    if constexpr (kRowTiles == 2) load_tile<kRowTile + 1>(rows + 16 * row_stride, row_stride);
+    if constexpr (kRowTiles == 2) {
+      load_tile_past_l1<kRowTile>(rows, row_stride);
+      load_tile_past_l1<kRowTile + 1>(rows + 16 * row_stride, row_stride);
+    } else {
+      load_tile<kRowTile>(rows, row_stride);
+    }
     multiply_weights<kInteger, kRowTiles, kPanels>(weights, panel_bytes);
     if (tile == due) {
       for (int p = 0; p < kPanels; ++p) {

@@ -1,33 +1,52 @@
 // Rows of floats -> the rows a packed weight of some precision multiplies, with an RMSNorm on the way. Included by isa_table.h.
 
 // One row: 16 columns at a time as they enter the product, from width on 0.
+template <bool kNormalise, bool kHasBias>
 struct RowReader {
   const float* x;
   int width;
-  bool normalise;
   Vec inverse;
   const float* weight;
   const float* bias;
 
-  Vec operator()(int i) const { return normalise ? normalised(x, i, width, inverse, weight, bias) : load_some(x + i, width - i); }
+  Vec whole(int i) const {  // all 16 columns exist
+    Vec v = load(x + i);
+    if (kNormalise) v = _mm512_mul_ps(v, inverse);
+    if (kNormalise && weight) v = _mm512_mul_ps(v, load(weight + i));
+    if (kNormalise && kHasBias) v = _mm512_add_ps(v, load(bias + i));
+    return v;
+  }
+  Vec operator()(int i) const {
+    if (i + 16 <= width) return whole(i);
+    return kNormalise ? normalised(x, i, width, inverse, weight, kHasBias ? bias : nullptr) : load_some(x + i, width - i);
+  }
 };
 
 // The row's scale; *inverse is what to multiply by before rounding. A row with a NaN or an infinity gets the scale NaN, which
-// every product of it inherits.
-inline float scale_of(const RowReader& row, float* inverse) {
-  Vec greatest = zero(), poison = zero();
-  for (int i = 0; i < row.width; i += 16) {
-    const Vec v = row(i);
-    greatest = _mm512_max_ps(_mm512_abs_ps(v), greatest);
-    poison = _mm512_fmadd_ps(v, zero(), poison);
+// every product of it inherits. (Neither the greatest nor whether all are finite depends on an order: four runs, none of which waits.)
+template <class Row>
+inline float scale_of(const Row& row, float* inverse) {
+  Vec greatest[4] = {zero(), zero(), zero(), zero()}, poison[4] = {zero(), zero(), zero(), zero()};
+  const auto take = [&](int run, Vec v) {
+    greatest[run] = _mm512_max_ps(_mm512_abs_ps(v), greatest[run]);
+    poison[run] = _mm512_fmadd_ps(v, zero(), poison[run]);
+  };
+  int i = 0;
+  for (; i + 64 <= row.width; i += 64) {
+#pragma GCC unroll 4
+    for (int run = 0; run < 4; ++run) take(run, row.whole(i + 16 * run));
   }
-  const float bound = max_lanes(greatest), not_finite = sum_lanes(poison);
+  for (; i < row.width; i += 16) take(0, row(i));
+  const auto fold = [](const Vec* v, auto&& with) { return with(with(v[0], v[1]), with(v[2], v[3])); };
+  const float bound = max_lanes(fold(greatest, [](Vec a, Vec b) { return _mm512_max_ps(a, b); }));
+  const float not_finite = sum_lanes(fold(poison, [](Vec a, Vec b) { return _mm512_add_ps(a, b); }));
   const bool usable = bound > 1e-30f && not_finite == 0.0f;  // else 127 / bound is not finite
   *inverse = usable ? 127.0f / bound : 0.0f;
   return (usable ? bound / 127.0f : 0.0f) + not_finite;
 }
 
-inline void quantise_row(const RowReader& row, int inputs, float inverse, int8_t* out) {
+template <class Row>
+inline void quantise_row(const Row& row, int inputs, float inverse, int8_t* out) {
   for (int i = 0; i < inputs; i += 16) {
     // a NaN times 0 would round to INT_MIN: keep the bytes of a poisoned row within -127..127
     Vec v = _mm512_mul_ps(row(i), splat(inverse));
@@ -52,12 +71,13 @@ inline void sum_groups(const int8_t* row, int inputs, int32_t* sums) {
   }
 }
 
-inline void prepare(const Prepare& p, int first, int count) {
+template <bool kNormalise, bool kHasBias>
+inline void prepare_as(const Prepare& p, int first, int count) {
   for (int r = first; r < first + count; ++r) {
     const float* x = p.x + r * p.x_stride;
     char* out = static_cast<char*>(p.data) + r * p.stride;
-    const float inverse = p.normalise ? inverse_rms(x, p.width, p.eps) : 1.0f;
-    const RowReader row = {x, p.width, p.normalise, splat(inverse), p.norm_weight, p.norm_bias};
+    const Vec inverse = splat(kNormalise ? inverse_rms(x, p.width, p.eps) : 1.0f);
+    const RowReader<kNormalise, kHasBias> row = {x, p.width, inverse, p.norm_weight, p.norm_bias};
     switch (p.precision) {
       case Precision::kFloat32:
         for (int i = 0; i < p.inputs; i += 16) store_some(reinterpret_cast<float*>(out) + i, row(i), p.inputs - i);
@@ -79,4 +99,9 @@ inline void prepare(const Prepare& p, int first, int count) {
       }
     }
   }
+}
+
+inline void prepare(const Prepare& p, int first, int count) {
+  if (!p.normalise) return prepare_as<false, false>(p, first, count);
+  p.norm_bias ? prepare_as<true, true>(p, first, count) : prepare_as<true, false>(p, first, count);
 }

@@ -38,6 +38,11 @@ template <int kTile>
 inline void load_tile(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
 }
+// The same, but what comes from L2 leaves the lines of L1 to others.
+template <int kTile>
+inline void load_tile_past_l1(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
+}
 template <int kTile>
 inline void store_tile(void* p, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(kTile) : "memory");

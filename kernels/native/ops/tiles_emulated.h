@@ -37,6 +37,10 @@ inline void load_tile(const void* p, int64_t stride) {
   for (int r = 0; r < rows; r++) __builtin_memcpy(emulated.data[kTile][r], static_cast<const char*>(p) + r * stride, bytes);
 }
 template <int kTile>
+inline void load_tile_past_l1(const void* p, int64_t stride) {
+  load_tile<kTile>(p, stride);
+}
+template <int kTile>
 inline void store_tile(void* p, int64_t stride) {
   const int rows = emulated.rows(kTile), bytes = emulated.bytes(kTile);
   for (int r = 0; r < rows; r++) __builtin_memcpy(static_cast<char*>(p) + r * stride, emulated.data[kTile][r], bytes);
