@@ -48,7 +48,7 @@ EXPORT int ft_op_prepare(int isa, const Prepare* prepare, int first, int count) 
 EXPORT int ft_op_linear(int isa, const PackedLinear* w, const PreparedRows* x, const Epilogue* epilogue, int first_panel, int num_panels) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     const Memory scratch(kLinearScratch);
-    kernels.linear(*w, *x, *epilogue, first_panel, num_panels, scratch.data);
+    kernels.linear(*w, *x, *epilogue, first_panel, num_panels, {}, scratch.data);
   });
 }
 

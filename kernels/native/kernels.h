@@ -73,6 +73,13 @@ struct Prepare {
   int32_t* input_sums;
 };
 
+// What a thread will probably read when its panels of a linear are done: some more of them, then the next linear's.
+struct ReadBehind {
+  int32_t panels;               // of this weight, from ...
+  const char* more;
+  const char* then;             // null = that is not known
+};
+
 struct Best {
   float value;                  // greatest so far
   float poison;                 // 0, or NaN once a value was not finite
@@ -165,8 +172,10 @@ struct Kernels {
   // Prepare rows [first, first + count).
   void (*prepare)(const Prepare&, int first, int count);
   // Panels [first_panel, first_panel + num_panels) of x @ w.T for all rows, through the epilogue. With `gated` both are even.
+  // behind: to be fetched on the way.
   // scratch: kLinearScratch bytes of the calling thread.
-  void (*linear)(const PackedLinear&, const PreparedRows&, const Epilogue&, int first_panel, int num_panels, void* scratch);
+  void (*linear)(const PackedLinear&, const PreparedRows&, const Epilogue&, int first_panel, int num_panels, const ReadBehind& behind,
+                 void* scratch);
   // Rows of a packed weight as floats (a tied embedding): out[i] = scale * w[ids[i]], width columns.
   void (*unpack_rows)(const PackedLinear&, const int64_t* ids, int count, int width, float scale, float* out, int64_t out_stride);
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cache.h"
+#include "pack.h"
 
 namespace foretoken {
 namespace {
@@ -232,6 +233,12 @@ void Network::plan_phases(bool chooses) {
     }
   }
   if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, true, uint32_t(batch_.num_logits), 1});
+
+  int next = -1;
+  for (int i = int(phases_.size()) - 1; i >= 0; --i) {
+    phases_[size_t(i)].next_panels = next;
+    if (phases_[size_t(i)].kind == PhaseKind::kPanels) next = i;
+  }
 }
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
@@ -273,7 +280,7 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       break;
     }
     case PhaseKind::kPanels:
-      run_panels(phase, int(first), int(count), worker);
+      run_panels(phase, int(first), int(count), thread);
       break;
     case PhaseKind::kRotate: {
       const AttentionOp attention = attention_of(op);
@@ -327,7 +334,29 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
   }
 }
 
-void Network::run_panels(const Phase& phase, int first, int count, Worker& worker) {
+// If all threads keep in step. first: of the units of the run.
+ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) const {
+  const auto threads = uint32_t(workers_.size()), number = uint32_t(thread);
+  const auto weights_at = [this](const Phase& of, uint32_t unit) {
+    const PackedLinear& weights = weights_of(ops_[size_t(of.first_op)]);
+    return static_cast<const char*>(weights.weights) + unit * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
+  };
+  const auto share = ThreadPool::share(phase.units, phase.even, threads);
+  if (!share.reserved || first != number * share.reserved) return {};
+  ReadBehind behind{};
+  if (number * share.run < share.shared) {
+    behind.panels = int(std::min(share.run, share.shared - number * share.run)) * kPanelsPerUnit;
+    behind.more = weights_at(phase, phase.units - share.shared + number * share.run);
+  }
+  if (phase.next_panels >= 0) {
+    const Phase& next = phases_[size_t(phase.next_panels)];
+    behind.then = weights_at(next, number * ThreadPool::share(next.units, next.even, threads).reserved);
+  }
+  return behind;
+}
+
+void Network::run_panels(const Phase& phase, int first, int count, int thread) {
+  Worker& worker = workers_[size_t(thread)];
   const Op& op = ops_[size_t(phase.first_op)];
   const int rows = rows_of(op);
   const PackedLinear& weights = weights_of(op);
@@ -360,7 +389,7 @@ void Network::run_panels(const Phase& phase, int first, int count, Worker& worke
   }
   const int first_panel = first * kPanelsPerUnit;
   const int num_panels = std::min(count * kPanelsPerUnit, weights.outputs / kPanel - first_panel);
-  kernels_.linear(weights, x, epilogue, first_panel, num_panels, worker.linear.get<char>(0));
+  kernels_.linear(weights, x, epilogue, first_panel, num_panels, read_behind(phase, uint32_t(first), thread), worker.linear.get<char>(0));
 }
 
 // All but where the result goes.

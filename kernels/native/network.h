@@ -207,6 +207,7 @@ class Network : private Job {
     bool even;
     uint32_t units;
     int rows_per_unit;
+    int next_panels = -1;  // the next phase of kPanels, -1 = there is none
   };
   struct Worker {
     Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels;
@@ -240,7 +241,8 @@ class Network : private Job {
   void plan_attention();
   void finish(const RunRequest& request);
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
-  void run_panels(const Phase& phase, int first, int count, Worker& worker);
+  void run_panels(const Phase& phase, int first, int count, int thread);
+  ReadBehind read_behind(const Phase& phase, uint32_t first, int thread) const;
   void plan_experts(int op);
   void run_experts(const Phase& phase, int first, int end, Worker& worker);
   PreparedRows visits_from(const PackedLinear& weights, int visit, int count);

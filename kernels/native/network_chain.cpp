@@ -134,7 +134,7 @@ void Network::refine(int row, int columns, Worker& worker) {
   epilogue.out_stride = vocab_size_;
   int32_t* panels = worker.panels.get<int32_t>(kRefinedPanels);
   const int count = kernels_.best_panels(epilogue.out, columns, kRefinedPanels, panels);
-  for (int i = 0; i < count; ++i) kernels_.linear(weights, x, epilogue, panels[i], 1, worker.linear.get<char>(0));
+  for (int i = 0; i < count; ++i) kernels_.linear(weights, x, epilogue, panels[i], 1, {}, worker.linear.get<char>(0));
 }
 
 void Network::choose(int row, Worker& worker) {

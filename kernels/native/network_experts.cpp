@@ -95,7 +95,8 @@ void Network::visit_experts(const Op& op, const PackedLinear* experts, bool gate
     epilogue.outputs = experts->outputs;
     epilogue.out = to + int64_t(visit) * out;
     epilogue.out_stride = out;
-    kernels_.linear(experts[expert], x, epilogue, first_panel, std::min(kPanelsPerUnit, panels - first_panel), worker.linear.get<char>(0));
+    const int num_panels = std::min(kPanelsPerUnit, panels - first_panel);
+    kernels_.linear(experts[expert], x, epilogue, first_panel, num_panels, {}, worker.linear.get<char>(0));
   }
 }
 

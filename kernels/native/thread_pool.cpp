@@ -54,6 +54,9 @@ class DefaultFloatMode {
 constexpr uint32_t kOpenShare = 8;
 constexpr int kPatience = 16;  // pauses after which somebody who has not come for his reservation is taken to be off his core
 
+// What is shared is claimed in so many runs by and by: long ones first, to end together.
+uint32_t runs_of(bool even, uint32_t threads) { return even ? threads : 2 * threads; }
+
 // An epoch and a count in one word. Epochs only grow: at ten thousand jobs a second for three years.
 constexpr int kCountBits = 24;
 constexpr uint32_t kEven = 1u << 23;  // in the count of a phase's size
@@ -185,13 +188,18 @@ void ThreadPool::report(uint64_t epoch, int phase, uint32_t count) {
   }
 }
 
+ThreadPool::Share ThreadPool::share(uint32_t units, bool even, uint32_t threads) {
+  const uint32_t equal = units / threads, reserved = even ? equal - equal / kOpenShare : 0, shared = units - reserved * threads;
+  const uint32_t runs = runs_of(even, threads);
+  return {reserved, shared, (shared + runs - 1) / runs};
+}
+
 bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
   const uint64_t size = sizes_[phase].load(std::memory_order_acquire);
   if (epoch_of(size) != epoch) return false;
   const uint32_t threads = uint32_t(num_threads_.load(std::memory_order_relaxed)), units = count_of(size) & ~kEven;
   const bool even = count_of(size) & kEven;
-  const uint32_t share = units / threads, reserved = even ? share - share / kOpenShare : 0, shared = units - reserved * threads;
-  const uint32_t runs = even ? threads : 2 * threads;  // of what is shared: long ones first, to end together
+  const uint32_t reserved = share(units, even, threads).reserved, shared = units - reserved * threads, runs = runs_of(even, threads);
 
   // 1. what is reserved for this thread, then some of what is not
   uint32_t count = 0;

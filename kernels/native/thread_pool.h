@@ -42,6 +42,13 @@ class ThreadPool {
   void resize(int threads);
   int size() const { return num_threads_; }
 
+  // How a phase's units are handed out: to thread t the ones from t * reserved on, those behind threads * reserved to whoever comes, at
+  // first some `run` of them. Only a thread that is off its core finds others.
+  struct Share {
+    uint32_t reserved, shared, run;
+  };
+  static Share share(uint32_t units, bool even, uint32_t threads);
+
   // Runs a job to its end; the caller is thread 0.
   void run(Job& job, const Turn& turn);
 

@@ -8,11 +8,13 @@
 #include "linear_amx.h"
 #endif
 
-inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, void* scratch) {
+inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, const ReadBehind& behind,
+                   void* scratch) {
   float* tile = static_cast<float*>(scratch);
 #if FT_AMX
-  if (w.precision != Precision::kFloat32) return linear_tiles(w, x, e, first_panel, num_panels, scratch);
+  if (w.precision != Precision::kFloat32) return linear_tiles(w, x, e, first_panel, num_panels, behind, scratch);
 #endif
+  (void)behind;  // the processor's own prefetchers see vectors' loads
   switch (w.precision) {
     case Precision::kFloat32:
       return linear_panels<DotFormat<Float32Dot>>(w, x, e, first_panel, num_panels, tile);

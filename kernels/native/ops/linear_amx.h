@@ -71,14 +71,23 @@ inline void dot_tiles() {
   }
 }
 
+template <bool kPastL1, int kTile>
+inline void load_tile_of(const char* p, int64_t stride) {
+  if constexpr (kPastL1) {
+    load_tile_past_l1<kTile>(p, stride);
+  } else {
+    load_tile<kTile>(p, stride);
+  }
+}
+
 // The row tiles that are loaded times one tile of weights of each panel.
-template <bool kInteger, int kRowTiles, int kPanels, int kP = 0>
+template <bool kInteger, bool kOnce, int kRowTiles, int kPanels, int kP = 0>
 inline void multiply_weights(const char* weights, int64_t panel_bytes) {
   constexpr int kWeights = kRowTiles == 1 ? 5 + kP % 3 : 6 + kP;
-  load_tile<kWeights>(weights + kP * panel_bytes, 64);
+  load_tile_of<kOnce, kWeights>(weights + kP * panel_bytes, 64);
   dot_tiles<kInteger, kP, kRowTile, kWeights>();
   if constexpr (kRowTiles == 2) dot_tiles<kInteger, 2 + kP, kRowTile + 1, kWeights>();
-  if constexpr (kP + 1 < kPanels) multiply_weights<kInteger, kRowTiles, kPanels, kP + 1>(weights, panel_bytes);
+  if constexpr (kP + 1 < kPanels) multiply_weights<kInteger, kOnce, kRowTiles, kPanels, kP + 1>(weights, panel_bytes);
 }
 
 // Weights of kPanels panels over a run of inputs.
@@ -86,7 +95,7 @@ struct TileStrip {
   const char* weights;       // tiles of the first panel in a row, those of the next at + panel_bytes
   int64_t panel_bytes;
   int tiles;
-  const char* next;          // the strip behind, laid out alike: to prefetch. Null = somebody else's work
+  const char* const* next;   // of each panel: to prefetch, as much. Null = nothing at all
 };
 
 // One pass of 1 or 2 row tiles over a strip.
@@ -98,25 +107,23 @@ struct TilePass {
   int number, passes;        // this pass prefetches tile number, number + passes, ...
 };
 
-template <bool kInteger, int kRowTiles, int kPanels>
+// kOnce: no other pass reads the weights, else none reads the rows so soon: L1 keeps the others.
+template <bool kInteger, bool kOnce, int kRowTiles, int kPanels>
 __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, const TilePass& pass) {  // its loop wants all registers
   if (pass.zero) zero_sums<kRowTiles, kPanels>();
   if (pass.load) load_sums<kRowTiles, kPanels>(pass.sums);
-  const char *rows = pass.rows, *weights = strip.weights, *ahead = strip.next;
+  const char *rows = pass.rows, *weights = strip.weights;
+  const char* const* const next = strip.next;
   const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
   const int tiles = strip.tiles, passes = pass.passes;
-  int due = ahead ? pass.number : tiles;
+  int due = next ? pass.number : tiles;
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
-    if constexpr (kRowTiles == 2) {
-      load_tile_past_l1<kRowTile>(rows, row_stride);
-      load_tile_past_l1<kRowTile + 1>(rows + 16 * row_stride, row_stride);
-    } else {
-      load_tile<kRowTile>(rows, row_stride);
-    }
-    multiply_weights<kInteger, kRowTiles, kPanels>(weights, panel_bytes);
+    load_tile_of<!kOnce, kRowTile>(rows, row_stride);
+    if constexpr (kRowTiles == 2) load_tile_of<!kOnce, kRowTile + 1>(rows + 16 * row_stride, row_stride);
+    multiply_weights<kInteger, kOnce, kRowTiles, kPanels>(weights, panel_bytes);
     if (tile == due) {
       for (int p = 0; p < kPanels; ++p) {
-        for (int line = 0; line < kTileBytes; line += 64) prefetch_line(ahead + p * panel_bytes + tile * kTileBytes + line);
+        for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
       }
       due += passes;
     }
@@ -126,8 +133,8 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
 
 // A tile of int4 weights as int8: group_scale * (nibble - 8), byte by byte. There is no multiplication of bytes, but neither needs it:
 // nibble * scale is at most 240, so that a 16-bit multiplication of two nibbles carries nothing from one byte to the other.
-// `ahead` bytes on are the weights that come after this strip.
-inline void dequantise_tile(const char* packed, char* tile, int64_t ahead) {
+// next: as much that comes after this strip.
+inline void dequantise_tile(const char* packed, char* tile, const char* next) {
   const Int nibble = _mm512_set1_epi8(0x0f);
   Int scale[2], eight[2];
   for (int group = 0; group < 2; ++group) {
@@ -142,15 +149,16 @@ inline void dequantise_tile(const char* packed, char* tile, int64_t ahead) {
     const Int low = _mm512_and_si512(both, nibble), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
     _mm512_store_si512(tile + quad * 64, _mm512_sub_epi8(_mm512_mullo_epi16(low, scale[0]), eight[0]));
     _mm512_store_si512(tile + (quad + 8) * 64, _mm512_sub_epi8(_mm512_mullo_epi16(high, scale[1]), eight[1]));
-    prefetch_line(packed + ahead + quad * 64);
+    prefetch_line(next + quad * 64);
   }
-  prefetch_line(packed + ahead + 512);
+  prefetch_line(next + 512);
 }
 
-// All rows [first_row, + rows) times kPanels panels from `weights` on, into memory: sums[row - first_row][kPanels * 16].
+// All rows [first_row, + rows) times kPanels panels from `weights` on, into memory: sums[row - first_row][kPanels * 16]. behind: null = the
+// panels behind them, or nothing is known.
 template <Precision kPrecision, int kPanels>
-inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int first_row, int rows, const char* weights, float* sums,
-                            char* dequantised) {
+inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int first_row, int rows, const char* weights, const ReadBehind* behind,
+                            float* sums, char* dequantised) {
   constexpr bool kInteger = kPrecision != Precision::kBFloat16, kNibbles = kPrecision == Precision::kInt4;
   constexpr int kStripTiles = kStripBytes / kTileBytes / kPanels, kPackedTile = kNibbles ? kInt4Tile : kTileBytes;
   const int tiles = w.inputs / input_multiple(kPrecision), strips = (tiles + kStripTiles - 1) / kStripTiles;
@@ -161,13 +169,22 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
     const int begin = int(int64_t(tiles) * s / strips), end = int(int64_t(tiles) * (s + 1) / strips);
     const bool last = s + 1 == strips;
     const char* here = weights + int64_t(begin) * kPackedTile;
-    const char* next = last ? weights + kPanels * panel_bytes : weights + int64_t(end) * kPackedTile;
-    TileStrip strip = {here, panel_bytes, end - begin, next};
+    const char* next[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      next[p] = last ? weights + (kPanels + p) * panel_bytes : weights + p * panel_bytes + int64_t(end) * kPackedTile;
+      if (last && behind) {
+        const int beyond = p - behind->panels;
+        next[p] = beyond < 0 ? behind->more + p * panel_bytes : behind->then + int64_t(beyond) * (end - begin) * kPackedTile;
+      }
+    }
+    const bool known = !last || !behind || behind->then;
+    TileStrip strip = {here, panel_bytes, end - begin, known ? next : nullptr};
     if constexpr (kNibbles) {
       strip = {dequantised, int64_t(kStripTiles) * kTileBytes, end - begin, nullptr};
       for (int p = 0; p < kPanels; ++p) {
         for (int tile = 0; tile < strip.tiles; ++tile) {
-          dequantise_tile(here + p * panel_bytes + tile * kInt4Tile, dequantised + p * strip.panel_bytes + tile * kTileBytes, next - here);
+          const int64_t at = int64_t(tile) * kInt4Tile;
+          dequantise_tile(here + p * panel_bytes + at, dequantised + p * strip.panel_bytes + tile * kTileBytes, next[p] + at);
         }
       }
     }
@@ -176,19 +193,21 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
       const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * 64;
       const TilePass pass = {from,   x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1,
                              number, passes};
+      const bool once = passes == 1 && !kNibbles;
       if constexpr (kPanels <= 2) {
         if (rows - row > 16) {
-          multiply_strip_tiles<kInteger, 2, kPanels>(strip, pass);
+          once ? multiply_strip_tiles<kInteger, true, 2, kPanels>(strip, pass) : multiply_strip_tiles<kInteger, false, 2, kPanels>(strip, pass);
           continue;
         }
       }
-      multiply_strip_tiles<kInteger, 1, kPanels>(strip, pass);
+      once ? multiply_strip_tiles<kInteger, true, 1, kPanels>(strip, pass) : multiply_strip_tiles<kInteger, false, 1, kPanels>(strip, pass);
     }
   }
 }
 
 template <Precision kPrecision>
-inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, char* scratch) {
+inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels,
+                          const ReadBehind& behind, char* scratch) {
   constexpr int64_t kPackedTile = kPrecision == Precision::kInt4 ? kInt4Tile : kTileBytes;
   const int64_t panel_bytes = w.inputs / input_multiple(kPrecision) * kPackedTile;
   const int most_rows = x.rows <= 32 ? 32 : max_of(32, min_of(kMaxRows, int(kRowBytes / x.stride) / 32 * 32));
@@ -202,15 +221,12 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
     for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
       const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
       const int left = end - panel;
-      if (left >= 4 && rows <= 16) {
-        panels = 4;
-        multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, sums, dequantised);
-      } else if (left >= 2) {
-        panels = 2;
-        multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, sums, dequantised);
-      } else {
-        panels = 1;
-        multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, sums, dequantised);
+      panels = left >= 4 && rows <= 16 ? 4 : min_of(left, 2);
+      const ReadBehind* is_last = panels == left && first_row + rows == x.rows ? &behind : nullptr;
+      switch (panels) {
+        case 4: multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, is_last, sums, dequantised); break;
+        case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised); break;
+        default: multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised);
       }
       finish_rows(w, x, e, first_row, rows, panel, panels, sums, panels * kPanel, bests);
     }
@@ -218,7 +234,8 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
   }
 }
 
-inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, void* scratch) {
+inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels,
+                         const ReadBehind& behind, void* scratch) {
   if (x.rows <= 0) return;
   if (w.precision == Precision::kInt4 && x.rows <= kNibbleRows) {
     return linear_panels<Int4Format>(w, x, e, first_panel, num_panels, static_cast<float*>(scratch));
@@ -226,13 +243,13 @@ inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epi
   configure_linear(x.rows);
   switch (w.precision) {
     case Precision::kBFloat16:
-      multiply_rows<Precision::kBFloat16>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      multiply_rows<Precision::kBFloat16>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
       break;
     case Precision::kInt8:
-      multiply_rows<Precision::kInt8>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      multiply_rows<Precision::kInt8>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
       break;
     case Precision::kInt4:
-      multiply_rows<Precision::kInt4>(w, x, e, first_panel, num_panels, static_cast<char*>(scratch));
+      multiply_rows<Precision::kInt4>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
       break;
     case Precision::kFloat32:
       break;  // has no tiles

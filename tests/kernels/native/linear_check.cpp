@@ -161,7 +161,7 @@ std::vector<float> run(const Case& c, int first_row, int rows, int first_panel, 
   epilogue.scale = 1;
   epilogue.outputs = epilogue.out_stride = c.outputs();
   epilogue.out = out.data();
-  linear(w, x, epilogue, first_panel, panels, scratch.get());
+  linear(w, x, epilogue, first_panel, panels, {}, scratch.get());
   return out;
 }
 
