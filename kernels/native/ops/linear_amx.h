@@ -6,8 +6,8 @@
 //   more            2 row tiles x 2 panels  4 loads for 4 products; 4 x 1 and 1 x 4 would take 5
 // The weights of a group of panels are walked in strips along the inputs, small enough to stay in L1 while all rows pass over
 // them, 32 at a time, the rows themselves coming from L2 (32 bytes a cycle) and leaving no trace in L1: they would take the weights'
-// place. The passes prefetch the next strip by turns, for tile loads hardly wake the hardware's prefetchers. Between strips sums stay
-// in tiles where one pass has all rows, else in memory.
+// place. Between strips sums stay in tiles where one pass has all rows, else in memory. A single pass fetches the next strip on the
+// way, for tile loads hardly wake the hardware's prefetchers; with several it would keep the rows waiting for as long as it saves.
 //
 // None of this shows in the result: a sum takes its inputs in ascending order, 64 bytes a product, and keeping it in memory rounds
 // nothing. (TDPBF16PS itself rounds otherwise than AVX-512's VDPBF16PS. Integer sums are exact and equal those of every other path.)
@@ -95,7 +95,7 @@ struct TileStrip {
   const char* weights;       // tiles of the first panel in a row, those of the next at + panel_bytes
   int64_t panel_bytes;
   int tiles;
-  const char* const* next;   // of each panel: to prefetch, as much. Null = nothing at all
+  const char* const* next;   // of each panel: for a single pass to prefetch, as much. Null = nothing at all
 };
 
 // One pass of 1 or 2 row tiles over a strip.
@@ -104,7 +104,6 @@ struct TilePass {
   int64_t row_stride;
   float* sums;               // in memory
   bool zero, load, store;    // what to do with the sums in tiles, before and after
-  int number, passes;        // this pass prefetches tile number, number + passes, ...
 };
 
 // kOnce: no other pass reads the weights, else none reads the rows so soon: L1 keeps the others.
@@ -115,17 +114,13 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   const char *rows = pass.rows, *weights = strip.weights;
   const char* const* const next = strip.next;
   const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
-  const int tiles = strip.tiles, passes = pass.passes;
-  int due = next ? pass.number : tiles;
+  const int tiles = strip.tiles;
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
     load_tile_of<!kOnce, kRowTile>(rows, row_stride);
     if constexpr (kRowTiles == 2) load_tile_of<!kOnce, kRowTile + 1>(rows + 16 * row_stride, row_stride);
     multiply_weights<kInteger, kOnce, kRowTiles, kPanels>(weights, panel_bytes);
-    if (tile == due) {
-      for (int p = 0; p < kPanels; ++p) {
-        for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
-      }
-      due += passes;
+    for (int p = 0; kOnce && next && p < kPanels; ++p) {
+      for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
     }
   }
   if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
@@ -188,11 +183,9 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
         }
       }
     }
-    for (int number = 0; number < passes; ++number) {
-      const int row = 32 * number;
+    for (int row = 0; row < rows; row += 32) {
       const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * 64;
-      const TilePass pass = {from,   x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1,
-                             number, passes};
+      const TilePass pass = {from, x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1};
       const bool once = passes == 1 && !kNibbles;
       if constexpr (kPanels <= 2) {
         if (rows - row > 16) {
