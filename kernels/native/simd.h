@@ -107,11 +107,22 @@ inline void prefetch_line_once(const char* p) { asm volatile("prefetchnta %0" ::
 
 // ---- functions, all within a few units of the last place of float
 
-// e^x; exp_of(0) is exactly 1, below -87.3 it is 0 (so that a masked score of -inf weighs nothing). NaN stays NaN.
+// Rounds to the nearest integer by a great number, that leaves it in the lowest bits, where power_of_2 wants it: the instructions made for
+// either step take several times as long. For |x| up to 2^21.
+constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+inline Vec shifted_to_integer(Vec x) { return _mm512_add_ps(x, splat(kRounder)); }
+inline Vec integer_of(Vec shifted) { return _mm512_sub_ps(shifted, splat(kRounder)); }
+// 2 to the integer, from -127 (which gives 0) to 127.
+inline Vec power_of_2(Vec shifted) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23), _mm512_set1_epi32(0x3f800000)));
+}
+
+// e^x up to x = 88, from there on e^88; exp_of(0) is exactly 1, below -87.3 it is 0 (so that a masked score of -inf weighs nothing). NaN
+// stays NaN.
 inline Vec exp_of(Vec x) {
+  x = _mm512_min_ps(splat(88.0f), _mm512_max_ps(splat(-88.0f), x));  // a NaN in the second operand is passed on
   const __mmask16 vanishes = _mm512_cmp_ps_mask(x, splat(-87.3f), _CMP_LT_OQ);
-  x = _mm512_min_ps(splat(88.7f), x);  // a NaN in the second operand is passed on
-  Vec n = _mm512_roundscale_ps(_mm512_mul_ps(x, splat(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec shifted = shifted_to_integer(_mm512_mul_ps(x, splat(1.44269504f))), n = integer_of(shifted);
   Vec f = _mm512_fnmadd_ps(n, splat(0.693359375f), x);
   f = _mm512_fnmadd_ps(n, splat(-2.12194440e-4f), f);
   Vec p = splat(1.9875691500e-4f);
@@ -121,7 +132,7 @@ inline Vec exp_of(Vec x) {
   p = _mm512_fmadd_ps(p, f, splat(1.6666665459e-1f));
   p = _mm512_fmadd_ps(p, f, splat(5.0000001201e-1f));
   p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(f, f), p, f), splat(1.0f));
-  return _mm512_mask_mov_ps(_mm512_scalef_ps(p, n), vanishes, zero());
+  return _mm512_mask_mov_ps(_mm512_mul_ps(p, power_of_2(shifted)), vanishes, zero());
 }
 
 // (e^2|x| - 1) / (e^2|x| + 1) with x's sign; a series where that would cancel

@@ -5,21 +5,16 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLargest = 32767.0f;  // int16 of the products: see ByteLane
 
-// 2^x for x up to 127, within 3e-7; exactly 1 at 0 and 0 from -127 on. NaN stays NaN. Rounding by a great number leaves the integer in
-// the lowest bits, where it is wanted: instructions for either step take several times as long.
+// 2^x for x up to 127, within 3e-7; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
 inline Vec exp2_of(Vec x) {
   x = _mm512_max_ps(splat(-127.0f), x);  // a NaN in the second operand is passed on
-  const Vec great = splat(12582912.0f);  // 1.5 * 2^23
-  const Vec shifted = _mm512_add_ps(x, great);
-  const Vec f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, great));
+  const Vec shifted = shifted_to_integer(x), f = _mm512_sub_ps(x, integer_of(shifted));
   Vec p = splat(1.3264727e-3f);
   p = _mm512_fmadd_ps(p, f, splat(9.671513e-3f));
   p = _mm512_fmadd_ps(p, f, splat(5.5507336e-2f));
   p = _mm512_fmadd_ps(p, f, splat(0.24022242f));
   p = _mm512_fmadd_ps(p, f, splat(0.693147f));
-  p = _mm512_fmadd_ps(p, f, splat(1.0f));
-  const Int power = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23), _mm512_set1_epi32(0x3f800000));
-  return _mm512_mul_ps(p, _mm512_castsi512_ps(power));
+  return _mm512_mul_ps(_mm512_fmadd_ps(p, f, splat(1.0f)), power_of_2(shifted));
 }
 
 // Lanes outside [low, high) of a segment's scores become -inf: both ends lie in blocks of their own or in one.

@@ -106,9 +106,29 @@ struct TilePass {
   bool zero, load, store;    // what to do with the sums in tiles, before and after
 };
 
-// kOnce: no other pass reads the weights, else none reads the rows so soon: L1 keeps the others.
+// A group of panels whose sums are made: what becomes of them, some rows at a time.
+struct MadeSums {
+  const PackedLinear& w;
+  const PreparedRows& x;
+  const Epilogue& e;
+  const float* sums;           // [rows][panels * 16]; others come to the same place when all rows are finished
+  LaneBests* bests;            // [rows]
+  int first_row, rows;
+  int panel = 0, panels = 0;
+  int finished = 0;            // rows
+
+  __attribute__((noinline)) void finish(int until) {
+    if (!panels || finished >= until) return;
+    const int stride = panels * kPanel, from = finished;
+    finish_rows(w, x, e, first_row + from, until - from, panel, panels, sums + int64_t(from) * stride, stride, bests + from);
+    finished = until;
+  }
+};
+
+// kOnce: no other pass reads the weights, else none reads the rows so soon: L1 keeps the others. Weights that are read once are waited for:
+// meanwhile the group before is finished.
 template <bool kInteger, bool kOnce, int kRowTiles, int kPanels>
-__attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, const TilePass& pass) {  // its loop wants all registers
+__attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, const TilePass& pass, MadeSums* before) {  // wants all registers
   if (pass.zero) zero_sums<kRowTiles, kPanels>();
   if (pass.load) load_sums<kRowTiles, kPanels>(pass.sums);
   const char *rows = pass.rows, *weights = strip.weights;
@@ -122,6 +142,7 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
     for (int p = 0; kOnce && next && p < kPanels; ++p) {
       for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
     }
+    if (kOnce) before->finish(before->rows * (tile + 1) / tiles);
   }
   if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
 }
@@ -153,7 +174,7 @@ inline void dequantise_tile(const char* packed, char* tile, const char* next) {
 // panels behind them, or nothing is known.
 template <Precision kPrecision, int kPanels>
 inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int first_row, int rows, const char* weights, const ReadBehind* behind,
-                            float* sums, char* dequantised) {
+                            float* sums, char* dequantised, MadeSums& before) {
   constexpr bool kInteger = kPrecision != Precision::kBFloat16, kNibbles = kPrecision == Precision::kInt4;
   constexpr int kStripTiles = kStripBytes / kTileBytes / kPanels, kPackedTile = kNibbles ? kInt4Tile : kTileBytes;
   const int tiles = w.inputs / input_multiple(kPrecision), strips = (tiles + kStripTiles - 1) / kStripTiles;
@@ -187,13 +208,18 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
       const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * 64;
       const TilePass pass = {from, x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1};
       const bool once = passes == 1 && !kNibbles;
+      const auto multiply = [&](auto row_tiles) {
+        constexpr int kRowTiles = decltype(row_tiles)::value;
+        once ? multiply_strip_tiles<kInteger, true, kRowTiles, kPanels>(strip, pass, &before)
+             : multiply_strip_tiles<kInteger, false, kRowTiles, kPanels>(strip, pass, nullptr);
+      };
       if constexpr (kPanels <= 2) {
         if (rows - row > 16) {
-          once ? multiply_strip_tiles<kInteger, true, 2, kPanels>(strip, pass) : multiply_strip_tiles<kInteger, false, 2, kPanels>(strip, pass);
+          multiply(std::integral_constant<int, 2>{});
           continue;
         }
       }
-      once ? multiply_strip_tiles<kInteger, true, 1, kPanels>(strip, pass) : multiply_strip_tiles<kInteger, false, 1, kPanels>(strip, pass);
+      multiply(std::integral_constant<int, 1>{});
     }
   }
 }
@@ -211,18 +237,21 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
   for (int first_row = 0; first_row < x.rows; first_row += most_rows) {
     const int rows = min_of(most_rows, x.rows - first_row);
     if (e.best) clear_bests(bests, rows);
+    MadeSums made = {w, x, e, sums, bests, first_row, rows};
     for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
       const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
       const int left = end - panel;
       panels = left >= 4 && rows <= 16 ? 4 : min_of(left, 2);
       const ReadBehind* is_last = panels == left && first_row + rows == x.rows ? &behind : nullptr;
+      if (rows > 32 || kPrecision == Precision::kInt4) made.finish(rows);
       switch (panels) {
-        case 4: multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, is_last, sums, dequantised); break;
-        case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised); break;
-        default: multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised);
+        case 4: multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
+        case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
+        default: multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised, made);
       }
-      finish_rows(w, x, e, first_row, rows, panel, panels, sums, panels * kPanel, bests);
+      made.panel = panel, made.panels = panels, made.finished = 0;
     }
+    made.finish(rows);
     if (e.best) take_bests(bests, rows, e.best + first_row);
   }
 }
