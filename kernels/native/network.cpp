@@ -12,8 +12,10 @@
 namespace foretoken {
 namespace {
 
-// Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work.
-constexpr int kPrivateRows = 4;
+// Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work. Rows that become
+// integers take three times as long.
+constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
+constexpr int private_rows(Precision p) { return p == Precision::kInt8 || p == Precision::kInt4 ? kPrivateIntegerRows : kPrivateRows; }
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 
@@ -243,7 +245,8 @@ void Network::plan_phases(bool chooses) {
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
 bool Network::prepares_together(const Op& op) const {
-  if (op.kind != OpKind::kLinear || rows_of(op) <= kPrivateRows || is_narrow_[size_t(op.inputs[0])]) return false;
+  if (op.kind != OpKind::kLinear || rows_of(op) <= private_rows(weights_of(op).precision)) return false;
+  if (is_narrow_[size_t(op.inputs[0])]) return false;
   return op.normalise || weights_of(op).precision != Precision::kFloat32;
 }
 
