@@ -34,6 +34,7 @@ from .listener import allow_many_connections, reachable_from_outside, tell_refus
 from .loading import Loading, imported, kept, tell
 from .logs import log_config
 from .responses.store import check_store
+from .short_turns import take_short_turns
 
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
@@ -128,6 +129,7 @@ class Server(uvicorn.Server):
         for sig in ending:
             signal.signal(sig, self.handle_exit)
         await self._engine.start()
+        take_short_turns()  # when the engine has its threads, which would inherit it
         try:
             await super().serve(sockets)
         finally:

@@ -19,7 +19,7 @@ from .base import RequestLimits
 from .costs import TargetCost
 from .table_trust import TableTrust
 
-STEP_S = 8e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
+STEP_S = 6e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
 MOST_ROUNDS = 32
 FEWEST_ROUNDS = 2
 ROUNDS_TO_A_STOP = 4  # where a stop string may end a row, which is only seen behind the call

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..config import variable
 from ..exit_status import INTERRUPTED, UNAVAILABLE, USAGE, failed
+from ..short_turns import take_short_turns
 from . import serve_acceptance as acceptance
 from . import serve_options as options
 from .load_client import LoadClient, ServerFailed
@@ -75,6 +76,7 @@ class _Bench:
     def measure(self) -> None:
         """One load after the other, until one gets no answer at all. Raises ServerFailed if not even a warm-up request does."""
         wanted, args = self._wanted, self._wanted.args
+        take_short_turns()  # a server on this machine computes on all cores: the wait for one would count as its latency
         key = args.api_key or variable("FORETOKEN_API_KEY") or variable("OPENAI_API_KEY")
         client = LoadClient(wanted.base_url, key, args.timeout)
         with asyncio.Runner() as runner:
