@@ -273,9 +273,12 @@ def test_an_encoder_with_a_decoder_is_refused_by_config():
 
 
 def test_a_family_that_keeps_its_attention_is_told_from_wrong_settings(tmp_path: Path):
-    config = transformers.GPTJConfig(vocab_size=96, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, bos_token_id=1, eos_token_id=2)
+    layers: Any = [[["global"], 1]]
+    config = transformers.GPTNeoConfig(
+        vocab_size=96, hidden_size=32, num_layers=1, num_heads=4, attention_types=layers, bos_token_id=1, eos_token_id=2
+    )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="a 'gptj' model cannot be served: .*cannot be replaced"):
+    with pytest.raises(UnsupportedModel, match="a 'gpt_neo' model cannot be served: .*cannot be replaced"):
         TransformersExecutor.load(tmp_path, config, torch.float32)
 
 
