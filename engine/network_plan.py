@@ -17,7 +17,7 @@ from ..kernels import native
 from ..kernels.decoder import supports
 from ..kernels.execution import Execution, Quantization
 from ..kernels.fp8 import LEAST_CAPABILITY
-from ..kernels.program import Experts, Program
+from ..kernels.program import Program
 from ..kernels.weights import network_program
 from .config import FP8_NAMES, ModelConfig
 from .errors import ConfigError, ModelLoadError
@@ -63,7 +63,7 @@ def plan_network(
     """
     dtype = resolve_dtype(config.dtype)
     program = network_program(hf_config, config.max_model_len) if config.executor != "transformers" and supports(hf_config) else None
-    device = resolve_device(config, program is not None and _gpu_lacks(program) is None)
+    device = resolve_device(config, program is not None)
     if device == "cpu" and config.quantization == "fp8":
         raise ConfigError("quantization fp8 needs a GPU, and this network runs on the CPU: use int8 or int4, or leave quantization away")
     if device == "cpu" and config.kv_cache_dtype in FP8_NAMES:
@@ -128,17 +128,10 @@ def gpu_name(device: str) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _gpu_lacks(program: Program) -> str | None:
-    """What there is no kernel for; None if there are kernels for all."""
-    return "experts" if any(isinstance(op, Experts) for op in program.ops) else None
-
-
 def _on_gpu(config: ModelConfig, program: Program | None, device: str, dtype: torch.dtype | None) -> NetworkPlan:
     if program is None or config.executor in ("native", "transformers"):
         why = f"executor {config.executor} was chosen" if program is not None else "this model is not available as a program"
         raise ConfigError(f"device {config.device} cannot be used: {why}, which runs on CPUs only; use device cpu")
-    if (lacking := _gpu_lacks(program)) is not None:
-        raise ConfigError(f"device {config.device} cannot be used: this model has {lacking}, which run on CPUs only; use device cpu")
     narrow: Any = None if config.quantization == "none" else config.quantization
     if narrow == "fp8" and config.batch_invariant:
         raise ConfigError("quantization fp8 and batch_invariant cannot be combined: leave one of them away")

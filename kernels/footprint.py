@@ -16,7 +16,7 @@ from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
-from .program import Embed, Experts, Program, matrices_of
+from .program import Embed, Experts, Program, matrices_of, routers
 
 _CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
 
@@ -45,14 +45,16 @@ def product_bytes(program: Program, dtype: torch.dtype, quantization: Quantizati
 
 
 def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, int]:
-    """Weight of a product -> its bytes. With fp8 the head stays as it is."""
+    """Weight of a product -> its bytes. With fp8 the head stays as it is, and a router always does."""
     found: dict[str, int] = {}
+    wide = routers(program.ops)
     for op in program.ops:
+        narrow = None if wide.intersection(op.outputs) else quantization
         for name in chain.from_iterable(matrices_of(op)):
             shape = program.weights[name]
-            if quantization == "int4":
+            if narrow == "int4":
                 found[name] = Int4Matrix.num_bytes(shape)
-            elif quantization == "fp8" and program.logits not in op.outputs:
+            elif narrow == "fp8" and program.logits not in op.outputs:
                 found[name] = Fp8Matrix.num_bytes(shape)
             else:
                 found[name] = math.prod(shape) * dtype.itemsize

@@ -51,6 +51,7 @@ from .program import (
     Softcap,
     TopK,
     matrices_of,
+    routers,
 )
 from .rope_values import rope_table_values
 from .rounds import ROW_BYTES, RoundsLimits, RoundsOutput, draft_memory, drafts_in
@@ -305,7 +306,7 @@ class _Binder:
         self._memory = WeightMemory()
         self._ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
         self.held: list[object] = list(self._ropes.values())
-        self._routers = {step.inputs[1] for step in lowered.steps if isinstance(step, Experts)}
+        self._routers = routers(lowered.steps)
         products = [step for step in lowered.steps if isinstance(step, Product)]
         # The head first: an embedding tied to it reads the same packed rows.
         for product in reversed(products):
@@ -404,7 +405,7 @@ class _Binder:
 
     def _pack_product(self, product: Product) -> PackedWeight:
         linear = product.linear
-        precision = self._dtype if product.outputs[0] in self._routers else self._products  # experts are chosen by small differences
+        precision = self._dtype if product.outputs[0] in self._routers else self._products
         return self._packed(linear.weights, linear.biases if any(linear.biases) else (), precision, product.is_gated)
 
     def _pack_experts(self, experts: Experts) -> list[PackedWeight]:

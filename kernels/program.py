@@ -271,6 +271,11 @@ def matrices_of(op: Op) -> tuple[tuple[str, ...], ...]:
             return ()
 
 
+def routers(ops: Iterable[object]) -> frozenset[str]:
+    """The buffers by whose scores experts are chosen: small differences decide there, so their products are never made narrow."""
+    return frozenset(op.inputs[1] for op in ops if isinstance(op, Experts))
+
+
 def readers(ops: Iterable[Op]) -> dict[str, list[Op]]:
     """Buffer -> the ops that read it, in order."""
     found: dict[str, list[Op]] = {}

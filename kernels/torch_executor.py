@@ -40,6 +40,7 @@ from .program import (
     Softcap,
     TopK,
     matrices_of,
+    routers,
 )
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
@@ -234,6 +235,7 @@ class Binder:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
         self.logits = program.logits
         self.shapes = program.weights
+        self.routers = routers(program.ops)
         self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
         if device is not None:
             # Tensors name their GPU by number: "cuda" would never be equal to it.
@@ -308,8 +310,8 @@ class Binder:
         return step
 
     def _experts(self, op: Experts) -> Step:
-        gates_ups = [self.matrix(names) for names in zip(op.gates, op.ups, strict=True)]
-        downs = [self.matrix((name,)) for name in op.downs]
+        matrices = [self.matrix(names) for names in matrices_of(op)]
+        gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
         function, (x, logits), output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
 
         def step(state: Pass) -> None:

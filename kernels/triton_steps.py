@@ -6,19 +6,22 @@ What has no kernel here is left to the reference in torch_executor.py. Knows no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from .execution import Quantization
+from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .program import Activation, ArgMax, Attention, Linear, Op, RMSNorm
+from .program import Activation, ArgMax, Attention, Experts, Linear, Op, RMSNorm, matrices_of
 from .torch_executor import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
 from .triton.attention import ragged_paged_attention
 from .triton.cache_write import rotate_and_store
+from .triton.experts import experts
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
 from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.norms import rms_norm
@@ -59,6 +62,8 @@ class TritonKernels:
                 return _attention(op, bind, SPLIT_PLACES if self.is_batch_invariant else None)
             case Activation():
                 return _activation(op)
+            case Experts():
+                return self._experts(op, bind)
             case ArgMax():
                 return _best(op)
             case _:
@@ -97,13 +102,33 @@ class TritonKernels:
 
     def _matrix(self, op: Linear, bind: Binder) -> Tensor | Int4Matrix:
         """[in, out] as a view of what checkpoints have, or 4 bits wide. What another network holds is taken in its format."""
-        if self.quantization == "int4":
+        if self.quantization == "int4" and not bind.routers.intersection(op.outputs):
             return bind.weights.get(op.weights, MATRIX, "int4", lambda: Int4Matrix.of(bind.packed(op.weights).t()))
         return bind.matrix(op.weights)
 
+    def _experts(self, op: Experts, bind: Binder) -> Step:
+        (x, logits), (output,), names, count = op.inputs, op.outputs, matrices_of(op), len(op.gates)
+        inner, outer = (self._stacked(some, bind) for some in (names[:count], names[count:]))
+        is_fixed = self.is_batch_invariant
+
+        def step(state: Pass) -> None:
+            buffers = state.buffers
+            buffers[output] = experts(buffers[x], buffers[logits], inner, outer, op.function, op.top, op.renormalise, is_fixed)
+
+        return step
+
+    def _stacked(self, names: tuple[tuple[str, ...], ...], bind: Binder) -> ExpertWeights:
+        """The matrices of all experts, one behind the other."""
+
+        def make() -> ExpertWeights:
+            return ExpertWeights.of(len(names), lambda expert: bind.packed(names[expert]).t(), self.quantization)
+
+        return bind.weights.get(tuple(chain.from_iterable(names)), "experts", self.quantization or bind.dtype, make)
+
     def _becomes_fp8(self, op: Linear, bind: Binder) -> bool:
         """Whether the weights become 8 bits: those that the hardware multiplies so and that no other network holds wider."""
-        if self.is_batch_invariant or self.quantization != "fp8" or (bind.logits in op.outputs and not self._narrow_head):
+        is_wide = bind.routers.intersection(op.outputs) or (bind.logits in op.outputs and not self._narrow_head)
+        if self.is_batch_invariant or self.quantization != "fp8" or is_wide:
             return False
         return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
 

@@ -50,6 +50,16 @@ def _activation(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    y = function_of(x, FUNCTION)
+    if GATED:
+        # what the reference rounds between its two operations stays in float32
+        y *= tl.load(up_ptr + token * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * width + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def function_of(x, FUNCTION: tl.constexpr):
+    """x in float32."""
     if FUNCTION == "silu":
         y = x / (1.0 + tl.exp(-x))
     elif FUNCTION == "gelu":
@@ -60,7 +70,4 @@ def _activation(
     else:
         tl.static_assert(FUNCTION == "relu", "an unknown activation")
         y = tl.maximum(x, 0.0)
-    if GATED:
-        # what the reference rounds between its two operations stays in float32
-        y *= tl.load(up_ptr + token * up_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * width + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+    return y

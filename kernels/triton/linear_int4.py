@@ -182,7 +182,7 @@ def _linear_int4(
             start = (tile * 4 + group) * GROUP
             mask = is_row[None, :] if IS_EVEN else is_row[None, :] & (start + k < depth)[:, None]
             x = tl.load(x_at + start, mask=mask, other=0.0)
-            integers = _integers(words >> (4 * group) & 0xF000F, group_scales >> (8 * group) & 0xFF, x.dtype)
+            integers = integers_of(words >> (4 * group) & 0xF000F, group_scales >> (8 * group) & 0xFF, x.dtype)
             acc = tl.dot(integers, x, acc, input_precision="ieee")
     finish_product(
         tl.trans(acc), row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr,
@@ -191,7 +191,7 @@ def _linear_int4(
 
 
 @triton.jit
-def _integers(pairs, group_scales, dtype: tl.constexpr):
+def integers_of(pairs, group_scales, dtype: tl.constexpr):
     """group_scale [C] * (nibble - 8) [C, 32] in dtype, exactly. pairs [C, 16]: a nibble in each half.
 
     A small integer put into the lowest bits of a power of two is added to it, here for both halves at once: conversions to

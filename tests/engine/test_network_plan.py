@@ -151,14 +151,6 @@ def test_models_without_a_program_stay_on_the_cpu(isa: Any, one_gpu: None) -> No
     assert plan(NEOX).kind == "transformers" and not plan(NEOX).execution.on_gpu
 
 
-def test_models_with_experts_stay_on_the_cpu(isa: Any, one_gpu: None) -> None:
-    isa("amx")
-    mixtral = transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4)
-    assert plan(mixtral).describe() == "native amx, bfloat16, 2 threads"
-    with pytest.raises(ConfigError, match="device cuda cannot be used: this model has experts, which run on CPUs only; use device cpu"):
-        plan(mixtral, device="cuda")
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

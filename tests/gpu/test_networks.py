@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tiny_models import FAMILIES
 from foretoken.kernels.execution import Quantization
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.program import Linear
+from foretoken.kernels.program import matrices_of, routers
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 
 BLOCK_SIZE = 4
@@ -88,11 +89,11 @@ def test_a_cache_of_8_bit_floats_holds_what_the_references_does(family: str, dev
             assert torch.equal(moved, wanted) and not torch.equal(moved[0], moved[1])
 
 
-@pytest.mark.parametrize("has_fp8_cache", [False, True])
+@pytest.mark.parametrize(("family", "has_fp8_cache"), [("qwen3", False), ("qwen3", True), ("qwen3_moe", False)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, has_fp8_cache: bool, device: str) -> None:
+def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, family: str, has_fp8_cache: bool, device: str) -> None:
     """Alone, among others, as part of a chain, in a later chunk."""
-    _, triton = networks("qwen3", dtype, device, has_fp8_cache, is_batch_invariant=True)
+    _, triton = networks(family, dtype, device, has_fp8_cache, is_batch_invariant=True)
     assert triton.is_batch_invariant
     prompt = torch.randint(320, (13,), generator=torch.Generator().manual_seed(1)).tolist()
     others = [([7, 8, 9], 0, [8, 9, 10, 11]), ([3] * 11, 0, [4, 5, 6, 7])]
@@ -105,8 +106,9 @@ def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, has_fp8_
     assert torch.equal(whole, torch.cat([part for part in parts if part is not None]))
 
 
-def test_8_bit_weights_are_near_the_whole_ones(device: str) -> None:
-    reference, triton = networks("llama", torch.bfloat16, device, quantization="fp8", narrow_head=True)
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_8_bit_weights_are_near_the_whole_ones(family: str, device: str) -> None:
+    reference, triton = networks(family, torch.bfloat16, device, quantization="fp8", narrow_head=True)
     caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
     (batch, _) = batches(320)
     expected, found = reference.run(batch, caches[0]).logits, triton.run(batch, caches[1]).logits
@@ -115,11 +117,17 @@ def test_8_bit_weights_are_near_the_whole_ones(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "is_batch_invariant", "tiled_rows"),
-    [(torch.float32, False, 8), (torch.bfloat16, False, 16), (torch.bfloat16, False, 8), (torch.bfloat16, True, 8)],
+    ("family", "dtype", "is_batch_invariant", "tiled_rows"),
+    [
+        ("qwen3", torch.float32, False, 8),
+        ("qwen3", torch.bfloat16, False, 16),
+        ("qwen3", torch.bfloat16, False, 8),
+        ("qwen3", torch.bfloat16, True, 8),
+        ("qwen3_moe", torch.float32, False, 8),
+    ],
 )
 def test_4_bit_weights_are_multiplied_as_they_are(
-    dtype: torch.dtype, is_batch_invariant: bool, tiled_rows: int, device: str, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: torch.dtype, is_batch_invariant: bool, tiled_rows: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference has the same weights made whole. A prompt of more rows than the skinny product is let have, then few tokens."""
     from foretoken.kernels.triton import linear_int4
@@ -127,9 +135,10 @@ def test_4_bit_weights_are_multiplied_as_they_are(
 
     monkeypatch.setattr(linear_int4, "SKINNY_ROWS", 8)
     monkeypatch.setattr(linear_int4, "TILED_ROWS", tiled_rows)
-    program = small_program("qwen3", **SIZES)
+    program = small_program(family, **SIZES)
     weights = random_weights(program)
-    products = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    wide = routers(program.ops)
+    products = {name for op in program.ops if not wide.intersection(op.outputs) for name in chain.from_iterable(matrices_of(op))}
     whole = {name: Int4Matrix.of(weight.to(dtype)).weight() if name in products else weight for name, weight in weights.items()}
     reference = TorchExecutor(program, whole, torch.float32)
     kernels = TritonKernels(is_batch_invariant, "int4")

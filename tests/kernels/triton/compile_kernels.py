@@ -18,6 +18,7 @@ from torch import Tensor
 from triton_compilation import builds
 
 from foretoken.kernels.continuation import Continuation, Ways
+from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
@@ -32,6 +33,8 @@ from foretoken.kernels.triton import (
     continuation,
     early_launch,
     edits,
+    expert_routes,
+    experts,
     following,
     linear,
     linear_int4,
@@ -135,6 +138,34 @@ def four_bits(out: int, depth: int) -> Int4Matrix:
     return Int4Matrix(empty(tiles, out, GROUP // 2, dtype=INT), empty(tiles, out, dtype=INT), empty(out, dtype=WIDE), depth)
 
 
+def experts_of(tokens: int, count: int, width: int, hidden: int, top: int, form: str | None = None) -> None:
+    """Of Qwen3-30B-A3B: 128 experts of 768; of Mixtral 8x7B: 8 of 14336."""
+
+    def weights(outputs: int, depth: int) -> ExpertWeights:
+        if form == "int4":
+            tiles = -(-depth // TILE)
+            words, groups = empty(count, tiles, outputs, GROUP // 2, dtype=INT), empty(count, tiles, outputs, dtype=INT)
+            return ExpertWeights(words, empty(count, outputs, dtype=WIDE), groups, outputs, depth)
+        scales = empty(count, outputs, dtype=WIDE) if form else None
+        return ExpertWeights(empty(count, outputs, depth, dtype=FP8 if form else HALF), scales, None, outputs, depth)
+
+    inner, outer = weights(2 * width, hidden), weights(hidden, width)
+    experts.experts(empty(tokens, hidden), empty(tokens, count), inner, outer, "silu", top, True, is_fixed=False)
+
+
+def experts_of_models() -> None:
+    for form in (None, "fp8", "int4"):
+        for tokens in (1, 2048):
+            experts_of(tokens, 128, 768, 2048, 8, form)
+    kernels = (expert_routes._route, expert_routes._group, experts._visit, experts._add_up)
+    for tokens in (1, 2048):
+        experts_of(tokens, 8, 14336, 4096, 2)
+    known = sum(map(_builds_of, kernels))
+    for tokens in (2, 3, 16, 17, 64, 65, 100):
+        experts_of(tokens, 8, 14336, 4096, 2)
+    assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
+
+
 def small_ones() -> None:
     tokens = 9
     for width in (576, 4096, 16384):
@@ -167,6 +198,7 @@ def early() -> None:
     cache_write.rotate_and_store(q, k, v, empty(16, 8, 128), empty(16, 8, 128), places, places, empty(4096, 128))
     argmax.best_of_rows(x)
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
+    experts_of(1, 128, 768, 2048, 8)
 
 
 def choices() -> None:
@@ -232,7 +264,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
-        attention_of_any_number_of_rows, products, narrow_products, small_ones, early, choices, behind_a_pass,
+        attention_of_any_number_of_rows, products, narrow_products, experts_of_models, small_ones, early, choices, behind_a_pass,
     )
 }  # fmt: skip
 

@@ -106,9 +106,19 @@ def test_narrow_products(tmp_path: Path):
             check_narrow_product(one["code"])
 
 
+@pytest.mark.slow
+def test_experts(tmp_path: Path):
+    for one in build("experts_of_models", tmp_path):
+        if one["name"] == "_visit":
+            assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
+            assert _loads_ahead(one["code"]) >= 2, "a tile is fetched when it is needed"
+            check_widening(one["code"])
+
+
 def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and_before_they_write(tmp_path: Path):
     found = build("early", tmp_path)
     names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
+    names |= {"_route", "_group", "_visit", "_add_up"}
     assert {one["name"] for one in found} == names | {"_dequantise"}
     touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|cp\.reduce|atom|red\.|ret;|prefetch|griddepcontrol\S*)")
     for one in found:
