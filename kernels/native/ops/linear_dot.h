@@ -1,18 +1,22 @@
 // Products whose step is a vector of weights and 4 bytes of each row: a float, a pair of bfloat16 or a quad of int8.
 // Included by linear.h.
 
-// Prefetch of the weights that follow, two lines: measured. With one row the processor's own keeps up with memory, and more would be in
-// its way. A few rows are still faster than memory: the stream must pass through L1 without evicting them, for their misses would queue
-// behind its own. More are slower than memory: then L2 is filled far enough ahead that no row waits.
-constexpr int kNearAhead = 4096, kFarAhead = 16384;  // bytes
+// Prefetch of the weights that follow, two lines: measured. More than a few rows are slower than memory: L2 is filled far enough ahead that
+// no row waits. Fewer are faster than memory, and processors differ. AMD's own prefetch keeps up with one row; with more the stream must
+// pass through L1 without evicting them, for their misses would queue behind its own. On Intel's, what so passes by L2 is lost before it is
+// needed, and two to four rows took three times as long; one row is helped a little.
+constexpr int kNearAhead = 4096, kMiddleAhead = 8192, kFarAhead = 16384;  // bytes
 template <int kRows>
-inline void prefetch_stream(const char* weights) {
+inline void prefetch_stream(const char* weights, bool is_intel) {
   if (kRows > 4) {
     prefetch_line(weights + kFarAhead);
     prefetch_line(weights + kFarAhead + 64);
-  } else if (kRows > 1) {
+  } else if (kRows > 1 && !is_intel) {
     prefetch_line_once(weights + kNearAhead);
     prefetch_line_once(weights + kNearAhead + 64);
+  } else if (kRows == 1 && is_intel) {
+    prefetch_line(weights + kMiddleAhead);
+    prefetch_line(weights + kMiddleAhead + 64);
   }
 }
 
@@ -50,12 +54,13 @@ inline void multiply_panels(const Pass& pass) {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) sums[p][r] = Dot::add(sums[p][r], entered[p], inputs);
   };
+  const bool is_intel = __builtin_cpu_is("intel");
   const char* const end = weights + int64_t(pass.steps) * 64;
   for (; end - weights > 64; weights += 128) {
     Int first[kPanels], second[kPanels];
     enter(0, first);
     if (kPanels == 1) {
-      prefetch_stream<kRows>(weights);
+      prefetch_stream<kRows>(weights, is_intel);
       enter(64, second);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) add(r, 0, first, even), add(r, 4, second, odd);
