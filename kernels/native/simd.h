@@ -100,8 +100,9 @@ inline Int splat_bits(const void* p) {  // 4 bytes in every lane
   __builtin_memcpy(&bits, p, 4);
   return _mm512_set1_epi32(bits);
 }
-// Prefetches: into L2; into L1 but so that it is evicted first, for what is read once. They are asm because gcc 12 takes a function
+// Prefetches: into L1; into L2; into L1 but so that it is evicted first, for what is read once. They are asm because gcc 12 takes a function
 // that only calls _mm_prefetch for one without effect, and drops the call.
+inline void fetch_line(const float* p) { asm volatile("prefetcht0 %0" ::"m"(*p)); }
 inline void prefetch_line(const char* p) { asm volatile("prefetcht1 %0" ::"m"(*p)); }
 inline void prefetch_line_once(const char* p) { asm volatile("prefetchnta %0" ::"m"(*p)); }
 

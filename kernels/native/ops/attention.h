@@ -189,6 +189,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
     tile.state[i] = settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]});
   });
   of_each([&](int i, int low, int high) {
+    if (i % 4 == 3) stay_awake<Lane>();
     weight_scales[i] = soften<Lane>(tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low, high,
                                     {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i);
   });

@@ -79,6 +79,8 @@ template <class Lane>
 inline void begin_products(int /*vectors*/) {}
 template <class Lane>
 inline void end_products() {}
+template <class Lane>
+inline void stay_awake() {}  // now and then, where something else is computed in between
 
 // The scores of all blocks of a segment, `rows` rows of keys each. On the way the values of each block are fetched, if they are asked
 // for: blocks lie anywhere, so the processor cannot guess the next.

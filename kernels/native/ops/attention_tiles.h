@@ -18,6 +18,10 @@ template <>
 inline void end_products<PairLane>() {
   release_tiles();
 }
+template <>
+inline void stay_awake<PairLane>() {
+  dot_tiles_bf16<0, 4, 6>();  // of whatever they hold: sums begin at zero
+}
 
 template <int kCount, int kFirst = 0>
 inline void zero_sum_tiles() {

@@ -123,6 +123,15 @@ struct MadeSums {
     finish_rows(w, x, e, first_row + from, until - from, panel, panels, sums + int64_t(from) * stride, stride, bests + from);
     finished = until;
   }
+
+  // Where no product is on its way. Tiles hold nothing that is needed.
+  template <bool kInteger>
+  void finish_all() {
+    while (panels && finished < rows) {
+      finish(min_of(finished + 16, rows));
+      dot_tiles<kInteger, 0, kRowTile, kRowTile + 2>();  // for the unit to stay awake
+    }
+  }
 };
 
 // kOnce: no other pass reads the weights, else none reads the rows so soon: L1 keeps the others. Weights that are read once are waited for:
@@ -142,7 +151,8 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
     for (int p = 0; kOnce && next && p < kPanels; ++p) {
       for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
     }
-    if (kOnce) before->finish(before->rows * (tile + 1) / tiles);
+    // a single row in the middle: right behind its sums' way to memory, or before the next ones', it waits for stores
+    if (kOnce) before->finish((before->rows * (tile + 1) + tiles / 2) / tiles);
   }
   if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
 }
@@ -243,7 +253,11 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
       const int left = end - panel;
       panels = left >= 4 && rows <= 16 ? 4 : min_of(left, 2);
       const ReadBehind* is_last = panels == left && first_row + rows == x.rows ? &behind : nullptr;
-      if (rows > 32 || kPrecision == Precision::kInt4) made.finish(rows);
+      if (rows > 32) {
+        made.finish_all<kPrecision != Precision::kBFloat16>();
+      } else if (kPrecision == Precision::kInt4) {
+        made.finish(rows);
+      }
       switch (panels) {
         case 4: multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
         case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;

@@ -109,6 +109,12 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
   const float* k = q + int64_t(op.num_heads) * k_dim + int64_t(kv_head) * k_dim;
   const float* v = q + int64_t(op.num_heads + cache.kv_heads) * k_dim + int64_t(kv_head) * v_dim;
   alignas(64) float head[kMaxHeadDim], values[kMaxHeadDim];
+  if (token + 1 < batch.num_tokens) {  // the next token's: other cores have written much of it
+    const float *next_q = q + int64_t(kv_head) * group * k_dim + op.input_stride;
+    for (int i = 0; i < group * k_dim; i += 16) fetch_line(next_q + i);
+    for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.input_stride + i);
+    for (int i = 0; i < v_dim; i += 16) fetch_line(v + op.input_stride + i);
+  }
 
   if (slot >= 0) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
