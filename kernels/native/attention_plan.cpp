@@ -57,7 +57,8 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
   }
 
   // 2. tiles that are too large a share of the work are cut between segments
-  is_short_ = kv_heads % threads == 0 && effort <= kShortEffort;
+  const bool is_one_task = tiles.size() == 1 && tiles[0].end_segment - tiles[0].first_segment <= 1;  // a head cannot be shared anyway
+  is_short_ = is_one_task || (kv_heads % threads == 0 && effort <= kShortEffort);
   const int64_t most_work = threads > 1 && !is_short_ ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
   for (const AttentionTask& tile : tiles) {
     add_group(tile, int(std::clamp<int64_t>(most_work / (tile.num_tokens * tile.num_heads), 1, 1 << 20)));

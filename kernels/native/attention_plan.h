@@ -17,7 +17,7 @@ class AttentionPlan {
   // A unit is one task for one kv head. All units of an op must have run before another op with this plan starts.
   int num_units() const { return int(tasks_.size()) * kv_heads_; }
   int units_of_head() const { return int(tasks_.size()); }
-  // Whether all of a head is so little that to share it among threads would take longer; heads can be divided evenly then.
+  // Whether all of a head is so little that to share it among threads would take longer.
   bool is_short() const { return is_short_; }
   // Floats that `run` needs at partials, 64-byte aligned and shared by the threads.
   size_t partial_floats(int v_dim) const;
