@@ -56,6 +56,13 @@ struct PreparedRows {
   int32_t rows;
 };
 
+// What a thread will read in the next linear, behind what is fetched in the one before (ReadBehind): a little at a time by whoever computes
+// something else meanwhile.
+struct ReadAhead {
+  const char* at;
+  const char* end;
+};
+
 // Float rows -> PreparedRows, an RMSNorm on the way if norm is set.
 struct Prepare {
   const float* x;               // [rows, stride]
@@ -71,6 +78,7 @@ struct Prepare {
   int64_t stride;
   float* scales;
   int32_t* input_sums;
+  ReadAhead* ahead;             // of the calling thread, or null
 };
 
 // What a thread will probably read when its panels of a linear are done: some more of them, then the next linear's.
@@ -134,6 +142,7 @@ struct AttentionOp {
   float* out;                   // [T, out_stride]: heads side by side, v_dim each; or ...
   uint16_t* narrow_out;         // ... the same as bfloat16, null = not
   int64_t out_stride;           // elements
+  ReadAhead* ahead;             // of the calling thread, or null
 };
 
 // The rows of a step, as the C ABI passes them (see RaggedBatch in layout.py).

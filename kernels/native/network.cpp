@@ -16,6 +16,9 @@ namespace {
 // integers take three times as long.
 constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
 constexpr int private_rows(Precision p) { return p == Precision::kInt8 || p == Precision::kInt4 ? kPrivateIntegerRows : kPrivateRows; }
+// Of the next linear's weights: about so much is fetched while the last panels before it are multiplied, and up to so much before it begins,
+// a part of L2.
+constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 512 * 1024;
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 
@@ -152,6 +155,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   queries_.get<char>(rows * most_.queries + 1);
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
+    worker.ahead = {};
     worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);
     worker.input_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
@@ -286,7 +290,7 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       run_panels(phase, int(first), int(count), thread);
       break;
     case PhaseKind::kRotate: {
-      const AttentionOp attention = attention_of(op);
+      const AttentionOp attention = attention_of(op, worker);
       for (int i = int(first); i < end; ++i) {
         // Head by head: neighbouring tokens write the same lines of the cache, which two cores would take from each other.
         kernels_.rotate_and_write(attention, batch_, i % batch_.num_tokens, i / batch_.num_tokens);
@@ -294,10 +298,10 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       break;
     }
     case PhaseKind::kAttend:
-      attend(phase, attention_of(op), int(first), end, worker);
+      attend(phase, attention_of(op, worker), int(first), end, worker);
       break;
     case PhaseKind::kHeads: {
-      const AttentionOp attention = attention_of(op);
+      const AttentionOp attention = attention_of(op, worker);
       const int units = plan_of_op_[size_t(phase.first_op)]->units_of_head();
       for (int head = int(first); head < end; ++head) {
         for (int token = 0; token < batch_.num_tokens; ++token) kernels_.rotate_and_write(attention, batch_, token, head);
@@ -333,7 +337,7 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
     const Op& linear = ops_[size_t(phase.end_op)];
     const PackedLinear& weights = weights_of(linear);
     PreparedRows rows = prepared_memory(weights, rows_of(linear), prepared_, scales_, input_sums_);
-    prepare_rows(linear, weights, buffer(linear.inputs[0]), first, end, rows);
+    prepare_rows(linear, weights, buffer(linear.inputs[0]), first, end, rows, &worker.ahead);
   }
 }
 
@@ -358,6 +362,15 @@ ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) 
   return behind;
 }
 
+// next: the thread's part of the linear behind the phase.
+ReadAhead Network::read_ahead(const Phase& phase, const char* next) const {
+  const Phase& panels = phases_[size_t(phase.next_panels)];
+  const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
+  const uint32_t units = ThreadPool::share(panels.units, panels.even, uint32_t(workers_.size())).reserved;
+  const int64_t bytes = int64_t(units) * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
+  return {next + std::min(bytes, kReadBehind), next + std::min(bytes, kReadAhead)};
+}
+
 void Network::run_panels(const Phase& phase, int first, int count, int thread) {
   Worker& worker = workers_[size_t(thread)];
   const Op& op = ops_[size_t(phase.first_op)];
@@ -374,7 +387,7 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
   } else {
     x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.input_sums);
     if (worker.prepared_op != phase.first_op) {
-      prepare_rows(op, weights, buffer(op.inputs[0]), 0, rows, x);
+      prepare_rows(op, weights, buffer(op.inputs[0]), 0, rows, x, nullptr);
       worker.prepared_op = phase.first_op;
     }
   }
@@ -392,7 +405,9 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
   }
   const int first_panel = first * kPanelsPerUnit;
   const int num_panels = std::min(count * kPanelsPerUnit, weights.outputs / kPanel - first_panel);
-  kernels_.linear(weights, x, epilogue, first_panel, num_panels, read_behind(phase, uint32_t(first), thread), worker.linear.get<char>(0));
+  const ReadBehind behind = read_behind(phase, uint32_t(first), thread);
+  kernels_.linear(weights, x, epilogue, first_panel, num_panels, behind, worker.linear.get<char>(0));
+  if (behind.then) worker.ahead = read_ahead(phase, behind.then);
 }
 
 // All but where the result goes.
@@ -475,12 +490,13 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
 }
 
 // Rows first .. end - 1 of x, which are as wide as the op's input.
-void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows) {
+void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead) {
   Prepare prepare = prepare_of(weights, x, width(op.inputs[0]), rows);
   prepare.normalise = op.normalise != 0;
   prepare.norm_weight = op.norm_weight;
   prepare.norm_bias = op.norm_bias;
   prepare.eps = op.eps;
+  prepare.ahead = ahead;
   kernels_.prepare(prepare, first, end - first);
 }
 
@@ -505,7 +521,7 @@ PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scr
   return {data.get<char>(0), stride, scales.get<float>(0), input_sums.get<int32_t>(0), rows};
 }
 
-AttentionOp Network::attention_of(const Op& op) const {
+AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   AttentionOp attention{};
   attention.cache = make_cache_layer(cache_type_, op.kv_heads, op.k_dim, op.v_dim, cache_[op.layer]);
   attention.num_heads = op.num_heads;
@@ -517,6 +533,7 @@ AttentionOp Network::attention_of(const Op& op) const {
   attention.q_norm = op.q_norm;
   attention.k_norm = op.k_norm;
   attention.norm_eps = op.eps;
+  attention.ahead = &worker.ahead;
   attention.input = buffer(op.inputs[0]);
   attention.input_stride = width(op.inputs[0]);
   attention.queries = const_cast<Scratch&>(queries_).get<char>(0);

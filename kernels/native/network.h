@@ -212,6 +212,7 @@ class Network : private Job {
   struct Worker {
     Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels;
     int prepared_op = -1;
+    ReadAhead ahead{};
     std::vector<Best> best;
   };
 
@@ -243,6 +244,7 @@ class Network : private Job {
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, int thread);
   ReadBehind read_behind(const Phase& phase, uint32_t first, int thread) const;
+  ReadAhead read_ahead(const Phase& phase, const char* next) const;
   void plan_experts(int op);
   void run_experts(const Phase& phase, int first, int end, Worker& worker);
   PreparedRows visits_from(const PackedLinear& weights, int visit, int count);
@@ -252,10 +254,10 @@ class Network : private Job {
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
-  void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows);
+  void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead);
   PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
   Epilogue epilogue_of(const Op& op) const;
-  AttentionOp attention_of(const Op& op) const;
+  AttentionOp attention_of(const Op& op, Worker& worker) const;
   void attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker);
   void find_narrow_buffers();
   const PackedLinear& weights_of(const Op& op) const { return op.is_head && shortens_ ? *shortlist_ : *op.weights; }

@@ -125,7 +125,7 @@ void Network::refine(int row, int columns, Worker& worker) {
   PreparedRows x{input, 0, nullptr, nullptr, 1};
   if (weights.precision != Precision::kFloat32 || op.normalise) {
     x = prepared_memory(weights, 1, worker.prepared, worker.scales, worker.input_sums);
-    prepare_rows(op, weights, input, 0, 1, x);
+    prepare_rows(op, weights, input, 0, 1, x, nullptr);
     worker.prepared_op = -1;
   }
   Epilogue epilogue = epilogue_of(op);

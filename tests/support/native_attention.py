@@ -53,6 +53,7 @@ class AttentionOp(ctypes.Structure):
         ("out", c_void_p),
         ("narrow_out", c_void_p),
         ("out_stride", c_int64),
+        ("ahead", c_void_p),
     ]
 
 

@@ -49,6 +49,7 @@ class Prepare(ctypes.Structure):
         ("stride", c_int64),
         ("scales", c_void_p),
         ("input_sums", c_void_p),
+        ("ahead", c_void_p),
     ]
 
 

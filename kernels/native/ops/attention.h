@@ -191,7 +191,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
     weight_scales[i] = soften<Lane>(tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low, high,
-                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i);
+                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, op.ahead);
   });
 
   // 2. weighted values

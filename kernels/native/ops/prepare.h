@@ -77,6 +77,7 @@ inline void prepare_as(const Prepare& p, int first, int count) {
     const float* x = p.x + r * p.x_stride;
     // the next row: half of it, or more, was written by other cores
     for (int i = 0; i < p.width && r + 1 < first + count; i += 16) fetch_line(x + p.x_stride + i);
+    fetch_some(p.ahead, 32);
     char* out = static_cast<char*>(p.data) + r * p.stride;
     const Vec inverse = splat(kNormalise ? inverse_rms(x, p.width, p.eps) : 1.0f);
     const RowReader<kNormalise, kHasBias> row = {x, p.width, inverse, p.norm_weight, p.norm_bias};

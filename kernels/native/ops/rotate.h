@@ -115,6 +115,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
     for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.input_stride + i);
     for (int i = 0; i < v_dim; i += 16) fetch_line(v + op.input_stride + i);
   }
+  fetch_some(op.ahead, 32);
 
   if (slot >= 0) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
