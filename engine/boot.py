@@ -124,8 +124,10 @@ def assemble(
         for i, (p, scout) in enumerate(zip(proposers.proposers, proposers.scouts, strict=True))
     )
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
-    rounds = None if costs is None else _rounds(config, model, runner, proposers, lookups, verifier)
-    controller = Controller(speculative, infos, costs)
+    nobody_guesses = speculative.off or not proposers.proposers
+    looks_up = costs is not None and max(lookups.text, lookups.table) >= 0
+    rounds = _rounds(config, model, runner, proposers, lookups, verifier) if looks_up or nobody_guesses else None
+    controller = Controller(speculative, infos, costs, config.scheduler.longest_unseen_s)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     scheduler = Scheduler(
         config.scheduler,
@@ -153,9 +155,9 @@ def assemble(
 def _rounds(
     config: EngineConfig, model: LoadedModel, runner: Runner, proposers: ProposerSet, lookups: Lookups, verifier: Verifier
 ) -> Rounds | None:
-    """What takes steps in rounds; None if nobody looks in a text or a table, or others have to be asked in every step."""
+    """What takes steps in rounds; None if others have to be asked, or told, in every step, or the network cannot."""
     executor = runner.executor
-    if max(lookups.text, lookups.table) < 0 or not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
+    if not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
         return None
     if proposers.needs.hidden or proposers.hears_every_step:
         return None

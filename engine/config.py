@@ -70,6 +70,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # the token budget
     max_num_seqs: int = 128
     max_draft_tokens_per_step: int = 512
+    longest_unseen_s: float = 0.0  # of a step of several passes that nobody guesses in: its tokens are seen at its end
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

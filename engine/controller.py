@@ -14,7 +14,7 @@ from ..proposers.config import SpeculativeConfig
 from .draft_counts import DraftCounts
 from .plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, StepPlan, Verdict
 from .policy.adaptive import AdaptivePolicy
-from .policy.base import PREDICTION, SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
+from .policy.base import BATCH_SIZE, PREDICTION, SLOWER, Policy, ProposerInfo, RequestLimits, StepLimits, StepTimes, Wish
 from .policy.costs import CostTable
 from .policy.fixed import FixedPolicy
 from .request import Request
@@ -28,11 +28,20 @@ LOOKING = StepLimits(0)  # a rest in which scouts look for guesses: that they fi
 class Controller:
     """Owner of the policy and of the counts. Asked by scheduler and core."""
 
-    def __init__(self, config: SpeculativeConfig, proposers: tuple[ProposerInfo, ...], costs: CostTable | None = None) -> None:
-        """costs: what steps take; without them nothing can be weighed, and k is fixed whatever the configuration says."""
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        proposers: tuple[ProposerInfo, ...],
+        costs: CostTable | None = None,
+        longest_unseen_s: float = 0.0,
+    ) -> None:
+        """costs: what steps take; without them nothing can be weighed, and k is fixed whatever the configuration says.
+
+        longest_unseen_s: as in SchedulerConfig.
+        """
         self.config = config
         self.proposers = proposers
-        self.rules = RequestLimits(config, proposers)
+        self.rules = RequestLimits(config, proposers, longest_unseen_s)
         self.policy: Policy = (
             AdaptivePolicy(self.rules, costs) if config.adaptive and costs is not None else FixedPolicy(self.rules)
         )
@@ -46,7 +55,7 @@ class Controller:
         """A step begins with these rows, newcomers aside. has_begun: as in Scheduler.schedule. may_round: as far as the rows go, it can be
         one in rounds."""
         if may_round:
-            may_round = self._allowed(len(running)).off is None
+            may_round = self._allowed(len(running)).off != BATCH_SIZE
         self.policy.look(running, has_begun, may_round)
 
     def limits(self, num_rows: int) -> StepLimits:
@@ -86,6 +95,8 @@ class Controller:
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, now: float, seconds: float) -> None:
         """The same as `observe` for a step in rounds."""
         self.policy.observe_rounds(plan, verdict, seconds)
+        if self.latest.off:
+            self.steps_off[self.latest.off] += len(verdict.tokens) - 1  # one was counted with the shares
         self.counts.add_rounds(verdict, now)
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 # Names of vLLM that differ from ours.
 RENAMED = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
 COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks", "threads")
+LONGEST_UNSEEN_S = 0.1  # nobody watches the tokens of a script's call come, but Ctrl-C and the progress bar wait for a step's end
 ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
@@ -72,7 +73,7 @@ def engine_config(
     return EngineConfig(
         model=_fill(ModelConfig, values),
         cache=_fill(CacheConfig, values),
-        scheduler=_fill(SchedulerConfig, values),
+        scheduler=_fill(SchedulerConfig, {"longest_unseen_s": LONGEST_UNSEEN_S, **values}),
         speculative=_speculative(speculative_config, values["model"]),
         allow_synthetic_acceptance=bool(values.get("allow_synthetic_acceptance", False)),
         speculation_corpus_dir=os.fspath(values["speculation_corpus_dir"]) if "speculation_corpus_dir" in values else None,

@@ -133,8 +133,10 @@ class Policy(Protocol):
 class RequestLimits:
     """What configuration and request allow, whatever is worth while."""
 
-    def __init__(self, config: SpeculativeConfig, proposers: Sequence[ProposerInfo]) -> None:
+    def __init__(self, config: SpeculativeConfig, proposers: Sequence[ProposerInfo], longest_unseen_s: float = 0.0) -> None:
+        """longest_unseen_s: as in SchedulerConfig."""
         self.config = config
+        self.longest_unseen_s = longest_unseen_s
         self.proposers = tuple(proposers)
         self._index = {p.name: i for i, p in enumerate(proposers)}
         self.default = next((i for i, p in enumerate(proposers) if p.name != PREDICTION), -1)

@@ -40,6 +40,14 @@ class _Brought:
     pass_seconds: float = 0.0  # of these
 
 
+def rounds_within(step_s: float, pass_s: float, running: Sequence[Request]) -> int:
+    """Passes of pass_s seconds that a step of step_s has room for; 0 if they are not several."""
+    most = min(MOST_ROUNDS, int(step_s / pass_s))
+    if any([request.params.stop for request in running]):
+        most = min(most, ROUNDS_TO_A_STOP)
+    return most if most >= FEWEST_ROUNDS else 0
+
+
 class RoundsChoice:
     """Of one engine."""
 
@@ -63,10 +71,7 @@ class RoundsChoice:
         what it takes is only learnt in rounds."""
         self._is_retried = False
         seconds = self._passes.seconds(len(running), sum(request.num_computed_tokens for request in running))
-        most = min(MOST_ROUNDS, int(STEP_S / seconds))
-        if any([request.params.stop for request in running]):
-            most = min(most, ROUNDS_TO_A_STOP)
-        if most >= FEWEST_ROUNDS:
+        if most := rounds_within(STEP_S, seconds, running):
             return most
         self._num_refused += 1
         self._is_retried = self._num_refused % RETRY_EVERY == 0 and seconds * FEWEST_ROUNDS < RETRIED * STEP_S

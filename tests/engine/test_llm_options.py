@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.engine.config import DEMO_MODEL, EngineConfig
+from foretoken.engine.config import DEMO_MODEL, EngineConfig, SchedulerConfig
 from foretoken.engine.errors import ConfigError
-from foretoken.engine.llm_options import IGNORED, OUR_NAMES, engine_config
+from foretoken.engine.llm_options import IGNORED, LONGEST_UNSEEN_S, OUR_NAMES, engine_config
 from foretoken.proposers.config import MtpConfig, NgramConfig, SpeculativeConfig
 
 
@@ -21,7 +21,7 @@ def made(**options: Any) -> EngineConfig:
 
 def test_defaults_are_the_engines() -> None:
     config = engine_config(None, None, {})
-    assert config == EngineConfig() and config.model.model == DEMO_MODEL
+    assert config == EngineConfig(scheduler=SchedulerConfig(longest_unseen_s=LONGEST_UNSEEN_S)) and config.model.model == DEMO_MODEL
     assert engine_config(Path("a/b"), None, {}).model.model == "a/b"
 
 

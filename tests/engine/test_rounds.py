@@ -162,9 +162,8 @@ def test_up_to_the_end_of_the_context(tiny_target: Path, plain: LLM) -> None:
         LOOKUP | {"disable_by_batch_size": 1},
         LOOKUP | {"num_branches": 2},
         {"method": "suffix"},
-        {"method": "off"},
     ],
-    ids=["fixed k", "too many rows", "branches", "suffix", "off"],
+    ids=["fixed k", "too many rows", "branches", "suffix"],
 )
 def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[str, Any]) -> None:
     with LLM(tiny_target, config, **OPTIONS) as llm:
