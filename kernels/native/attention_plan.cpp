@@ -27,33 +27,31 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
   groups_.clear();
   states_ = state_vectors_ = 0;
 
-  // 1. tiles: tokens of one row, with all heads of a group if they fit, each over all its segments
+  // 1. tiles: vectors of one row, each over all its segments
   std::vector<AttentionTask> tiles;
   int64_t work = 0, effort = 0;  // vectors times segments; that, and what reading a segment takes
-  const int most_heads = std::min(heads_per_kv, kTileVectors);
-  const int most_tokens = most_heads ? kTileVectors / most_heads : 0;
-  auto add_tile = [&](int row, int token, int tokens, Places seen, int tree) {
-    const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
-    for (int head = 0; head < heads_per_kv; head += most_heads) {
-      const int heads = std::min(most_heads, heads_per_kv - head);
-      tiles.push_back({row, token, tokens, head, heads, first_segment, end_segment, 0, tree});
-      work += int64_t(end_segment - first_segment) * tokens * heads;
-      effort += int64_t(end_segment - first_segment) * (tokens * heads + kReadingEffort);
+  const auto add_tiles = [&](int row, int first, int tokens, int tree, auto&& seen_by) {
+    const int vectors = tokens * heads_per_kv;
+    for (int vector = 0; vector < vectors; vector += kTileVectors) {
+      const int count = std::min(kTileVectors, vectors - vector);
+      const int token = first + vector / heads_per_kv, last = first + (vector + count - 1) / heads_per_kv;
+      if (std::all_of(batch.slots + token, batch.slots + last + 1, [](int64_t slot) { return slot < 0; })) continue;
+      const Places seen = seen_by(token, last);
+      const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
+      tiles.push_back({row, token, vector % heads_per_kv, count, first_segment, end_segment, 0, tree});
+      work += int64_t(end_segment - first_segment) * count;
+      effort += int64_t(end_segment - first_segment) * (count + kReadingEffort);
     }
   };
-  for (int row = 0; row < batch.num_rows && most_heads; ++row) {
+  for (int row = 0; row < batch.num_rows && heads_per_kv; ++row) {
     const int start = batch.query_start[row], end = batch.query_start[row + 1], tree = std::min(start + batch.num_causal[row], end);
-    for (int token = start; token < tree; token += most_tokens) {
-      const int tokens = std::min(most_tokens, tree - token);
-      if (std::all_of(batch.slots + token, batch.slots + token + tokens, [](int64_t slot) { return slot < 0; })) continue;
-      const Places seen{causal_places(batch, row, token, window).low, causal_places(batch, row, token + tokens - 1, window).high};
-      add_tile(row, token, tokens, seen, 0);
-    }
+    add_tiles(row, start, tree - start, 0, [&](int token, int last) {
+      return Places{causal_places(batch, row, token, window).low, causal_places(batch, row, last, window).high};
+    });
     for (int token = tree; token < end; ++token) {
-      if (batch.slots[token] < 0) continue;
       int order[kMaxTree];
       const int count = tree_order(batch, row, token, order);
-      add_tile(row, token, 1, tree_places(batch, row, token, window, order, count), 1);
+      add_tiles(row, token, 1, 1, [&](int, int) { return tree_places(batch, row, token, window, order, count); });
     }
   }
 
@@ -62,7 +60,7 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
   is_short_ = is_one_task || (kv_heads % threads == 0 && effort <= kShortEffort);
   const int64_t most_work = threads > 1 && !is_short_ ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
   for (const AttentionTask& tile : tiles) {
-    add_group(tile, int(std::clamp<int64_t>(most_work / (tile.num_tokens * tile.num_heads), 1, 1 << 20)));
+    add_group(tile, int(std::clamp<int64_t>(most_work / tile.num_vectors, 1, 1 << 20)));
   }
 
   const size_t counters = groups_.size() * size_t(kv_heads);
@@ -75,7 +73,7 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
 
 void AttentionPlan::add_group(const AttentionTask& whole, int segments_per_task) {
   const int segments = whole.end_segment - whole.first_segment, count = std::max(1, div_up(segments, segments_per_task));
-  const int vectors = whole.num_tokens * whole.num_heads;
+  const int vectors = whole.num_vectors;
   groups_.push_back({int(tasks_.size()), count, vectors, states_, state_vectors_});
   for (int i = 0; i < count; ++i) {
     AttentionTask task = whole;

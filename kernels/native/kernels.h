@@ -160,13 +160,12 @@ struct BatchView {
   const int32_t* first_places;  // [R] places before it are seen by nobody; null = all 0
 };
 
-// Some query tokens of a row against a run of segments. A tile is at most 16 query vectors: rows (token, head of the group).
+// Some query vectors of a row against a run of segments. A tile is at most 16 of them: heads of the group, token by token, from any of them on.
 struct AttentionTask {
   int32_t row;                  // of the batch
-  int32_t first_token;          // flat; a tree token is a task of its own
-  int32_t num_tokens;
-  int32_t first_head;           // within the kv head's group of query heads
-  int32_t num_heads;
+  int32_t first_token;          // flat; a tree token shares no tile
+  int32_t first_head;           // of that token, within the kv head's group of query heads
+  int32_t num_vectors;
   int32_t first_segment, end_segment;   // [first, end) of the places' segments of kSegment
   int32_t group;                // tasks of one group cover the segments of the same tokens; the last to finish folds them in order
   int32_t tree;                 // 1 = a tree token

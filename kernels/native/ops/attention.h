@@ -51,13 +51,13 @@ inline void fold_state(float* state, const float* next, int vectors, int v_pad) 
 
 inline void store_outputs(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const float* state) {
   const int v_dim = op.cache.v_dim, group = op.num_heads / op.cache.kv_heads;
-  for (int i = 0; i < task.num_tokens * task.num_heads; ++i) {
-    const int token = task.first_token + i / task.num_heads;
+  for (int i = 0; i < task.num_vectors; ++i) {
+    const int head = task.first_head + i, token = task.first_token + head / group;
     if (batch.slots[token] < 0) continue;  // padding: set to zero elsewhere
     const float l = state[kTile + i];
     const Vec inverse = splat(l == 0.0f ? 0.0f : 1.0f / l);
     const float* sums = state + 2 * kTile + int64_t(i) * op.cache.v_pad;
-    const int64_t place = token * op.out_stride + int64_t(kv_head * group + task.first_head + i % task.num_heads) * v_dim;
+    const int64_t place = token * op.out_stride + int64_t(kv_head * group + head % group) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       // + 0: a sum of products that underflowed may be -0, by how many zeros were added to it
       store_output(op, place + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
@@ -67,6 +67,7 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
 
 // What a task works on, and its part of the scratch memory.
 struct Tile {
+  int tokens;                   // that it has vectors of
   Places seen[kTile];           // of each token
   int tree_block = 1 << 30;     // blocks from this one on are copies in logical order
   const char* queries;
@@ -100,17 +101,18 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
   tile.tree_blocks = take(kTreeBlocks * cache.head_bytes);
 
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16, group = op.num_heads / cache.kv_heads;
+  tile.tokens = int((task.first_head + task.num_vectors - 1) / group) + 1;
   tile.query_bytes = int64_t(cache.k_pad) * (cache.type == CacheType::kFloat32 ? 4 : 2);
   tile.queries = static_cast<const char*>(op.queries) + ((kv_head * rows + task.first_token) * group + task.first_head) * tile.query_bytes;
   if (cache.type == CacheType::kInt8) {
     auto* narrow = reinterpret_cast<int16_t*>(take(kTile * tile.query_bytes));
     const auto* wide = reinterpret_cast<const uint16_t*>(tile.queries);
-    quantise_queries(wide, task.num_tokens * task.num_heads, cache.k_pad, narrow, tile.query_scales);
+    quantise_queries(wide, task.num_vectors, cache.k_pad, narrow, tile.query_scales);
     tile.queries = reinterpret_cast<const char*>(narrow);
   }
 
   if (!task.tree) {
-    for (int t = 0; t < task.num_tokens; ++t) tile.seen[t] = causal_places(batch, task.row, task.first_token + t, op.window);
+    for (int t = 0; t < tile.tokens; ++t) tile.seen[t] = causal_places(batch, task.row, task.first_token + t, op.window);
     return tile;
   }
   int order[kMaxTree];
@@ -135,11 +137,13 @@ inline Segment look_at(const AttentionOp& op, const BatchView& batch, const Atte
                        int segment) {
   const CacheLayer& cache = op.cache;
   Segment s{};
-  s.tokens = task.num_tokens;
-  s.heads = task.num_heads;
+  s.tokens = tile.tokens;
+  s.heads = op.num_heads / cache.kv_heads;
+  s.vectors = task.num_vectors;
+  s.first_head = task.first_head;
   s.first = kSegmentBlocks;
   s.whole_end = kSegmentBlocks;
-  for (int t = 0; t < task.num_tokens; ++t) {
+  for (int t = 0; t < s.tokens; ++t) {
     s.low[t] = max_of(tile.seen[t].low - segment * kSegment, 0);
     s.high[t] = min_of(tile.seen[t].high - segment * kSegment, kSegment);
     if (s.low[t] >= s.high[t]) s.low[t] = s.high[t] = 0;
@@ -182,7 +186,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   // (vector by vector, but nobody waits for the greatest of one before the scores of the next are looked at)
   const auto of_each = [&](auto&& act) {
     for (int t = 0; t < s.tokens; ++t) {
-      for (int i = t * s.heads; i < (t + 1) * s.heads && s.low[t] < s.high[t]; ++i) act(i, s.low[t], s.high[t]);
+      for (int i = s.begin_of(t), end = s.end_of(t); i < end && s.low[t] < s.high[t]; ++i) act(i, s.low[t], s.high[t]);
     }
   };
   of_each([&](int i, int low, int high) {
@@ -198,7 +202,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   float* sums = tile.state + 2 * kTile;
   weigh_segment<Lane>(tile.weights, s, cache.v_dim, sums, cache.v_pad);
   if (Lane::kBytes == 2) {
-    for (int i = 0; i < s.vectors(); ++i) {
+    for (int i = 0; i < s.vectors; ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;
       for (int d = 0; d < cache.v_pad; d += 16) {
         store(x + d, _mm512_mul_ps(Lane::value(read_sum<typename Lane::Sum>(x + d)), splat(weight_scales[i])));
@@ -211,7 +215,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
 template <class Lane>
 inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, float* partial,
                             void* scratch) {
-  const int vectors = task.num_tokens * task.num_heads, v_pad = op.cache.v_pad;
+  const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
   const Tile tile = make_tile(op, batch, task, kv_head, scratch);
   clear_state(tile.folded, vectors, v_pad);
   begin_products<Lane>(vectors);
@@ -244,7 +248,7 @@ inline void attend(const AttentionOp& op, const BatchView& batch, const Attentio
 // partials: the states of all segments of the group's tasks in order.
 inline void fold(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, int kv_head, const float* partials) {
   alignas(64) float folded[2 * kTile + kTile * kMaxHeadDim];
-  const int vectors = tasks[0].num_tokens * tasks[0].num_heads, v_pad = op.cache.v_pad;
+  const int vectors = tasks[0].num_vectors, v_pad = op.cache.v_pad;
   const int segments = tasks[count - 1].end_segment - tasks[0].first_segment;
   clear_state(folded, vectors, v_pad);
   for (int s = 0; s < segments; ++s) fold_state(folded, partials + s * state_floats(vectors, v_pad), vectors, v_pad);

@@ -86,7 +86,7 @@ inline void stay_awake() {}  // now and then, where something else is computed i
 // for: blocks lie anywhere, so the processor cannot guess the next.
 template <class Lane>
 inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, bool fetches, float* scores) {
-  const int count = s.vectors();
+  const int count = s.vectors;
   int b = s.first;
   for (; b + 4 <= s.end; b += 4) {
     for (int i = b; fetches && i < b + 4; ++i) {
@@ -193,15 +193,16 @@ template <class Lane>
 inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride) {
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   const ValueRows rows{s.values, s.v_row};
-  for (int64_t i = 0; i < s.vectors() * stride; i += 16) store(sums + i, zero());
+  for (int64_t i = 0; i < s.vectors * stride; i += 16) store(sums + i, zero());
   auto weigh_edges = [&](int from, int to) {
     for (int t = 0; t < s.tokens; ++t) {
       const int begin = max_of(from, s.first_block(t)), stop = min_of(to, s.end_block(t));
-      weigh_blocks<Lane, true>(weights + t * s.heads * kWeightsBytes, s.heads, rows, begin, stop, s.low[t], s.high[t], v_dim,
-                               sums + int64_t(t) * s.heads * stride, stride);
+      const int i = s.begin_of(t);
+      weigh_blocks<Lane, true>(weights + i * kWeightsBytes, s.end_of(t) - i, rows, begin, stop, s.low[t], s.high[t], v_dim, sums + i * stride,
+                               stride);
     }
   };
   weigh_edges(s.first, s.whole_first);
-  weigh_blocks<Lane, false>(weights, s.vectors(), rows, s.whole_first, s.whole_end, 0, 0, v_dim, sums, stride);
+  weigh_blocks<Lane, false>(weights, s.vectors, rows, s.whole_first, s.whole_end, 0, 0, v_dim, sums, stride);
   weigh_edges(s.whole_end, s.end);
 }

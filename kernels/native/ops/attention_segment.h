@@ -4,7 +4,8 @@ constexpr int kTile = 16;  // query vectors
 constexpr int kSegmentBlocks = kSegment / kBlockSize;
 
 struct Segment {
-  int tokens, heads;               // of the tile: vector i is head i % heads of token i / heads
+  int tokens, heads, vectors;      // of the tile; heads: of the group
+  int first_head;                  // the first token's vectors begin with it
   int low[kTile], high[kTile];     // of each token: it sees places [low, high) of the segment, 0 and 0 = none
   int first, end;                  // the blocks they lie in
   int whole_first, whole_end;      // of these, those that all tokens see whole
@@ -13,7 +14,9 @@ struct Segment {
   const char* values[kSegmentBlocks];
   const float* scales[kSegmentBlocks];
 
-  int vectors() const { return tokens * heads; }
+  // Of the tile's vectors, those of a token.
+  int begin_of(int token) const { return max_of(token * heads - first_head, 0); }
+  int end_of(int token) const { return min_of((token + 1) * heads - first_head, vectors); }
   int first_block(int token) const { return low[token] / kBlockSize; }
   int end_block(int token) const { return (high[token] + kBlockSize - 1) / kBlockSize; }
 };

@@ -1,5 +1,6 @@
 // Attention's two products over a bfloat16 cache on AMX tiles: a row of a tile is a query vector. A block holds keys and values in the
-// order of the second operand, so that both are loaded from where they lie. Specialises what attention_products.h does with vectors.
+// order of the second operand, so that both are loaded from where they lie; keys past L1, where the scores must find room. Specialises
+// what attention_products.h does with vectors.
 //
 // A vector's result does not depend on which others share its tile, and blocks that it does not see add exact zeros: its weights
 // there are 0. But 0 times infinity is NaN, so where blocks at the edges of what is seen hold such a value, each token has them by itself.
@@ -41,7 +42,7 @@ inline void store_sum_tiles(float* to, int64_t stride) {
 
 template <int kBlocks, int kFirst = 0>
 inline void multiply_keys(const char* const* keys, int64_t at) {
-  load_tile<6>(keys[kFirst] + at, 64);
+  load_tile_past_l1<6>(keys[kFirst] + at, 64);
   dot_tiles_bf16<kFirst, 4, 6>();
   if constexpr (kFirst + 1 < kBlocks) multiply_keys<kBlocks, kFirst + 1>(keys, at);
 }
@@ -111,8 +112,8 @@ inline void weigh_token_by_token(const char* weights, const Segment& s, int bloc
     load_sum_tiles<kTiles>(before, kColumns * 4);
     multiply_values<kTiles>(values, kTiles * 64);
     store_sum_tiles<kTiles>(with_token, kColumns * 4);
-    const int first = t * s.heads * kColumns;
-    __builtin_memcpy(after + first, with_token + first, size_t(s.heads) * kColumns * 4);
+    const int first = s.begin_of(t), count = s.end_of(t) - first;
+    __builtin_memcpy(after + first * kColumns, with_token + first * kColumns, size_t(count) * kColumns * 4);
   }
   load_sum_tiles<kTiles>(after, kColumns * 4);
 }
@@ -140,14 +141,15 @@ inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /
     if (!whole && !is_finite_bf16(s.values[b], s.v_bytes)) odd |= 1u << b;
   }
   // what is not seen weighs nothing
-  for (int i = 0; i < s.vectors(); ++i) {
-    char* row = const_cast<char*>(weights) + i * kWeightsRow;
-    const int t = i / s.heads;
-    const auto clear = [row](int from, int to) {
-      for (int b = from; b < to; ++b) _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + b * 32), _mm256_setzero_si256());
-    };
-    clear(s.first, min_of(s.first_block(t), s.end));
-    clear(max_of(s.end_block(t), s.first), s.end);
+  for (int t = 0; t < s.tokens; ++t) {
+    for (int i = s.begin_of(t); i < s.end_of(t); ++i) {
+      char* row = const_cast<char*>(weights) + i * kWeightsRow;
+      const auto clear = [row](int from, int to) {
+        for (int b = from; b < to; ++b) _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + b * 32), _mm256_setzero_si256());
+      };
+      clear(s.first, min_of(s.first_block(t), s.end));
+      clear(max_of(s.end_block(t), s.first), s.end);
+    }
   }
   int64_t column = 0;
   for (; column + 4 * 64 <= s.v_row; column += 4 * 64) weigh_columns<4>(weights, s, odd, column, sums, stride);
