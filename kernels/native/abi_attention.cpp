@@ -61,9 +61,13 @@ EXPORT bool ft_attention(int isa, const AttentionOp* op, const BatchView* batch,
   const auto scratch = memory(foretoken::kAttentionScratch), partials = memory(plan.partial_floats(cache.v_dim) * sizeof(float));
   const auto queries = memory(size_t(batch->num_tokens + 15) / 16 * 16 * size_t(own.num_heads) * size_t(cache.k_pad) * sizeof(float));
   own.queries = queries.get();
+  foretoken::CacheAhead nothing{};
   for (int token = 0; token < batch->num_tokens; ++token) {
-    for (int head = 0; head < cache.kv_heads; ++head) kernels->rotate_and_write(own, *batch, token, head);
+    for (int head = 0; head < cache.kv_heads; ++head) kernels->rotate_and_write(own, *batch, token, head, nothing);
   }
-  for (const int unit : units) plan.run(*kernels, own, *batch, unit, reinterpret_cast<float*>(partials.get()), scratch.get());
+  for (const int unit : units) {
+    foretoken::CacheAhead ahead = plan.ahead_of(unit);
+    plan.run(*kernels, own, *batch, unit, ahead, reinterpret_cast<float*>(partials.get()), scratch.get());
+  }
   return true;
 }

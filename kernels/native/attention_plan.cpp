@@ -1,7 +1,6 @@
 #include "attention_plan.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace foretoken {
 namespace {
@@ -9,28 +8,29 @@ namespace {
 #include "ops/attention_places.h"
 
 constexpr int kTileVectors = 16;
-// Units per thread that a step is cut into, where it can be: claimed one by one, they leave a thread idle for a quarter at most. (With twice
-// as many eight tokens behind 512 took a tenth longer: the states of segments must be kept, and folded by who comes last.)
-constexpr int kUnitsPerThread = 2;
+// Tiles of a row that stay together, so that their keys and values are read from memory once: up to so many, if that leaves so many segments
+// of such items for each thread.
+constexpr int kItemTiles = 4, kItemSegments = 2;
+// Units per thread: one where there are few items, which are then cut between segments for all units to be equal; where there are many, more, to
+// make up for threads of unequal speed, and only items of twice a unit's work are cut.
+constexpr int kManyItems = 8, kManyUnits = 8;
 
-// To read the keys and values of a segment takes as long as so many vectors' products with them; some ten microseconds take ...
-constexpr int kReadingEffort = 8;
-constexpr int64_t kShortEffort = 128;
+// To read the keys and values of a place takes as long as so many vectors' products with them; some ten microseconds take ...
+constexpr int kReadingEffort = 16;
+constexpr int64_t kShortEffort = 160 * kSegment;
 
 constexpr int div_up(int n, int by) { return (n + by - 1) / by; }
+// Places [low, high) that lie in segments [first, end).
+constexpr int within(int low, int high, int first, int end) {
+  return std::max(std::min(high, end * kSegment) - std::max(low, first * kSegment), 0);
+}
 
 }  // namespace
 
-void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads, int window, int threads) {
-  kv_heads_ = kv_heads;
-  tasks_.clear();
-  groups_.clear();
-  states_ = state_vectors_ = 0;
-
-  // 1. tiles: vectors of one row, each over all its segments
-  std::vector<AttentionTask> tiles;
-  int64_t work = 0, effort = 0;  // vectors times segments; that, and what reading a segment takes
-  const auto add_tiles = [&](int row, int first, int tokens, int tree, auto&& seen_by) {
+// Vectors of one row, each over all its segments.
+void AttentionPlan::find_tiles(const BatchView& batch, int heads_per_kv, int window) {
+  tiles_.clear();
+  const auto add = [&](int row, int first, int tokens, int tree, auto&& seen_by) {
     const int vectors = tokens * heads_per_kv;
     for (int vector = 0; vector < vectors; vector += kTileVectors) {
       const int count = std::min(kTileVectors, vectors - vector);
@@ -38,80 +38,174 @@ void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads
       if (std::all_of(batch.slots + token, batch.slots + last + 1, [](int64_t slot) { return slot < 0; })) continue;
       const Places seen = seen_by(token, last);
       const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
-      tiles.push_back({row, token, vector % heads_per_kv, count, first_segment, end_segment, 0, tree});
-      work += int64_t(end_segment - first_segment) * count;
-      effort += int64_t(end_segment - first_segment) * (count + kReadingEffort);
+      tiles_.push_back({{row, token, vector % heads_per_kv, count, tree, first_segment, end_segment, 0, -1, 0}, seen.low, seen.high});
     }
   };
   for (int row = 0; row < batch.num_rows && heads_per_kv; ++row) {
     const int start = batch.query_start[row], end = batch.query_start[row + 1], tree = std::min(start + batch.num_causal[row], end);
-    add_tiles(row, start, tree - start, 0, [&](int token, int last) {
+    add(row, start, tree - start, 0, [&](int token, int last) {
       return Places{causal_places(batch, row, token, window).low, causal_places(batch, row, last, window).high};
     });
     for (int token = tree; token < end; ++token) {
       int order[kMaxTree];
       const int count = tree_order(batch, row, token, order);
-      add_tiles(row, token, 1, 1, [&](int, int) { return tree_places(batch, row, token, window, order, count); });
+      add(row, token, 1, 1, [&](int, int) { return tree_places(batch, row, token, window, order, count); });
     }
   }
-
-  // 2. tiles that are too large a share of the work are cut between segments
-  const bool is_one_task = tiles.size() == 1 && tiles[0].end_segment - tiles[0].first_segment <= 1;  // a head cannot be shared anyway
-  is_short_ = is_one_task || (kv_heads % threads == 0 && effort <= kShortEffort);
-  const int64_t most_work = threads > 1 && !is_short_ ? work * kv_heads / (threads * kUnitsPerThread) : std::numeric_limits<int64_t>::max();
-  for (const AttentionTask& tile : tiles) {
-    add_group(tile, int(std::clamp<int64_t>(most_work / tile.num_vectors, 1, 1 << 20)));
-  }
-
-  const size_t counters = groups_.size() * size_t(kv_heads);
-  if (counters > num_finished_) {
-    finished_ = std::make_unique<std::atomic<int>[]>(counters);
-    num_finished_ = counters;
-  }
-  for (size_t i = 0; i < counters; ++i) finished_[i].store(0, std::memory_order_relaxed);
 }
 
-void AttentionPlan::add_group(const AttentionTask& whole, int segments_per_task) {
-  const int segments = whole.end_segment - whole.first_segment, count = std::max(1, div_up(segments, segments_per_task));
-  const int vectors = whole.num_vectors;
-  groups_.push_back({int(tasks_.size()), count, vectors, states_, state_vectors_});
-  for (int i = 0; i < count; ++i) {
-    AttentionTask task = whole;
-    task.group = int(groups_.size()) - 1;
-    // even runs: 5 segments among 2 tasks are 2 and 3
-    task.first_segment = whole.first_segment + int(int64_t(segments) * i / count);
-    task.end_segment = whole.first_segment + int(int64_t(segments) * (i + 1) / count);
-    tasks_.push_back(task);
+void AttentionPlan::find_items(int most_tiles) {
+  items_.clear();
+  for (int i = 0; i < int(tiles_.size()); ++i) {
+    const AttentionTask& tile = tiles_[size_t(i)].all;
+    const bool joins = !items_.empty() && i - items_.back().first < most_tiles && tiles_[size_t(i - 1)].all.row == tile.row;
+    if (!joins) items_.push_back({i, i, tile.first_segment, tile.end_segment});
+    Item& item = items_.back();
+    item.end = i + 1;
+    item.first_segment = std::min(item.first_segment, tile.first_segment);
+    item.end_segment = std::max(item.end_segment, tile.end_segment);
   }
-  if (count > 1) {
+}
+
+// Vectors times places.
+int64_t AttentionPlan::effort_of(const Item& item, int first_segment, int end_segment) const {
+  int64_t effort = 0;
+  int low = tiles_[size_t(item.first)].low, high = 0;
+  for (int i = item.first; i < item.end; ++i) {
+    const Tile& tile = tiles_[size_t(i)];
+    effort += int64_t(tile.all.num_vectors) * within(tile.low, tile.high, first_segment, end_segment);
+    low = std::min(low, tile.low);
+    high = std::max(high, tile.high);
+  }
+  return effort + int64_t(kReadingEffort) * within(low, high, first_segment, end_segment);
+}
+
+void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads, int window, int threads) {
+  tasks_.clear();
+  runs_.clear();
+  units_.clear();
+  groups_.clear();
+  states_ = state_vectors_ = 0;
+  find_tiles(batch, heads_per_kv, window);
+  int64_t segments = 0, total = 0;
+  for (const Tile& tile : tiles_) segments += tile.all.end_segment - tile.all.first_segment;
+  find_items(int(std::clamp<int64_t>(segments * kv_heads / (threads * kItemSegments), 1, kItemTiles)));
+  for (const Item& item : items_) total += effort_of(item, item.first_segment, item.end_segment);
+  const bool is_one_task = tiles_.size() == 1 && segments <= 1;  // a head cannot be shared anyway
+  is_short_ = is_one_task || (kv_heads % threads == 0 && total <= kShortEffort);
+  total *= kv_heads;
+  const bool many = int64_t(items_.size()) * kv_heads >= kManyItems * threads;
+  const int units = tiles_.empty() ? 0 : is_short_ ? kv_heads : many ? kManyUnits * threads : threads;
+
+  int64_t done = 0;
+  const auto unit_at = [&](int64_t effort) { return int(std::min<int64_t>(effort * units / std::max<int64_t>(total, 1), units - 1)); };
+  for (int head = 0; head < kv_heads && units; ++head) {
+    for (const Item& item : items_) {
+      const int64_t whole = effort_of(item, item.first_segment, item.end_segment);
+      pieces_.clear();
+      const bool sees_nothing = item.first_segment == item.end_segment;
+      if (is_short_ || sees_nothing || (many && whole * units < 2 * total)) {
+        pieces_.push_back({is_short_ ? head : unit_at(done + whole / 2), item.first_segment, item.end_segment});
+        done += whole;
+      } else {
+        for (int segment = item.first_segment; segment < item.end_segment; ++segment) {
+          const int64_t effort = effort_of(item, segment, segment + 1);
+          const int unit = unit_at(done + effort / 2);
+          if (pieces_.empty() || pieces_.back().unit != unit) pieces_.push_back({unit, segment, segment});
+          pieces_.back().end_segment = segment + 1;
+          done += effort;
+        }
+      }
+      add_item(item, head);
+    }
+  }
+  end_units_before(units);
+
+  if (groups_.size() > num_finished_) {
+    finished_ = std::make_unique<std::atomic<int>[]>(groups_.size());
+    num_finished_ = groups_.size();
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) finished_[i].store(0, std::memory_order_relaxed);
+}
+
+void AttentionPlan::end_units_before(int unit) {
+  while (int(units_.size()) < unit) units_.push_back({int(tasks_.size()), int(runs_.size())});
+}
+
+void AttentionPlan::add_item(const Item& item, int kv_head) {
+  const size_t first_group = groups_.size();
+  const bool is_cut = pieces_.size() > 1;
+  for (int i = item.first; i < item.end && is_cut; ++i) {
+    const AttentionTask& tile = tiles_[size_t(i)].all;
+    const int segments = tile.end_segment - tile.first_segment;
+    groups_.push_back({0, tile.first_segment, segments, states_, state_vectors_});
     states_ += segments;
-    state_vectors_ += int64_t(segments) * vectors;
+    state_vectors_ += int64_t(segments) * tile.num_vectors;
   }
+  for (const Piece& piece : pieces_) {
+    end_units_before(piece.unit);
+    for (int i = item.first; i < item.end; ++i) {
+      const Tile& tile = tiles_[size_t(i)];
+      const int first = std::max(tile.all.first_segment, piece.first_segment), end = std::min(tile.all.end_segment, piece.end_segment);
+      const bool sees_nothing = tile.all.first_segment == tile.all.end_segment;
+      if (!is_cut || (sees_nothing && &piece == &pieces_.front())) {
+        add_task(tile, kv_head, tile.all.first_segment, tile.all.end_segment, -1);
+      } else if (first < end) {
+        const size_t group = first_group + size_t(i - item.first);
+        ++groups_[group].num_tasks;
+        add_task(tile, kv_head, first, end, int(group));
+      }
+    }
+  }
+}
+
+void AttentionPlan::add_task(const Tile& tile, int kv_head, int first_segment, int end_segment, int group) {
+  AttentionTask task = tile.all;
+  task.first_segment = first_segment;
+  task.end_segment = end_segment;
+  task.kv_head = kv_head;
+  task.group = group;
+  const int first = std::max(tile.low, first_segment * kSegment) / kBlockSize;
+  const int end = div_up(std::min(tile.high, end_segment * kSegment), kBlockSize), first_run = units_.empty() ? 0 : units_.back().end_run;
+  if (int(runs_.size()) > first_run && runs_.back().row == task.row && runs_.back().kv_head == kv_head) {
+    runs_.back().first = std::min(runs_.back().first, first);
+    runs_.back().end = std::max(runs_.back().end, end);
+  } else {
+    runs_.push_back({task.row, kv_head, first, end});
+  }
+  task.run = int(runs_.size()) - 1 - first_run;
+  tasks_.push_back(task);
 }
 
 // A state is m [16], l [16] and v_pad sums a vector.
 size_t AttentionPlan::partial_floats(int v_dim) const {
   const int64_t v_pad = div_up(v_dim, 32) * 32;
-  return size_t(kv_heads_ * (states_ * 2 * kTileVectors + state_vectors_ * v_pad));
+  return size_t(states_ * 2 * kTileVectors + state_vectors_ * v_pad);
 }
 
-void AttentionPlan::run(const Kernels& kernels, const AttentionOp& op, const BatchView& batch, int unit, float* partials, void* scratch) {
-  // Tasks of one kv head follow each other: those of a row share its keys and values in the core's own cache.
-  const int num_tasks = int(tasks_.size()), kv_head = unit / num_tasks;
-  const AttentionTask& task = tasks_[size_t(unit % num_tasks)];
-  const Group& group = groups_[size_t(task.group)];
-  if (group.num_tasks == 1) return kernels.attend(op, batch, task, kv_head, nullptr, scratch);
+CacheAhead AttentionPlan::ahead_of(int unit) const {
+  const int first = unit ? units_[size_t(unit - 1)].end_run : 0, count = units_[size_t(unit)].end_run - first;
+  return {runs_.data() + first, count, 0, count ? runs_[size_t(first)].first : 0, 0};
+}
 
-  const AttentionTask* tasks = &tasks_[size_t(group.first_task)];
-  const int64_t v_pad = op.cache.v_pad;
-  auto floats = [&](int64_t states, int64_t vectors) { return states * 2 * kTileVectors + vectors * v_pad; };
-  float* states = partials + kv_head * floats(states_, state_vectors_) + floats(group.first_state, group.first_vector);
-  const int64_t before = task.first_segment - tasks[0].first_segment;
-  kernels.attend(op, batch, task, kv_head, states + floats(before, before * group.vectors), scratch);
-  std::atomic<int>& finished = finished_[size_t(kv_head) * groups_.size() + size_t(task.group)];
-  if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < group.num_tasks) return;
-  finished.store(0, std::memory_order_relaxed);  // the next op starts behind a barrier
-  kernels.fold(op, batch, tasks, group.num_tasks, kv_head, states);
+void AttentionPlan::run(const Kernels& kernels, const AttentionOp& op, const BatchView& batch, int unit, CacheAhead& ahead, float* partials,
+                        void* scratch) {
+  const int first = unit ? units_[size_t(unit - 1)].end_task : 0;
+  for (int i = first; i < units_[size_t(unit)].end_task; ++i) {
+    const AttentionTask& task = tasks_[size_t(i)];
+    if (task.group < 0) {
+      kernels.attend(op, batch, task, ahead, nullptr, scratch);
+      continue;
+    }
+    const Group& group = groups_[size_t(task.group)];
+    const int64_t before = task.first_segment - group.first_segment;
+    float* states = partials + group.first_state * 2 * kTileVectors + group.first_vector * op.cache.v_pad;
+    kernels.attend(op, batch, task, ahead, states + before * (2 * kTileVectors + task.num_vectors * op.cache.v_pad), scratch);
+    std::atomic<int>& finished = finished_[size_t(task.group)];
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < group.num_tasks) continue;
+    finished.store(0, std::memory_order_relaxed);  // the next op starts behind a barrier
+    kernels.fold(op, batch, task, group.num_segments, states);
+  }
 }
 
 }  // namespace foretoken

@@ -21,6 +21,7 @@ namespace {
 #include "ops/tiles.h"
 #endif
 #include "ops/linear.h"
+#include "ops/cache_lines.h"
 #include "ops/rotate.h"
 #include "ops/attention.h"
 #include "ops/noise.h"

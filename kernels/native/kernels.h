@@ -160,15 +160,32 @@ struct BatchView {
   const int32_t* first_places;  // [R] places before it are seen by nobody; null = all 0
 };
 
-// Some query vectors of a row against a run of segments. A tile is at most 16 of them: heads of the group, token by token, from any of them on.
+// Some query vectors of a row against a run of segments, for one kv head. A tile is at most 16 vectors: heads of the group, token by token,
+// from any of them on.
 struct AttentionTask {
   int32_t row;                  // of the batch
   int32_t first_token;          // flat; a tree token shares no tile
   int32_t first_head;           // of that token, within the kv head's group of query heads
   int32_t num_vectors;
-  int32_t first_segment, end_segment;   // [first, end) of the places' segments of kSegment
-  int32_t group;                // tasks of one group cover the segments of the same tokens; the last to finish folds them in order
   int32_t tree;                 // 1 = a tree token
+  int32_t first_segment, end_segment;   // [first, end) of the places' segments of kSegment
+  int32_t kv_head;
+  int32_t group;                // tasks of one group cover the segments of one tile: the last to finish folds them in order; -1 = it has all
+  int32_t run;                  // CacheAhead's, that it reads
+};
+
+// Blocks [first, end) of a row that a thread reads for one task, or for several in a row.
+struct CacheRun {
+  int32_t row, kv_head;
+  int32_t first, end;
+};
+
+// What a thread reads in a unit, and how far it has fetched that.
+struct CacheAhead {
+  const CacheRun* runs;         // in the order in which they are read
+  int32_t num_runs;
+  int32_t run, block;           // fetched: runs before it, of it the blocks before this one, ...
+  int64_t offset;               // ... and so many bytes of that
 };
 
 struct SampleRow;               // sampling.h
@@ -199,12 +216,13 @@ struct Kernels {
   // the first. NaN is never greater. Returns how many.
   int (*best_panels)(const float* x, int count, int most, int32_t* panels);
 
-  // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group.
-  void (*rotate_and_write)(const AttentionOp&, const BatchView&, int token, int kv_head);
-  // One task for one kv head: the partial state (see ops/attention.h) of each tile row, or the finished output.
-  void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask&, int kv_head, float* partial, void* scratch);
-  // Folds the partial states of a group's tasks, in segment order, into op.out.
-  void (*fold)(const AttentionOp&, const BatchView&, const AttentionTask* tasks, int count, int kv_head, const float* partials);
+  // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group. ahead: as in attend.
+  void (*rotate_and_write)(const AttentionOp&, const BatchView&, int token, int kv_head, CacheAhead& ahead);
+  // The partial state (see ops/attention.h) of each of a task's segments, or the finished output if partial is null. ahead: what the thread
+  // reads for this task and those around it, some of it fetched on the way.
+  void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask&, CacheAhead& ahead, float* partial, void* scratch);
+  // Folds the partial states of a tile's segments in their order into op.out.
+  void (*fold)(const AttentionOp&, const BatchView&, const AttentionTask&, int segments, const float* partials);
 
   // A token for each place; scratch: sample_scratch_bytes(vocab), 64-byte aligned. See sampling.h.
   void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);

@@ -156,6 +156,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
     worker.ahead = {};
+    worker.attention_op = -1;
     worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);
     worker.input_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
@@ -225,12 +226,11 @@ void Network::plan_phases(bool chooses) {
     } else if (op.kind == OpKind::kAttention) {
       const int rotations = batch_.num_tokens * op.kv_heads;
       const AttentionPlan* plan = plan_of_op_[size_t(i)];
-      const bool even = op.kv_heads % int(workers_.size()) == 0;  // each thread has all tasks of some heads
       if (plan && plan->is_short()) {
         phases_.push_back({PhaseKind::kHeads, i, i, false, true, uint32_t(op.kv_heads), 0});
       } else {
         phases_.push_back({PhaseKind::kRotate, i, i, false, true, uint32_t(rotations), 0});
-        if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, even, uint32_t(plan->num_units()), 0});
+        if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, true, uint32_t(plan->num_units()), 0});
       }
       ++i;
     } else if (op.kind == OpKind::kExperts) {
@@ -291,21 +291,31 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       break;
     case PhaseKind::kRotate: {
       const AttentionOp attention = attention_of(op, worker);
+      if (worker.attention_op != phase.first_op) {
+        const AttentionPlan* plan = plan_of_op_[size_t(phase.first_op)];
+        worker.attention_op = phase.first_op;
+        worker.cache_ahead = plan && plan->num_units() ? plan->ahead_of(first_unit(*plan, thread)) : CacheAhead{};
+      }
       for (int i = int(first); i < end; ++i) {
         // Head by head: neighbouring tokens write the same lines of the cache, which two cores would take from each other.
-        kernels_.rotate_and_write(attention, batch_, i % batch_.num_tokens, i / batch_.num_tokens);
+        kernels_.rotate_and_write(attention, batch_, i % batch_.num_tokens, i / batch_.num_tokens, worker.cache_ahead);
       }
       break;
     }
-    case PhaseKind::kAttend:
-      attend(phase, attention_of(op, worker), int(first), end, worker);
+    case PhaseKind::kAttend: {
+      const AttentionPlan& plan = *plan_of_op_[size_t(phase.first_op)];
+      for (int unit = int(first); unit < end; ++unit) {
+        const bool is_known = worker.attention_op == phase.first_op && unit == first_unit(plan, thread);
+        attend(phase, attention_of(op, worker), unit, is_known ? worker.cache_ahead : plan.ahead_of(unit), worker);
+      }
       break;
+    }
     case PhaseKind::kHeads: {
       const AttentionOp attention = attention_of(op, worker);
-      const int units = plan_of_op_[size_t(phase.first_op)]->units_of_head();
       for (int head = int(first); head < end; ++head) {
-        for (int token = 0; token < batch_.num_tokens; ++token) kernels_.rotate_and_write(attention, batch_, token, head);
-        attend(phase, attention, head * units, (head + 1) * units, worker);
+        CacheAhead ahead = plan_of_op_[size_t(phase.first_op)]->ahead_of(head);
+        for (int token = 0; token < batch_.num_tokens; ++token) kernels_.rotate_and_write(attention, batch_, token, head, ahead);
+        attend(phase, attention, head, ahead, worker);
       }
       break;
     }
@@ -324,11 +334,14 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
   }
 }
 
-void Network::attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker) {
-  AttentionPlan& plan = *plan_of_op_[size_t(phase.first_op)];
-  for (int unit = first_unit; unit < end_unit; ++unit) {
-    plan.run(kernels_, op, batch_, unit, partials_.get<float>(0), worker.attention.get<char>(0));
-  }
+void Network::attend(const Phase& phase, const AttentionOp& op, int unit, CacheAhead ahead, Worker& worker) {
+  plan_of_op_[size_t(phase.first_op)]->run(kernels_, op, batch_, unit, ahead, partials_.get<float>(0), worker.attention.get<char>(0));
+}
+
+// If all threads keep in step.
+int Network::first_unit(const AttentionPlan& plan, int thread) const {
+  const uint32_t threads = uint32_t(workers_.size()), units = uint32_t(plan.num_units());
+  return int(std::min(uint32_t(thread) * ThreadPool::share(units, true, threads).reserved, units - 1));
 }
 
 void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {

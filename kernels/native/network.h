@@ -213,6 +213,8 @@ class Network : private Job {
     Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels;
     int prepared_op = -1;
     ReadAhead ahead{};
+    CacheAhead cache_ahead{};  // of the first unit of attention that the thread will probably run ...
+    int attention_op = -1;     // ... for this op
     std::vector<Best> best;
   };
 
@@ -258,7 +260,8 @@ class Network : private Job {
   PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
   Epilogue epilogue_of(const Op& op) const;
   AttentionOp attention_of(const Op& op, Worker& worker) const;
-  void attend(const Phase& phase, const AttentionOp& op, int first_unit, int end_unit, Worker& worker);
+  int first_unit(const AttentionPlan& plan, int thread) const;
+  void attend(const Phase& phase, const AttentionOp& op, int unit, CacheAhead ahead, Worker& worker);
   void find_narrow_buffers();
   const PackedLinear& weights_of(const Op& op) const { return op.is_head && shortens_ ? *shortlist_ : *op.weights; }
   int rows_of(const Op& op) const { return op.for_logits ? batch_.num_logits : batch_.num_tokens; }

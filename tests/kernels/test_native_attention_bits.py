@@ -58,6 +58,40 @@ def test_chunks_blocks_threads_and_order_change_no_bit(name: str, type: CacheTyp
         assert torch.equal(out, expected), f"chunks of {size}"
 
 
+@each_type
+@pytest.mark.parametrize("contexts", [(600,), (20, 530), (3, 700, 250, 40)])
+def test_however_many_threads_share_a_step_it_has_the_same_bits(contexts: tuple[int, ...], type: CacheType):
+    """Few rows are cut between segments until each thread has its share: between heads, tiles and segments, wherever that is."""
+    rng = random.Random(len(contexts))
+    shape = Shape(kv_heads=3, group=3, type=type)
+    rows = [Row(context, 16, [-1, 0] * (context == 700)) for context in contexts]
+    blocks = deal(rows, rng)
+    layer, generator = Layer(shape), torch.Generator().manual_seed(4)
+    layer.fill(context_slots(rows, blocks), generator)
+    batch = ragged(rows, blocks)
+    x = torch.randn(len(batch.token_ids), shape.width, generator=generator)
+    expected = layer.run(batch, x)
+    assert torch.isfinite(expected).all()
+    for threads in (2, 3, 4, 5, 7, 16, 64):
+        assert torch.equal(layer.run(batch, x, threads=threads, seed=threads), expected), f"{threads} threads"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("context", [10, 600])
+def test_who_sees_nothing_gets_zeros(context: int, threads: int):
+    """A row of a drafter whose first places nobody may see, its own first tokens among them."""
+    rng = random.Random(1)
+    shape = Shape(kv_heads=3, group=3)
+    rows = [Row(context, 9), Row(40, 2)]
+    blocks = deal(rows, rng)
+    layer, generator = Layer(shape), torch.Generator().manual_seed(4)
+    layer.fill(context_slots(rows, blocks), generator)
+    batch = replace(ragged(rows, blocks), first_places=torch.tensor([context + 6, 0], dtype=torch.int32))
+    out = layer.run(batch, torch.randn(11, shape.width, generator=generator), threads=threads, seed=threads)
+    assert (out[:6] == 0).all()
+    assert (out[6:] != 0).any(-1).all()
+
+
 @pytest.mark.parametrize("name", INVARIANT_SHAPES)
 @each_type
 def test_other_rows_change_no_bit(name: str, type: CacheType):

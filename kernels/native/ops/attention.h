@@ -6,8 +6,8 @@
 // neutral state.
 
 #include "attention_places.h"
-#include "attention_blocks.h"
 #include "attention_segment.h"
+#include "attention_blocks.h"
 #include "attention_products.h"
 #if FT_AMX
 #include "attention_tiles.h"
@@ -49,7 +49,7 @@ inline void fold_state(float* state, const float* next, int vectors, int v_pad) 
   }
 }
 
-inline void store_outputs(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const float* state) {
+inline void store_outputs(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const float* state) {
   const int v_dim = op.cache.v_dim, group = op.num_heads / op.cache.kv_heads;
   for (int i = 0; i < task.num_vectors; ++i) {
     const int head = task.first_head + i, token = task.first_token + head / group;
@@ -57,7 +57,7 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
     const float l = state[kTile + i];
     const Vec inverse = splat(l == 0.0f ? 0.0f : 1.0f / l);
     const float* sums = state + 2 * kTile + int64_t(i) * op.cache.v_pad;
-    const int64_t place = token * op.out_stride + int64_t(kv_head * group + head % group) * v_dim;
+    const int64_t place = token * op.out_stride + int64_t(task.kv_head * group + head % group) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       // + 0: a sum of products that underflowed may be -0, by how many zeros were added to it
       store_output(op, place + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
@@ -84,7 +84,7 @@ static_assert(2 * kTile * kSegment * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDi
                   kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
               "heads of kMaxHeadDim must fit");
 
-inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, void* scratch) {
+inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, void* scratch) {
   Tile tile;
   const CacheLayer& cache = op.cache;
   const int64_t state_bytes = state_floats(kTile, cache.v_pad) * 4;
@@ -103,7 +103,7 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16, group = op.num_heads / cache.kv_heads;
   tile.tokens = int((task.first_head + task.num_vectors - 1) / group) + 1;
   tile.query_bytes = int64_t(cache.k_pad) * (cache.type == CacheType::kFloat32 ? 4 : 2);
-  tile.queries = static_cast<const char*>(op.queries) + ((kv_head * rows + task.first_token) * group + task.first_head) * tile.query_bytes;
+  tile.queries = static_cast<const char*>(op.queries) + ((task.kv_head * rows + task.first_token) * group + task.first_head) * tile.query_bytes;
   if (cache.type == CacheType::kInt8) {
     auto* narrow = reinterpret_cast<int16_t*>(take(kTile * tile.query_bytes));
     const auto* wide = reinterpret_cast<const uint16_t*>(tile.queries);
@@ -126,15 +126,14 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
       const int place = b * kBlockSize + i;
       source[i] = place < start ? place : place < start + count ? start + order[place - start] : -1;
     }
-    gather_block(op, batch, task.row, kv_head, source, tile.tree_blocks + (b - tile.tree_block) * cache.head_bytes);
+    gather_block(op, batch, task.row, task.kv_head, source, tile.tree_blocks + (b - tile.tree_block) * cache.head_bytes);
   }
   return tile;
 }
 
 // The places of a segment that each token of a tile sees, and the blocks they lie in; first == end if there are none.
 template <class Lane>
-inline Segment look_at(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile,
-                       int segment) {
+inline Segment look_at(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, int segment) {
   const CacheLayer& cache = op.cache;
   Segment s{};
   s.tokens = tile.tokens;
@@ -161,25 +160,24 @@ inline Segment look_at(const AttentionOp& op, const BatchView& batch, const Atte
   for (int b = s.first; b < s.end; ++b) {
     const int index = segment * kSegmentBlocks + b;
     s.keys[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
-                                         : cache_block(op, batch, task.row, kv_head, index);
+                                         : cache_block(op, batch, task.row, task.kv_head, index);
     s.values[b] = s.keys[b] + s.k_bytes;
     s.scales[b] = reinterpret_cast<const float*>(s.values[b] + s.v_bytes);  // int8 only
   }
   return s;
 }
 
-// The state of one segment, in tile.state; false if no token of the tile sees a place of it.
+// The state of one segment, in tile.state; false if no token of the tile sees a place of it. next: what will be read then.
 template <class Lane>
-inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, const Tile& tile,
-                           int segment) {
+inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, int segment,
+                           NextLines& next) {
   const CacheLayer& cache = op.cache;
-  const Segment s = look_at<Lane>(op, batch, task, kv_head, tile, segment);
+  const Segment s = look_at<Lane>(op, batch, task, tile, segment);
   if (s.first == s.end) return false;
 
   // 1. scores, then weights
   const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
-  const bool is_first = task.first_token == batch.query_start[task.row];  // later tiles find their row's values in the core's own cache
-  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, is_first, tile.scores);
+  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, next.reach(task.run, segment), tile.scores);
   clear_maximum_and_sum(tile.state);
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   float weight_scales[kTile] = {};
@@ -195,7 +193,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
     weight_scales[i] = soften<Lane>(tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low, high,
-                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, op.ahead);
+                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, next);
   });
 
   // 2. weighted values
@@ -213,14 +211,15 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
 }
 
 template <class Lane>
-inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, float* partial,
+inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, CacheAhead& ahead, float* partial,
                             void* scratch) {
   const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
-  const Tile tile = make_tile(op, batch, task, kv_head, scratch);
+  const Tile tile = make_tile(op, batch, task, scratch);
+  NextLines next{op, batch, ahead};
   clear_state(tile.folded, vectors, v_pad);
   begin_products<Lane>(vectors);
   for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
-    const bool seen = attend_segment<Lane>(op, batch, task, kv_head, tile, segment);
+    const bool seen = attend_segment<Lane>(op, batch, task, tile, segment, next);
     if (!partial) {
       if (seen) fold_state(tile.folded, tile.state, vectors, v_pad);
       continue;
@@ -230,27 +229,26 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
     __builtin_memcpy(partial + (segment - task.first_segment) * size, tile.state, size_t(size) * 4);
   }
   end_products<Lane>();
-  if (!partial) store_outputs(op, batch, task, kv_head, tile.folded);
+  if (!partial) store_outputs(op, batch, task, tile.folded);
 }
 
 // partial null: the finished output. Else the state of each of the task's segments, one behind the other: folding those of a run first
 // would round differently from folding all in order.
-inline void attend(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int kv_head, float* partial, void* scratch) {
+inline void attend(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, CacheAhead& ahead, float* partial, void* scratch) {
   if (op.cache.type == CacheType::kFloat32) {
-    attend_segments<FloatLane>(op, batch, task, kv_head, partial, scratch);
+    attend_segments<FloatLane>(op, batch, task, ahead, partial, scratch);
   } else if (op.cache.type == CacheType::kInt8) {
-    attend_segments<ByteLane>(op, batch, task, kv_head, partial, scratch);
+    attend_segments<ByteLane>(op, batch, task, ahead, partial, scratch);
   } else {
-    attend_segments<PairLane>(op, batch, task, kv_head, partial, scratch);
+    attend_segments<PairLane>(op, batch, task, ahead, partial, scratch);
   }
 }
 
-// partials: the states of all segments of the group's tasks in order.
-inline void fold(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, int kv_head, const float* partials) {
+// partials: the states of all segments of the task's tile in order.
+inline void fold(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int segments, const float* partials) {
   alignas(64) float folded[2 * kTile + kTile * kMaxHeadDim];
-  const int vectors = tasks[0].num_vectors, v_pad = op.cache.v_pad;
-  const int segments = tasks[count - 1].end_segment - tasks[0].first_segment;
+  const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
   clear_state(folded, vectors, v_pad);
   for (int s = 0; s < segments; ++s) fold_state(folded, partials + s * state_floats(vectors, v_pad), vectors, v_pad);
-  store_outputs(op, batch, tasks[0], kv_head, folded);
+  store_outputs(op, batch, task, folded);
 }

@@ -1,9 +1,4 @@
-// Blocks of the cache, and blocks of its layout made for one tree token: the places that it sees, copied in logical order.
-
-inline const char* cache_block(const AttentionOp& op, const BatchView& batch, int row, int kv_head, int index) {
-  const int64_t block = batch.block_tables[int64_t(row) * batch.table_width + index];
-  return op.cache.base + block * op.cache.block_bytes + kv_head * op.cache.head_bytes;
-}
+// Blocks of the cache's layout made for one tree token: the places that it sees, copied in logical order.
 
 // Lanes of block `to` that come from one block `from`: lane i is lane index[i] of it, where `lanes` says so.
 template <bool Bytes>

@@ -82,14 +82,14 @@ inline void end_products() {}
 template <class Lane>
 inline void stay_awake() {}  // now and then, where something else is computed in between
 
-// The scores of all blocks of a segment, `rows` rows of keys each. On the way the values of each block are fetched, if they are asked
-// for: blocks lie anywhere, so the processor cannot guess the next.
+// The scores of all blocks of a segment, `rows` rows of keys each. On the way the values of each block are fetched, but of those before block
+// `fetched` (see cache_lines.h).
 template <class Lane>
-inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, bool fetches, float* scores) {
+inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, int fetched, float* scores) {
   const int count = s.vectors;
   int b = s.first;
   for (; b + 4 <= s.end; b += 4) {
-    for (int i = b; fetches && i < b + 4; ++i) {
+    for (int i = max_of(b, fetched); i < b + 4; ++i) {
       for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
     }
     score_queries<Lane, 4>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);

@@ -1,7 +1,6 @@
 // What the tokens of a tile see of one segment of kSegment places.
 
 constexpr int kTile = 16;  // query vectors
-constexpr int kSegmentBlocks = kSegment / kBlockSize;
 
 struct Segment {
   int tokens, heads, vectors;      // of the tile; heads: of the group

@@ -58,15 +58,15 @@ inline void score_some(const char* q, int64_t q_stride, const char* const* keys,
 }
 
 template <>
-inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, bool fetches, float* scores) {
+inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, int fetched, float* scores) {
   int b = s.first;
   for (; b + 4 <= s.end; b += 4) {
     // Tile loads hardly wake the hardware's prefetchers: the next keys, and these values.
-    for (int i = b; fetches && i < b + 4; ++i) {
-      if (i + 4 < s.end) {
+    for (int i = b; i < b + 4; ++i) {
+      if (i + 4 < s.end && i + 4 >= fetched) {
         for (int64_t at = 0; at < s.k_bytes; at += 64) prefetch_line(s.keys[i + 4] + at);
       }
-      for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
+      for (int64_t at = 0; at < s.v_bytes && i >= fetched; at += 64) prefetch_line(s.values[i] + at);
     }
     score_some<4>(q, q_stride, s.keys + b, s.k_bytes, scores + b * kBlockSize);
   }

@@ -87,15 +87,17 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
 
 // Then -> weights, and the state's l. Returns the weights' scale.
 template <class Lane>
-inline float soften(float* scores, char* weights, int low, int high, const Scales& scales, float m, float* l, ReadAhead* ahead) {
+inline float soften(float* scores, char* weights, int low, int high, const Scales& scales, float m, float* l, NextLines& next) {
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
+  const char* lines = next.take();
+  lines = (lines ? lines : reinterpret_cast<const char*>(scores)) - first * 64;
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
     const Vec x = exp2_of(_mm512_fmsub_ps(load(scores + b * kBlockSize), splat(kLog2E), shift));
     sum = _mm512_add_ps(sum, x);
-    fetch_some(ahead, 1);
+    prefetch_line(lines + b * 64);
     if (kScaled) {
       store(scores + b * kBlockSize, x);
     } else {

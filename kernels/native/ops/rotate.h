@@ -100,7 +100,7 @@ inline void store_output(const AttentionOp& op, int64_t place, Vec v, int column
 }
 
 // Padding tokens attend to nothing: their output is set to zero here.
-inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int token, int kv_head) {
+inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int token, int kv_head, CacheAhead& ahead) {
   const CacheLayer& cache = op.cache;
   const int k_dim = cache.k_dim, v_dim = cache.v_dim, k_pad = cache.k_pad;
   const int group = op.num_heads / cache.kv_heads;  // query heads of this kv head
@@ -115,7 +115,9 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
     for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.input_stride + i);
     for (int i = 0; i < v_dim; i += 16) fetch_line(v + op.input_stride + i);
   }
-  fetch_some(op.ahead, 32);
+  NextLines next{op, batch, ahead};
+  next.fetch();
+  next.fetch();
 
   if (slot >= 0) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
