@@ -19,6 +19,8 @@ constexpr int private_rows(Precision p) { return p == Precision::kInt8 || p == P
 // Of the next linear's weights: about so much is fetched while the last panels before it are multiplied, and up to so much before it begins,
 // a part of L2.
 constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 512 * 1024;
+// Up to so many rows a phase's units are reserved for threads, (nearly) all of them.
+constexpr int kFewRows = 64;
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 
@@ -200,7 +202,7 @@ void Network::plan_phases(bool chooses) {
   auto rows_phase = [&](int first, int end, bool prepares, int rows, int floats) {
     if (!rows) return;
     const int per_unit = std::clamp(kFloatsPerUnit / std::max(floats, 1), 1, rows);
-    phases_.push_back({PhaseKind::kRows, first, end, prepares, true, uint32_t(div_up(rows, per_unit)), per_unit});
+    phases_.push_back({PhaseKind::kRows, first, end, prepares, deal_of(rows), uint32_t(div_up(rows, per_unit)), per_unit});
   };
   const int num_ops = int(ops_.size());
   for (int i = 0; i < num_ops;) {
@@ -221,16 +223,16 @@ void Network::plan_phases(bool chooses) {
     const Op& op = ops_[size_t(i)];
     if (op.kind == OpKind::kLinear) {
       const int panels = op.weights->outputs / kPanel;
-      if (rows_of(op)) phases_.push_back({PhaseKind::kPanels, i, i, false, true, uint32_t(div_up(panels, kPanelsPerUnit)), 0});
+      if (rows_of(op)) phases_.push_back({PhaseKind::kPanels, i, i, false, deal_of(rows_of(op)), uint32_t(div_up(panels, kPanelsPerUnit)), 0});
       ++i;
     } else if (op.kind == OpKind::kAttention) {
       const int rotations = batch_.num_tokens * op.kv_heads;
       const AttentionPlan* plan = plan_of_op_[size_t(i)];
       if (plan && plan->is_short()) {
-        phases_.push_back({PhaseKind::kHeads, i, i, false, true, uint32_t(op.kv_heads), 0});
+        phases_.push_back({PhaseKind::kHeads, i, i, false, Deal::kReserved, uint32_t(op.kv_heads), 0});
       } else {
-        phases_.push_back({PhaseKind::kRotate, i, i, false, true, uint32_t(rotations), 0});
-        if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, true, uint32_t(plan->num_units()), 0});
+        phases_.push_back({PhaseKind::kRotate, i, i, false, deal_of(batch_.num_tokens), uint32_t(rotations), 0});
+        if (plan) phases_.push_back({PhaseKind::kAttend, i, i, false, deal_of(batch_.num_tokens), uint32_t(plan->num_units()), 0});
       }
       ++i;
     } else if (op.kind == OpKind::kExperts) {
@@ -238,7 +240,7 @@ void Network::plan_phases(bool chooses) {
       ++i;
     }
   }
-  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, true, uint32_t(batch_.num_logits), 1});
+  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, Deal::kMostReserved, uint32_t(batch_.num_logits), 1});
 
   int next = -1;
   for (int i = int(phases_.size()) - 1; i >= 0; --i) {
@@ -246,6 +248,9 @@ void Network::plan_phases(bool chooses) {
     if (phases_[size_t(i)].kind == PhaseKind::kPanels) next = i;
   }
 }
+
+// A phase of few rows is over soon.
+Deal Network::deal_of(int rows) { return rows <= kFewRows ? Deal::kReserved : Deal::kMostReserved; }
 
 // float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
 bool Network::prepares_together(const Op& op) const {
@@ -341,7 +346,7 @@ void Network::attend(const Phase& phase, const AttentionOp& op, int unit, CacheA
 // If all threads keep in step.
 int Network::first_unit(const AttentionPlan& plan, int thread) const {
   const uint32_t threads = uint32_t(workers_.size()), units = uint32_t(plan.num_units());
-  return int(std::min(uint32_t(thread) * ThreadPool::share(units, true, threads).reserved, units - 1));
+  return int(std::min(uint32_t(thread) * ThreadPool::share(units, deal_of(batch_.num_tokens), threads).reserved, units - 1));
 }
 
 void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
@@ -361,7 +366,7 @@ ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) 
     const PackedLinear& weights = weights_of(ops_[size_t(of.first_op)]);
     return static_cast<const char*>(weights.weights) + unit * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
   };
-  const auto share = ThreadPool::share(phase.units, phase.even, threads);
+  const auto share = ThreadPool::share(phase.units, phase.deal, threads);
   if (!share.reserved || first != number * share.reserved) return {};
   ReadBehind behind{};
   if (number * share.run < share.shared) {
@@ -370,7 +375,7 @@ ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) 
   }
   if (phase.next_panels >= 0) {
     const Phase& next = phases_[size_t(phase.next_panels)];
-    behind.then = weights_at(next, number * ThreadPool::share(next.units, next.even, threads).reserved);
+    behind.then = weights_at(next, number * ThreadPool::share(next.units, next.deal, threads).reserved);
   }
   return behind;
 }
@@ -379,7 +384,7 @@ ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) 
 ReadAhead Network::read_ahead(const Phase& phase, const char* next) const {
   const Phase& panels = phases_[size_t(phase.next_panels)];
   const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
-  const uint32_t units = ThreadPool::share(panels.units, panels.even, uint32_t(workers_.size())).reserved;
+  const uint32_t units = ThreadPool::share(panels.units, panels.deal, uint32_t(workers_.size())).reserved;
   const int64_t bytes = int64_t(units) * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
   return {next + std::min(bytes, kReadBehind), next + std::min(bytes, kReadAhead)};
 }

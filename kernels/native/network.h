@@ -204,7 +204,7 @@ class Network : private Job {
     PhaseKind kind;
     int first_op, end_op;  // kRows: row-local ops in a row, end_op itself a linear whose input is prepared with them if `prepares`
     bool prepares;
-    bool even;
+    Deal deal;
     uint32_t units;
     int rows_per_unit;
     int next_panels = -1;  // the next phase of kPanels, -1 = there is none
@@ -227,7 +227,7 @@ class Network : private Job {
 
   int num_phases() const override { return int(phases_.size()); }
   uint32_t num_units(int phase) const override { return phases_[size_t(phase)].units; }
-  bool is_even(int phase) const override { return phases_[size_t(phase)].even; }
+  Deal deal(int phase) const override { return phases_[size_t(phase)].deal; }
   void run(int phase, uint32_t first, uint32_t count, int thread) override;
 
   // A link of a chain: one token for each logits row.
@@ -269,6 +269,7 @@ class Network : private Job {
   Place place_of(int id) const;
   int width(int id) const { return widths_[size_t(id)]; }
   bool prepares_together(const Op& op) const;
+  static Deal deal_of(int rows);
 
   std::vector<Op> ops_;
   std::vector<int32_t> widths_, places_;

@@ -19,14 +19,16 @@ void Network::plan_experts(int number) {
   const int rows = rows_of(op), visits = rows * op.outputs, most_busy = std::min(visits, op.num_experts);
   if (!rows) return;
   routes_.start(rows, op.outputs, op.num_experts);
-  const auto phase = [&](PhaseKind kind, bool even, int units) { phases_.push_back({kind, number, number, false, even, uint32_t(units), 0}); };
-  phase(PhaseKind::kRoute, true, rows);
-  phase(PhaseKind::kGroup, false, 1);
-  phase(PhaseKind::kEnterExperts, true, visits);
-  phase(PhaseKind::kExpertsIn, false, most_busy * units_of(op.weights[0]));
-  phase(PhaseKind::kBetween, true, visits);
-  phase(PhaseKind::kExpertsOut, false, most_busy * units_of(op.weights[op.num_experts]));
-  phase(PhaseKind::kMix, true, rows);
+  const auto phase = [&](PhaseKind kind, Deal deal, int units) {
+    phases_.push_back({kind, number, number, false, deal, uint32_t(units), 0});
+  };
+  phase(PhaseKind::kRoute, Deal::kMostReserved, rows);
+  phase(PhaseKind::kGroup, Deal::kClaimed, 1);
+  phase(PhaseKind::kEnterExperts, Deal::kMostReserved, visits);
+  phase(PhaseKind::kExpertsIn, Deal::kClaimed, most_busy * units_of(op.weights[0]));
+  phase(PhaseKind::kBetween, Deal::kMostReserved, visits);
+  phase(PhaseKind::kExpertsOut, Deal::kClaimed, most_busy * units_of(op.weights[op.num_experts]));
+  phase(PhaseKind::kMix, Deal::kMostReserved, rows);
 }
 
 void Network::run_experts(const Phase& phase, int first, int end, Worker& worker) {

@@ -47,19 +47,19 @@ class DefaultFloatMode {
   unsigned callers_;
 };
 
-// A thread's equal share of an even phase is reserved for it but for an eighth: claimed at once, it is claimed without waiting for
-// another core, and stays the same part of the weights in pass after pass, which a small network then finds in the core's own cache.
-// (Units claimed a few at a time from one counter took a tenth of a pass, a sixth of one token's.) The eighth makes up for threads of
-// unequal speed.
-constexpr uint32_t kOpenShare = 8;
+// A thread's equal share is reserved for it but for an open part: claimed at once, it is claimed without waiting for another core, and stays
+// the same part of the weights in pass after pass, which a small network then finds in the core's own cache. (Units claimed a few at a time
+// from one counter took a tenth of a pass, a sixth of one token's.) The open part makes up for threads of unequal speed: an eighth of a
+// phase that takes long. Of one that is over soon, to come to terms over an eighth costs more: sixteen tokens of M2 took 5 % longer.
+constexpr uint32_t kOpenOfMost = 8, kOpenOfAll = 64;
 constexpr int kPatience = 16;  // pauses after which somebody who has not come for his reservation is taken to be off his core
 
 // What is shared is claimed in so many runs by and by: long ones first, to end together.
-uint32_t runs_of(bool even, uint32_t threads) { return even ? threads : 2 * threads; }
+uint32_t runs_of(Deal deal, uint32_t threads) { return deal == Deal::kClaimed ? 2 * threads : threads; }
 
 // An epoch and a count in one word. Epochs only grow: at ten thousand jobs a second for three years.
 constexpr int kCountBits = 24;
-constexpr uint32_t kEven = 1u << 23;  // in the count of a phase's size
+constexpr int kDealBits = 22;  // from here on a phase's size says how its units are dealt
 uint64_t pack(uint64_t epoch, uint32_t count) { return epoch << kCountBits | count; }
 uint64_t epoch_of(uint64_t value) { return value >> kCountBits; }
 uint32_t count_of(uint64_t value) { return uint32_t(value) & ((1u << kCountBits) - 1); }
@@ -127,8 +127,8 @@ void ThreadPool::run(Job& job, const Turn&) {
   if (phases > kMaxPhases) throw std::length_error("more phases in one pass than the thread pool has counters for");
   for (int i = 0; i < phases; ++i) {
     const uint32_t units = job.num_units(i);
-    if (units >= kEven) throw std::length_error("more units in one phase than the thread pool can count");
-    sizes_[i].store(pack(epoch, job.is_even(i) ? units | kEven : units), std::memory_order_relaxed);
+    if (units >> kDealBits) throw std::length_error("more units in one phase than the thread pool can count");
+    sizes_[i].store(pack(epoch, units | uint32_t(job.deal(i)) << kDealBits), std::memory_order_relaxed);
   }
   job_.store(&job, std::memory_order_relaxed);
   num_phases_.store(phases, std::memory_order_relaxed);
@@ -188,18 +188,19 @@ void ThreadPool::report(uint64_t epoch, int phase, uint32_t count) {
   }
 }
 
-ThreadPool::Share ThreadPool::share(uint32_t units, bool even, uint32_t threads) {
-  const uint32_t equal = units / threads, reserved = even ? equal - equal / kOpenShare : 0, shared = units - reserved * threads;
-  const uint32_t runs = runs_of(even, threads);
+ThreadPool::Share ThreadPool::share(uint32_t units, Deal deal, uint32_t threads) {
+  const uint32_t equal = units / threads, open = deal == Deal::kReserved ? kOpenOfAll : kOpenOfMost;
+  const uint32_t reserved = deal == Deal::kClaimed ? 0 : equal - equal / open, shared = units - reserved * threads;
+  const uint32_t runs = runs_of(deal, threads);
   return {reserved, shared, (shared + runs - 1) / runs};
 }
 
 bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
   const uint64_t size = sizes_[phase].load(std::memory_order_acquire);
   if (epoch_of(size) != epoch) return false;
-  const uint32_t threads = uint32_t(num_threads_.load(std::memory_order_relaxed)), units = count_of(size) & ~kEven;
-  const bool even = count_of(size) & kEven;
-  const uint32_t reserved = share(units, even, threads).reserved, shared = units - reserved * threads, runs = runs_of(even, threads);
+  const uint32_t threads = uint32_t(num_threads_.load(std::memory_order_relaxed)), units = count_of(size) & ((1u << kDealBits) - 1);
+  const Deal deal = Deal(count_of(size) >> kDealBits);
+  const uint32_t reserved = share(units, deal, threads).reserved, shared = units - reserved * threads, runs = runs_of(deal, threads);
 
   // 1. what is reserved for this thread, then some of what is not
   uint32_t count = 0;

@@ -19,13 +19,17 @@ namespace foretoken {
 constexpr int kMaxPhases = 4096;
 constexpr int kMaxThreads = 256;
 
+// How a phase's units come to the threads: claimed run by run, or equally many neighbours reserved for each thread, if that is about equally
+// much work: all but some, or (nearly) all.
+enum class Deal : uint32_t { kClaimed, kMostReserved, kReserved };
+
 // Phases run one after the other; the units of a phase in any order, on any thread, in runs of neighbours.
 class Job {
  public:
   virtual ~Job() = default;
   virtual int num_phases() const = 0;
   virtual uint32_t num_units(int phase) const = 0;
-  virtual bool is_even(int phase) const = 0;  // whether equally many neighbouring units for each thread are about equally much work
+  virtual Deal deal(int phase) const = 0;
   virtual void run(int phase, uint32_t first, uint32_t count, int thread) = 0;
 };
 
@@ -47,7 +51,7 @@ class ThreadPool {
   struct Share {
     uint32_t reserved, shared, run;
   };
-  static Share share(uint32_t units, bool even, uint32_t threads);
+  static Share share(uint32_t units, Deal deal, uint32_t threads);
 
   // Runs a job to its end; the caller is thread 0.
   void run(Job& job, const Turn& turn);
