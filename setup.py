@@ -15,10 +15,12 @@ NATIVE = Path("kernels", "native")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
 # gcc 12 warns of its own intrinsics, hundreds of times.
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+_AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 _BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
 DIGEST = runpy.run_path("kernels/native_abi.py")["sources_digest"](NATIVE)
 OPTIONS = {
+    "isa_avx2": _AVX2,
     "isa_avx512": _AVX512,
     "isa_avx512_bf16": _BF16,
     "isa_amx": [*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from .cgroups import folders
 from .native_abi import declare, fits
 
-ISAS = ("avx512", "avx512_bf16", "amx")
+ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets by the number that the library gives them."""
 
 
@@ -36,13 +36,13 @@ def load() -> ctypes.CDLL | None:
 def availability() -> Availability:
     """Whether networks can run natively on this machine."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return Availability(None, f"this is a {platform.machine()} machine; native code exists for x86-64 with AVX-512")
+        return Availability(None, f"this is a {platform.machine()} machine; native code exists for x86-64 with AVX2")
     found = _found()
     if isinstance(found, str):
         return Availability(None, found)
     isa = found.ft_isa()
     if isa < 0:
-        return Availability(None, "this processor has no AVX-512 (Intel Xeon since 2017 and AMD since Zen 4 have)")
+        return Availability(None, "this processor has no AVX2 with FMA (Intel since 2013 and AMD since 2017 have)")
     return Availability(ISAS[isa], "")
 
 

@@ -13,7 +13,8 @@ namespace foretoken {
 namespace {
 
 // Register state that the operating system saves on a switch of threads: without its bit, an instruction is illegal.
-constexpr uint64_t kVectorState = 0xe6;    // XMM, YMM, mask registers, upper halves of ZMM, ZMM16-31
+constexpr uint64_t kHalfState = 0x6;       // XMM, YMM
+constexpr uint64_t kVectorState = 0xe6;    // with mask registers, upper halves of ZMM, ZMM16-31
 constexpr uint64_t kTileState = 0x60000;   // tile configuration, tile data
 
 struct Leaf {
@@ -49,9 +50,10 @@ bool request_tiles() {
 Isa detect() {
   const Leaf one = cpuid(1, 0), seven = cpuid(7, 0), seven_one = seven.eax >= 1 ? cpuid(7, 1) : Leaf{};
   const uint64_t state = saved_state();
-  const bool fma = bit(one.ecx, 12);
+  const bool avx2 = bit(seven.ebx, 5) && bit(one.ecx, 12);  // and FMA
   const bool avx512 = bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);  // F, DQ, BW, VL
-  if (!fma || !avx512 || (state & kVectorState) != kVectorState) return Isa::kNone;
+  if (!avx2 || (state & kHalfState) != kHalfState) return Isa::kNone;
+  if (!avx512 || (state & kVectorState) != kVectorState) return Isa::kAvx2;
   const bool vnni = bit(seven.ecx, 11), bf16 = bit(seven_one.eax, 5);
   if (!vnni || !bf16) return Isa::kAvx512;
   const bool tiles = bit(seven.edx, 24) && bit(seven.edx, 22) && bit(seven.edx, 25);  // AMX-TILE, -BF16, -INT8
@@ -69,6 +71,7 @@ int detected_isa() {
 const Kernels* kernels_of(int isa) {
   if (isa < 0 || isa > detected_isa()) return nullptr;  // each set contains those before it
   switch (Isa(isa)) {
+    case Isa::kAvx2: return avx2_kernels();
     case Isa::kAvx512: return avx512_kernels();
     case Isa::kAvx512Bf16: return avx512_bf16_kernels();
     case Isa::kAmx: return amx_kernels();

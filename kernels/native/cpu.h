@@ -7,9 +7,9 @@ namespace foretoken {
 
 struct Kernels;
 
-enum class Isa : int32_t { kNone = -1, kAvx512 = 0, kAvx512Bf16 = 1, kAmx = 2 };
+enum class Isa : int32_t { kNone = -1, kAvx2 = 0, kAvx512 = 1, kAvx512Bf16 = 2, kAmx = 3 };
 
-// The best Isa that processor and operating system allow, -1 without AVX-512. Asks once; any thread may call it.
+// The best Isa that processor and operating system allow, -1 without AVX2. Asks once; any thread may call it.
 int detected_isa();
 // The functions of an instruction set, null where this machine cannot run it (or isa is none of them).
 const Kernels* kernels_of(int isa);

@@ -192,7 +192,6 @@ struct SampleRow;               // sampling.h
 
 struct Kernels {
   const char* name;             // of the instruction set
-  bool exact_bfloat16;          // bfloat16 products are native here (else emulated, slowly)
 
   // Prepare rows [first, first + count).
   void (*prepare)(const Prepare&, int first, int count);
@@ -228,9 +227,10 @@ struct Kernels {
   void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);
 };
 
-constexpr size_t kLinearScratch = 256 * 1024;
+constexpr size_t kLinearScratch = 768 * 1024;
 constexpr size_t kAttentionScratch = 512 * 1024;
 
+const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
 const Kernels* amx_kernels();

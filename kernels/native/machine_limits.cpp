@@ -123,6 +123,16 @@ __attribute__((target("avx512f"))) void multiply_float32() {
   for (__m512& s : sum) OPAQUE(s);
 }
 
+__attribute__((target("avx2,fma"))) void multiply_float32_avx2() {
+  __m256 sum[kRegisters], x = _mm256_set1_ps(1.0f);
+  for (__m256& s : sum) s = _mm256_setzero_ps();
+  for (int n = 0; n < kRepeats; ++n) {
+    for (__m256& s : sum) s = _mm256_fmadd_ps(x, x, s);
+    asm volatile("" : "+x"(x));
+  }
+  for (__m256& s : sum) asm volatile("" : "+x"(s));
+}
+
 __attribute__((target("avx512f,avx512bf16"))) void multiply_bfloat16() {
   __m512 sum[kRegisters];
   __m512i x = _mm512_set1_epi32(0x3f803f80);  // ones
@@ -194,6 +204,7 @@ constexpr double tile_operations(int inputs) { return 2.0 * 16 * 16 * inputs * 4
 Multiplier multiplier(int kind) {
   const Isa isa = Isa(foretoken::detected_isa());
   if (kind == kFloat32 && isa >= Isa::kAvx512) return {multiply_float32, vector_operations(1), false};
+  if (kind == kFloat32 && isa == Isa::kAvx2) return {multiply_float32_avx2, vector_operations(1) / 2, false};
   if (kind == kBFloat16 && isa >= Isa::kAmx) return {multiply_tiles_bfloat16, tile_operations(32), true};
   if (kind == kBFloat16 && isa >= Isa::kAvx512Bf16) return {multiply_bfloat16, vector_operations(2), false};
   if (kind == kInt8 && isa >= Isa::kAmx) return {multiply_tiles_int8, tile_operations(64), true};

@@ -298,7 +298,7 @@ class TestNative:
         return {line[:12].strip(): line[12:] for line in engine.banner}
 
     def test_formats_of_target_and_draft(self, tiny_target: Path, tiny_draft: Path) -> None:
-        dtype = "bfloat16" if native.computes_bfloat16(native.availability().isa or "") else "float32"
+        dtype = "bfloat16" if native.prefers_bfloat16(native.availability().isa or "") else "float32"
         threads = native.threads()
         try:
             told = self.banner(tiny_target, DraftModelConfig(str(tiny_draft)), threads=2)

@@ -19,7 +19,7 @@ from foretoken.kernels.native_library import ISAS, load
 from foretoken.kernels.torch_kv import TorchKV
 
 library = load()
-needs_library = pytest.mark.skipif(library is None or library.ft_isa() < 0, reason="no native library, or no AVX-512 on this machine")
+needs_library = pytest.mark.skipif(library is None or library.ft_isa() < 0, reason="no native library, or nothing that this machine runs")
 ISA_NUMBERS = range(library.ft_isa() + 1) if library is not None else range(0)
 each_isa = pytest.mark.parametrize("isa", ISA_NUMBERS, ids=lambda isa: ISAS[isa])
 TYPES = list(CacheType)

@@ -32,12 +32,12 @@ inline void clear_state(float* state, int vectors, int v_pad) {
 // state = state, then next. exp2_of(0) is 1 and exp2_of(-inf) is 0, so a neutral state changes nothing on either side.
 inline void fold_state(float* state, const float* next, int vectors, int v_pad) {
   const Vec m = load(state), n = load(next);
-  const Vec greatest = _mm512_max_ps(m, n);
+  const Vec greatest = max_of(m, n);
   // both -inf: nothing seen yet
-  const Vec base = _mm512_mask_mov_ps(greatest, _mm512_cmp_ps_mask(greatest, splat(-kInfinity), _CMP_EQ_OQ), zero());
-  const Vec old_weight = exp2_of(_mm512_sub_ps(m, base)), new_weight = exp2_of(_mm512_sub_ps(n, base));
+  const Vec base = select(equal(greatest, splat(-kInfinity)), zero(), greatest);
+  const Vec old_weight = exp2_of(m - base), new_weight = exp2_of(n - base);
   store(state, greatest);
-  store(state + kTile, _mm512_fmadd_ps(load(next + kTile), new_weight, _mm512_mul_ps(load(state + kTile), old_weight)));
+  store(state + kTile, mul_add(load(next + kTile), new_weight, load(state + kTile) * old_weight));
   alignas(64) float old_weights[kTile], new_weights[kTile];
   store(old_weights, old_weight);
   store(new_weights, new_weight);
@@ -45,7 +45,7 @@ inline void fold_state(float* state, const float* next, int vectors, int v_pad) 
     float* sums = state + 2 * kTile + int64_t(i) * v_pad;
     const float* next_sums = next + 2 * kTile + int64_t(i) * v_pad;
     const Vec a = splat(old_weights[i]), b = splat(new_weights[i]);
-    for (int d = 0; d < v_pad; d += 16) store(sums + d, _mm512_fmadd_ps(load(next_sums + d), b, _mm512_mul_ps(load(sums + d), a)));
+    for (int d = 0; d < v_pad; d += 16) store(sums + d, mul_add(load(next_sums + d), b, load(sums + d) * a));
   }
 }
 
@@ -60,7 +60,7 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
     const int64_t place = token * op.out_stride + int64_t(task.kv_head * group + head % group) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       // + 0: a sum of products that underflowed may be -0, by how many zeros were added to it
-      store_output(op, place + d, _mm512_fmadd_ps(load(sums + d), inverse, zero()), v_dim - d);
+      store_output(op, place + d, mul_add(load(sums + d), inverse, zero()), v_dim - d);
     }
   }
 }
@@ -203,7 +203,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
     for (int i = 0; i < s.vectors; ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;
       for (int d = 0; d < cache.v_pad; d += 16) {
-        store(x + d, _mm512_mul_ps(Lane::value(read_sum<typename Lane::Sum>(x + d)), splat(weight_scales[i])));
+        store(x + d, Lane::value(Lane::read(x + d)) * splat(weight_scales[i]));
       }
     }
   }

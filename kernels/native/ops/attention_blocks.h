@@ -2,15 +2,12 @@
 
 // Lanes of block `to` that come from one block `from`: lane i is lane index[i] of it, where `lanes` says so.
 template <bool Bytes>
-inline void take_keys(const char* from, char* to, int rows, Int index, __mmask16 lanes) {
+inline void take_keys(const char* from, char* to, int rows, Int index, Mask lanes) {
   for (int i = 0; i < rows; ++i) {
     if (Bytes) {  // 16 lanes of 2 bytes
-      auto* place = reinterpret_cast<__m256i*>(to + i * 32);
-      const __m256i row = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i * 32));
-      *place = _mm256_mask_permutexvar_epi16(*place, lanes, _mm512_cvtepi32_epi16(index), row);
+      store_halves(to + i * 32, permuted(lanes, index, load_halves(from + i * 32), load_halves(to + i * 32)));
     } else {
-      const Int row = _mm512_load_si512(from + i * 64);
-      _mm512_store_si512(to + i * 64, _mm512_mask_permutexvar_epi32(_mm512_load_si512(to + i * 64), lanes, index, row));
+      store_line(to + i * 64, permuted(lanes, index, load_line(from + i * 64), load_line(to + i * 64)));
     }
   }
 }
@@ -19,13 +16,13 @@ inline void take_keys(const char* from, char* to, int rows, Int index, __mmask16
 template <bool Bytes>
 inline void take_values(const char* from, int odd, char* to, int to_odd, int bytes) {
   for (int i = 0; i < bytes; i += 64) {
-    Int x = _mm512_load_si512(from + i);
+    Int x = load_line(from + i);
     if (Bytes) {
-      if (odd != to_odd) x = odd ? _mm512_srli_epi16(x, 8) : _mm512_slli_epi16(x, 8);
-      _mm512_mask_storeu_epi8(to + i, to_odd ? 0xaaaaaaaaaaaaaaaaull : 0x5555555555555555ull, x);
+      if (odd != to_odd) x = shift_bytes(x, !odd);
+      store_every_second(reinterpret_cast<uint8_t*>(to + i), to_odd, x);
     } else {
-      if (odd != to_odd) x = odd ? _mm512_srli_epi32(x, 16) : _mm512_slli_epi32(x, 16);
-      _mm512_mask_storeu_epi16(to + i, to_odd ? 0xaaaaaaaau : 0x55555555u, x);
+      if (odd != to_odd) x = odd ? shift_right(x, 16) : shift_left(x, 16);
+      store_every_second(reinterpret_cast<uint16_t*>(to + i), to_odd, x);
     }
   }
 }
@@ -44,7 +41,7 @@ inline void gather_block(const AttentionOp& op, const BatchView& batch, int row,
     lane_of[i] = source[i] & (kBlockSize - 1);
     if (source[i] >= 0) left |= 1u << i;
   }
-  const Int index = _mm512_load_si512(lane_of);
+  const Int index = load_line(lane_of);
   while (left) {
     const int from_index = source[__builtin_ctz(left)] / kBlockSize;
     const char* from = cache_block(op, batch, row, kv_head, from_index);
@@ -70,9 +67,9 @@ inline void gather_block(const AttentionOp& op, const BatchView& batch, int row,
       }
     }
     if (bytes) {
-      take_keys<true>(from, to, cache.k_pad / 2, index, __mmask16(lanes));
+      take_keys<true>(from, to, cache.k_pad / 2, index, lanes_of(lanes));
     } else {
-      take_keys<false>(from, to, floats ? cache.k_pad : cache.k_pad / 2, index, __mmask16(lanes));
+      take_keys<false>(from, to, floats ? cache.k_pad : cache.k_pad / 2, index, lanes_of(lanes));
     }
     left &= ~lanes;
   }

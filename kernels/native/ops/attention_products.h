@@ -7,26 +7,32 @@ struct FloatLane {
   using Sum = Vec;
   static constexpr int kPlaces = 1;  // of a row of V, and dimensions of a row of K
   static constexpr int kBytes = 4;   // of a lane in the cache
-  static Int load(const char* p) { return _mm512_load_si512(p); }
-  static Sum multiply_add(Sum sum, Int a, Int b) { return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum); }
+  static Int lanes(const char* p) { return load_line(p); }
+  static Sum multiply_add(Sum sum, Int a, Int b) { return mul_add(as_floats(a), as_floats(b), sum); }
   static Vec value(Sum sum) { return sum; }
+  static Sum read(const float* p) { return load(p); }
 };
 struct PairLane {
   using Sum = Vec;
   static constexpr int kPlaces = 2;
   static constexpr int kBytes = 4;
-  static Int load(const char* p) { return _mm512_load_si512(p); }
+  static Int lanes(const char* p) { return load_line(p); }
   static Sum multiply_add(Sum sum, Int a, Int b) { return dot_bf16(sum, a, b); }
   static Vec value(Sum sum) { return sum; }
+  static Sum read(const float* p) { return load(p); }
 };
 struct ByteLane {
   using Sum = Int;
   static constexpr int kPlaces = 2;
   static constexpr int kBytes = 2;
-  static Int load(const char* p) { return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Int lanes(const char* p) { return widen_bytes(p); }
   static Sum multiply_add(Sum sum, Int a, Int b) { return dot_s16(sum, a, b); }
-  static Vec value(Sum sum) { return _mm512_cvtepi32_ps(sum); }
+  static Vec value(Sum sum) { return to_floats(sum); }
+  static Sum read(const float* p) { return load_int(p); }
 };
+
+// Blocks of keys, or vectors of columns, that are multiplied by up to four queries at a time: as many as registers hold sums of.
+constexpr int kTogether = FT_AVX2 ? 1 : 4;
 
 // scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kSegment long.
 template <class Lane, int Q, int B>
@@ -43,7 +49,7 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
   for (int r = 0; r < rows; ++r) {
     Int k[B];
 #pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) k[b] = Lane::load(key[b] + r * 16 * Lane::kBytes);
+    for (int b = 0; b < B; ++b) k[b] = Lane::lanes(key[b] + r * 16 * Lane::kBytes);
 #pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) {
       const Int x = splat_bits(q + i * q_stride + r * 4);
@@ -88,13 +94,13 @@ template <class Lane>
 inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, int fetched, float* scores) {
   const int count = s.vectors;
   int b = s.first;
-  for (; b + 4 <= s.end; b += 4) {
-    for (int i = max_of(b, fetched); i < b + 4; ++i) {
+  for (; b + kTogether <= s.end; b += kTogether) {
+    for (int i = max_of(b, fetched); i < b + kTogether; ++i) {
       for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
     }
-    score_queries<Lane, 4>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
+    score_queries<Lane, kTogether>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
   }
-  if (s.end - b >= 2) {
+  if (kTogether > 2 && s.end - b >= 2) {
     score_queries<Lane, 2>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
     b += 2;
   }
@@ -108,12 +114,8 @@ struct ValueRows {
 };
 
 // Sums of int16 products stay integers in memory until the segment is done.
-template <class Sum>
-inline Sum read_sum(const float* p) {
-  return reinterpret_cast<Sum>(load(p));
-}
 inline void write_sum(float* p, Vec x) { store(p, x); }
-inline void write_sum(float* p, Int x) { _mm512_storeu_si512(p, x); }
+inline void write_sum(float* p, Int x) { store_int(p, x); }
 
 // sums[i] += weights[i] @ V over blocks [first, end), C vectors of columns from `column` on. Masked: places outside [low, high) count as
 // zero whatever bits lie there; their weights are zero, but a NaN would not care.
@@ -126,7 +128,7 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sum[i][c] = read_sum<typename Lane::Sum>(sums + i * stride + column + c * 16);
+    for (int c = 0; c < C; ++c) sum[i][c] = Lane::read(sums + i * stride + column + c * 16);
   }
   for (int b = first; b < end; ++b) {
     const char* row = v.blocks[b] + column * Lane::kBytes;
@@ -135,11 +137,11 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
       const int place = b * kBlockSize + r * Lane::kPlaces;
       if (Masked && (place >= high || place + Lane::kPlaces <= low)) continue;
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) value[c] = Lane::load(row + c * 16 * Lane::kBytes);
+      for (int c = 0; c < C; ++c) value[c] = Lane::lanes(row + c * 16 * Lane::kBytes);
       if (Masked && Lane::kPlaces == 2) {
         const uint32_t keep = (place >= low ? 0xffffu : 0) | (place + 1 < high ? 0xffff0000u : 0);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) value[c] = _mm512_and_si512(value[c], _mm512_set1_epi32(int(keep)));
+        for (int c = 0; c < C; ++c) value[c] = bits_and(value[c], splat_int(int(keep)));
       }
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) {
@@ -180,8 +182,10 @@ inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int
   if (first >= end) return;
   const int vectors = (v_dim + 15) / 16;
   int c = 0;
-  for (; c + 4 <= vectors; c += 4) weigh_queries<Lane, 4, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
-  if (vectors - c >= 2) {
+  for (; c + kTogether <= vectors; c += kTogether) {
+    weigh_queries<Lane, kTogether, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+  }
+  if (kTogether > 2 && vectors - c >= 2) {
     weigh_queries<Lane, 2, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
     c += 2;
   }

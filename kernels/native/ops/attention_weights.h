@@ -7,14 +7,14 @@ constexpr float kLargest = 32767.0f;  // int16 of the products: see ByteLane
 
 // 2^x for x up to 127, within 3e-7; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
 inline Vec exp2_of(Vec x) {
-  x = _mm512_max_ps(splat(-127.0f), x);  // a NaN in the second operand is passed on
-  const Vec shifted = shifted_to_integer(x), f = _mm512_sub_ps(x, integer_of(shifted));
+  x = max_of(splat(-127.0f), x);  // a NaN in the second operand is passed on
+  const Vec shifted = shifted_to_integer(x), f = x - integer_of(shifted);
   Vec p = splat(1.3264727e-3f);
-  p = _mm512_fmadd_ps(p, f, splat(9.671513e-3f));
-  p = _mm512_fmadd_ps(p, f, splat(5.5507336e-2f));
-  p = _mm512_fmadd_ps(p, f, splat(0.24022242f));
-  p = _mm512_fmadd_ps(p, f, splat(0.693147f));
-  return _mm512_mul_ps(_mm512_fmadd_ps(p, f, splat(1.0f)), power_of_2(shifted));
+  p = mul_add(p, f, splat(9.671513e-3f));
+  p = mul_add(p, f, splat(5.5507336e-2f));
+  p = mul_add(p, f, splat(0.24022242f));
+  p = mul_add(p, f, splat(0.693147f));
+  return mul_add(p, f, splat(1.0f)) * power_of_2(shifted);
 }
 
 // Lanes outside [low, high) of a segment's scores become -inf: both ends lie in blocks of their own or in one.
@@ -22,8 +22,8 @@ inline void mask_edges(float* scores, int low, int high) {
   const int ends[] = {low, high - 1};
   for (const int place : ends) {
     const int block = place / kBlockSize * kBlockSize;
-    const __mmask16 seen = first_lanes(high - block) & __mmask16(~first_lanes(low - block));
-    store(scores + block, _mm512_mask_mov_ps(splat(-kInfinity), seen, load(scores + block)));
+    const Mask seen = first_lanes(high - block) & lanes_but(first_lanes(low - block));
+    store(scores + block, select(seen, load(scores + block), splat(-kInfinity)));
   }
 }
 
@@ -31,7 +31,7 @@ inline void mask_edges(float* scores, int low, int high) {
 inline void store_weights(FloatLane, char* to, Vec x) { store(reinterpret_cast<float*>(to), x); }
 inline void store_weights(PairLane, char* to, Vec x) { store_bf16(reinterpret_cast<uint16_t*>(to), x); }
 inline void store_weights(ByteLane, char* to, Vec x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+  store_halves(to, narrow_shorts(to_ints(x)));
 }
 
 // The scales of an int8 cache: those of the keys, by place, and of the query belong to the scores, those of the values to the weights.
@@ -42,30 +42,30 @@ struct Scales {
 
 inline void scale_scores(const Scales& scales, float* scores, int first, int end) {
   for (int b = first; b < end; ++b) {
-    const Vec scale = _mm512_mul_ps(load(scales.blocks[b]), splat(scales.query));
-    store(scores + b * kBlockSize, _mm512_mul_ps(load(scores + b * kBlockSize), scale));
+    const Vec scale = load(scales.blocks[b]) * splat(scales.query);
+    store(scores + b * kBlockSize, load(scores + b * kBlockSize) * scale);
   }
 }
 
 // Float weights, in the memory of the scores -> int16. Returns the scale of the result; NaN if a place that is seen has no finite scale.
 inline float quantise_weights(const Scales& scales, float* x, char* weights, int first, int end) {
   Vec greatest = zero();
-  __mmask16 poison = 0;
+  Mask poison = no_lanes();
   for (int b = first; b < end; ++b) {
     const Vec w = load(x + b * kBlockSize);
     // A slot that nobody has written may hold any scale.
-    const Vec scaled = _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(w, zero(), _CMP_NEQ_UQ), w, load(scales.blocks[b] + kBlockSize));
-    poison |= _mm512_cmp_ps_mask(scaled, scaled, _CMP_UNORD_Q);
-    greatest = _mm512_max_ps(greatest, scaled);
+    const Vec scaled = mul_only(unequal(w, zero()), w, load(scales.blocks[b] + kBlockSize));
+    poison = poison | unordered(scaled, scaled);
+    greatest = max_of(greatest, scaled);
     store(x + b * kBlockSize, scaled);
   }
   const float most = max_lanes(greatest);
   const Vec inverse = splat(most > 0.0f ? kLargest / most : 0.0f);
   for (int b = first; b < end; ++b) {
-    const Vec w = _mm512_min_ps(_mm512_mul_ps(load(x + b * kBlockSize), inverse), splat(kLargest));
+    const Vec w = min_of(load(x + b * kBlockSize) * inverse, splat(kLargest));
     store_weights(ByteLane{}, weights + b * kBlockSize * 2, w);
   }
-  return poison ? __builtin_nanf("") : most / kLargest;
+  return any(poison) ? __builtin_nanf("") : most / kLargest;
 }
 
 // One vector's scores of a segment, places [low, high) of it seen -> scores that are final, and the state's m.
@@ -76,12 +76,12 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
   if (op.softcap > 0.0f) {
     const Vec cap = splat(op.softcap), inverse = splat(1.0f / op.softcap);
     for (int b = first; b < end; ++b) {
-      store(scores + b * kBlockSize, _mm512_mul_ps(tanh_of(_mm512_mul_ps(load(scores + b * kBlockSize), inverse)), cap));
+      store(scores + b * kBlockSize, tanh_of(load(scores + b * kBlockSize) * inverse) * cap);
     }
   }
   mask_edges(scores, low, high);
   Vec greatest = splat(-kInfinity);
-  for (int b = first; b < end; ++b) greatest = _mm512_max_ps(greatest, load(scores + b * kBlockSize));
+  for (int b = first; b < end; ++b) greatest = max_of(greatest, load(scores + b * kBlockSize));
   return max_lanes(greatest) * kLog2E;
 }
 
@@ -95,8 +95,8 @@ inline float soften(float* scores, char* weights, int low, int high, const Scale
   lines = (lines ? lines : reinterpret_cast<const char*>(scores)) - first * 64;
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
-    const Vec x = exp2_of(_mm512_fmsub_ps(load(scores + b * kBlockSize), splat(kLog2E), shift));
-    sum = _mm512_add_ps(sum, x);
+    const Vec x = exp2_of(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
+    sum = sum + x;
     prefetch_line(lines + b * 64);
     if (kScaled) {
       store(scores + b * kBlockSize, x);
@@ -114,15 +114,15 @@ inline void quantise_queries(const uint16_t* from, int vectors, int k_pad, int16
     Vec greatest = zero(), poison = zero();
     for (int d = 0; d < k_pad; d += 16) {
       const Vec x = load_bf16(from + d);
-      greatest = _mm512_max_ps(greatest, _mm512_abs_ps(x));
-      poison = _mm512_add_ps(poison, _mm512_sub_ps(x, x));
+      greatest = max_of(greatest, abs_of(x));
+      poison = poison + (x - x);
     }
     const float most = max_lanes(greatest);
     scales[i] = most / kLargest + sum_lanes(poison);
     const Vec inverse = splat(most > 0.0f ? kLargest / most : 0.0f);
     for (int d = 0; d < k_pad; d += 16) {
-      const Int q = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(from + d), inverse));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + d), _mm512_cvtsepi32_epi16(q));
+      const Int q = to_ints(load_bf16(from + d) * inverse);
+      store_halves(to + d, narrow_shorts(q));
     }
   }
 }

@@ -3,7 +3,7 @@
 
 // Exact int32 sums -> floats. The one formula for all integer products.
 inline Vec dequantised(Int sums, Vec weight_scales, float row_scale) {
-  return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), weight_scales), splat(row_scale));
+  return to_floats(sums) * weight_scales * splat(row_scale);
 }
 
 // The best of a row's columns in each lane: no lane has to be compared with another while columns come in, in ascending order.
@@ -27,8 +27,8 @@ inline void take_bests(const LaneBests* bests, int rows, Best* to) {
     to->poison += sum_lanes(load(bests->poison));
     const float value = max_lanes(values);
     if (value < to->value || value == -__builtin_inff()) continue;
-    const __mmask16 equal = _mm512_cmp_ps_mask(values, splat(value), _CMP_EQ_OQ);
-    const int column = _mm512_mask_reduce_min_epi32(equal, _mm512_loadu_si512(bests->columns));
+    const Mask equals = equal(values, splat(value));
+    const int column = least_lane(equals, load_int(bests->columns));
     if (value > to->value || column < to->index) *to = {value, to->poison, column, 0};
   }
 }
@@ -63,7 +63,7 @@ struct AnyEnding {
   static constexpr bool kGated = kIsGated, kWhole = false;
   static Vec function(const Epilogue& e, Vec v) { return function_of(e.function, v); }
   static Vec temper(const Epilogue& e, Vec v) {
-    if (e.scale != 1.0f) v = _mm512_mul_ps(v, splat(e.scale));
+    if (e.scale != 1.0f) v = v * splat(e.scale);
     if (e.softcap != 0.0f) v = softcapped(v, splat(e.softcap));
     return v;
   }
@@ -82,39 +82,39 @@ inline void finish_as(const Finish& f) {
     uint16_t* const narrow = e.narrow_out && place >= 0 ? e.narrow_out + at_row : nullptr;
     LaneBests* const bests = f.bests ? f.bests + r : nullptr;
     Vec greatest = zero(), poison = zero();
-    Int at = _mm512_setzero_si512();
+    Int at = zero_int();
     if (bests) {
       greatest = load(bests->values), poison = load(bests->poison);
-      at = _mm512_loadu_si512(bests->columns);
+      at = load_int(bests->columns);
     }
     for (int c = 0; c < f.columns; c += kPanel) {
-      const __mmask16 exist = Ending::kWhole ? __mmask16(0xffff) : first_lanes(f.columns - c);
+      const Mask exist = Ending::kWhole ? first_lanes(kPanel) : first_lanes(f.columns - c);
       const auto finished = [&](int at_sum) {
         Vec v = load(sums + at_sum);
-        if (kInteger) v = dequantised(_mm512_castps_si512(v), load(f.weight_scales + at_sum), row_scale);
-        if (f.bias) v = _mm512_add_ps(v, load(f.bias + at_sum));
-        if (residual) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(exist, residual + c));
+        if (kInteger) v = dequantised(as_ints(v), load(f.weight_scales + at_sum), row_scale);
+        if (f.bias) v = v + load(f.bias + at_sum);
+        if (residual) v = v + load_lanes(exist, residual + c);
         return Ending::temper(e, v);
       };
       Vec v;
       if (Ending::kGated) {
         v = Ending::function(e, finished(2 * c));
-        v = _mm512_mul_ps(v, finished(2 * c + kPanel));
+        v = v * finished(2 * c + kPanel);
       } else {
         v = Ending::function(e, finished(c));
       }
-      if (out) _mm512_mask_storeu_ps(out + c, exist, v);
-      if (narrow) _mm256_mask_storeu_epi16(narrow + c, exist, to_bf16(v));
+      if (out) store_lanes(out + c, exist, v);
+      if (narrow) store_lanes(narrow + c, exist, to_bf16(v));
       if (!bests) continue;
-      poison = _mm512_mask3_fmadd_ps(v, zero(), poison, exist);  // 0 but for NaN and the infinite
-      const __mmask16 better = _mm512_mask_cmp_ps_mask(exist, v, greatest, _CMP_GT_OQ);  // a NaN never is
-      greatest = _mm512_mask_mov_ps(greatest, better, v);
-      at = _mm512_mask_add_epi32(at, better, _mm512_set1_epi32(f.first_column + c), lane_numbers());
+      poison = mul_add(exist, v, zero(), poison);  // 0 but for NaN and the infinite
+      const Mask better = greater(exist, v, greatest);  // a NaN never is
+      greatest = select(better, v, greatest);
+      at = add(better, splat_int(f.first_column + c), lane_numbers(), at);
     }
     if (!bests) continue;
     store(bests->values, greatest);
     store(bests->poison, poison);
-    _mm512_storeu_si512(bests->columns, at);
+    store_int(bests->columns, at);
   }
 }
 

@@ -1,8 +1,12 @@
 // A linear layer: chooses how a weight of its precision is multiplied here. Included by isa_table.h.
 #include "epilogue.h"
 #include "panels.h"
+#if FT_AVX2
+#include "linear_avx2.h"
+#else
 #include "linear_dot.h"
 #include "linear_int4.h"
+#endif
 #include "unpack.h"
 #if FT_AMX
 #include "linear_amx.h"

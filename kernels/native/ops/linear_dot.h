@@ -103,8 +103,8 @@ struct DotPasses<Dot, kPanels, std::integer_sequence<int, kLess...>> {
 // Rows: as many as there are registers for two sums of each and panel, beside the weights. A weight is then read once for up to 14 tokens,
 // which counts where it comes from memory.
 template <typename Dot>
-struct DotFormat {
-  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = 14, kSide = 2, kSideRows = 7;
+struct DotFormat : RowsAsPrepared {
+  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = 14, kFewestRows = 4, kSide = 2, kSideRows = 7;
   static constexpr auto& multiply = DotPasses<Dot, 1, std::make_integer_sequence<int, kPassRows>>::multiply;
   static constexpr auto& multiply_side = DotPasses<Dot, kSide, std::make_integer_sequence<int, kSideRows>>::multiply;
 };

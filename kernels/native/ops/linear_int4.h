@@ -55,8 +55,8 @@ template <int... kLess>
 struct Int4Passes<std::integer_sequence<int, kLess...>> {
   static constexpr Multiply multiply[] = {multiply_int4_panel<kLess + 1>...};
 };
-struct Int4Format {
-  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile, kPassRows = 8, kSide = 1, kSideRows = kPassRows;
+struct Int4Format : RowsAsPrepared {
+  static constexpr int kStepInputs = 64, kStepBytes = kInt4Tile, kPassRows = 8, kFewestRows = 4, kSide = 1, kSideRows = kPassRows;
   static constexpr auto& multiply = Int4Passes<std::make_integer_sequence<int, kPassRows>>::multiply;
   static constexpr auto& multiply_side = multiply;
 };

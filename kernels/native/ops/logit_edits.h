@@ -8,7 +8,7 @@ inline bool is_allowed(const SampleRow& row, int token) { return !row.allowed ||
 inline bool all_out(const float* x, int vocab) {
   for (int i = 0; i < vocab; i += 16) {
     const int n = min_of(16, vocab - i);
-    if (_mm512_mask_cmp_ps_mask(first_lanes(n), load_some(x + i, n), splat(kOut), _CMP_GT_OQ)) return false;
+    if (any(greater(first_lanes(n), load_some(x + i, n), splat(kOut)))) return false;
   }
   return true;
 }
@@ -17,7 +17,7 @@ void copy_allowed(const SampleRow& row, int vocab, float* x) {
   for (int i = 0; i < vocab; i += 16) {
     const int n = min_of(16, vocab - i);
     Vec v = load_some(row.logits + i, n);
-    if (row.allowed) v = _mm512_mask_mov_ps(splat(kOut), __mmask16(row.allowed[i / 32] >> i % 32), v);
+    if (row.allowed) v = select(lanes_of(row.allowed[i / 32] >> i % 32), v, splat(kOut));
     store_some(x + i, v, n);
   }
 }
@@ -31,9 +31,9 @@ inline float penalised(const SampleRow& row, float x, float count) {
 // Place of token in ids [n], -1 = not there.
 inline int find(const int32_t* ids, int n, int32_t token) {
   for (int i = 0; i < n; i += 16) {
-    const __mmask16 lanes = first_lanes(min_of(16, n - i));
-    const __mmask16 same = _mm512_mask_cmpeq_epi32_mask(lanes, _mm512_maskz_loadu_epi32(lanes, ids + i), _mm512_set1_epi32(token));
-    if (same) return i + __builtin_ctz(same);
+    const Mask lanes = first_lanes(min_of(16, n - i));
+    const Mask same = equal(lanes, load_lanes(lanes, ids + i), splat_int(token));
+    if (any(same)) return i + first_of(same);
   }
   return -1;
 }

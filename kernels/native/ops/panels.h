@@ -10,9 +10,8 @@
 constexpr int kGroupPanels = 6, kMostPanels = 32;  // at least, at most, ...
 constexpr int kGroupSums = 288;                    // ... and in between so many vectors of sums
 constexpr int kTileRows = 448;                     // whose sums wait together
-static_assert(kTileRows * (kGroupPanels * kPanel * sizeof(float) + sizeof(LaneBests)) <= kLinearScratch, "sums, then the best of each row");
-
-constexpr int kFewestRows = 4;                     // of the passes behind the first
+constexpr size_t kTileBytesOfRows = kTileRows * (kGroupPanels * kPanel * sizeof(float) + sizeof(LaneBests));
+static_assert(kTileBytesOfRows <= kLinearScratch, "sums, then the best of each row");
 
 // One pass: some rows times a panel, or two.
 struct Pass {
@@ -29,20 +28,31 @@ struct Pass {
 
 using Multiply = void (*)(const Pass&);
 
+// How a pass reads rows: from where they were prepared.
+struct RowsAsPrepared {
+  static constexpr int most_rows(int /*inputs*/) { return kTileRows; }
+  static void enter(const PreparedRows& x, int first_row, int /*rows*/, int /*inputs*/, char* /*memory*/, Pass* pass) {
+    pass->rows = static_cast<const char*>(x.data) + first_row * x.stride;
+    pass->row_stride = x.stride;
+  }
+};
+
 // Format: kStepInputs and kStepBytes of a step; multiply[rows - 1] up to kPassRows: the passes over one panel; multiply_side[rows - 1] up to
-// kSideRows: those over kSide panels.
+// kSideRows: those over kSide panels, of kFewestRows at least; most_rows and enter: see RowsAsPrepared.
 template <typename Format>
 inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, float* tile) {
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
   pass.panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
-  pass.row_stride = x.stride;
   pass.sums_stride = w.precision == Precision::kInt4 ? w.inputs / kGroup : 1;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
-  for (int first_row = 0; first_row < x.rows; first_row += kTileRows) {
-    const int rows = min_of(kTileRows, x.rows - first_row);
-    const int first_rows = rows > Format::kPassRows ? min_of(Format::kPassRows, rows - kFewestRows) : rows;
+  const int most_rows = Format::most_rows(w.inputs);
+  for (int first_row = 0; first_row < x.rows; first_row += most_rows) {
+    const int rows = min_of(most_rows, x.rows - first_row);
+    Format::enter(x, first_row, rows, w.inputs, reinterpret_cast<char*>(tile) + kTileBytesOfRows, &pass);
+    const char* const entered = pass.rows;
+    const int first_rows = rows > Format::kPassRows ? min_of(Format::kPassRows, rows - Format::kFewestRows) : rows;
     const int others = rows - first_rows, passes = (others + Format::kSideRows - 1) / Format::kSideRows;
     const int most_panels = max_of(kGroupPanels, min_of(kMostPanels, kGroupSums / rows / 2 * 2));
     if (e.best) clear_bests(bests, rows);
@@ -52,7 +62,7 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
       pass.sum_stride = panels * kPanel;
       const auto run = [&](Multiply multiply, int panel, int row) {
         pass.weights = static_cast<const char*>(w.weights) + (group + panel) * pass.panel_bytes;
-        pass.rows = static_cast<const char*>(x.data) + (first_row + row) * x.stride;
+        pass.rows = entered + row * pass.row_stride;
         if (x.input_sums) pass.input_sums = x.input_sums + (first_row + row) * pass.sums_stride;
         pass.sums = tile + row * pass.sum_stride + panel * kPanel;
         multiply(pass);

@@ -11,9 +11,9 @@ struct RowReader {
 
   Vec whole(int i) const {  // all 16 columns exist
     Vec v = load(x + i);
-    if (kNormalise) v = _mm512_mul_ps(v, inverse);
-    if (kNormalise && weight) v = _mm512_mul_ps(v, load(weight + i));
-    if (kNormalise && kHasBias) v = _mm512_add_ps(v, load(bias + i));
+    if (kNormalise) v = v * inverse;
+    if (kNormalise && weight) v = v * load(weight + i);
+    if (kNormalise && kHasBias) v = v + load(bias + i);
     return v;
   }
   Vec operator()(int i) const {
@@ -28,8 +28,8 @@ template <class Row>
 inline float scale_of(const Row& row, float* inverse) {
   Vec greatest[4] = {zero(), zero(), zero(), zero()}, poison[4] = {zero(), zero(), zero(), zero()};
   const auto take = [&](int run, Vec v) {
-    greatest[run] = _mm512_max_ps(_mm512_abs_ps(v), greatest[run]);
-    poison[run] = _mm512_fmadd_ps(v, zero(), poison[run]);
+    greatest[run] = max_of(abs_of(v), greatest[run]);
+    poison[run] = mul_add(v, zero(), poison[run]);
   };
   int i = 0;
   for (; i + 64 <= row.width; i += 64) {
@@ -38,8 +38,8 @@ inline float scale_of(const Row& row, float* inverse) {
   }
   for (; i < row.width; i += 16) take(0, row(i));
   const auto fold = [](const Vec* v, auto&& with) { return with(with(v[0], v[1]), with(v[2], v[3])); };
-  const float bound = max_lanes(fold(greatest, [](Vec a, Vec b) { return _mm512_max_ps(a, b); }));
-  const float not_finite = sum_lanes(fold(poison, [](Vec a, Vec b) { return _mm512_add_ps(a, b); }));
+  const float bound = max_lanes(fold(greatest, [](Vec a, Vec b) { return max_of(a, b); }));
+  const float not_finite = sum_lanes(fold(poison, [](Vec a, Vec b) { return a + b; }));
   const bool usable = bound > 1e-30f && not_finite == 0.0f;  // else 127 / bound is not finite
   *inverse = usable ? 127.0f / bound : 0.0f;
   return (usable ? bound / 127.0f : 0.0f) + not_finite;
@@ -49,25 +49,23 @@ template <class Row>
 inline void quantise_row(const Row& row, int inputs, float inverse, int8_t* out) {
   for (int i = 0; i < inputs; i += 16) {
     // a NaN times 0 would round to INT_MIN: keep the bytes of a poisoned row within -127..127
-    Vec v = _mm512_mul_ps(row(i), splat(inverse));
-    v = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+    Vec v = row(i) * splat(inverse);
+    v = only(ordered(v, v), v);
+    store_bytes(out + i, narrow_bytes(to_ints(v)));
   }
 }
 
-inline Int sums_of_quads(const int8_t* row) { return dot_u8s8(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(row)); }
-
 inline int32_t sum_row(const int8_t* row, int inputs) {
-  Int quads = _mm512_setzero_si512();
-  for (int i = 0; i < inputs; i += 64) quads = _mm512_add_epi32(quads, sums_of_quads(row + i));
-  return _mm512_reduce_add_epi32(quads);
+  Int quads = zero_int();
+  for (int i = 0; i < inputs; i += 64) quads = add(quads, sums_of_quads(row + i));
+  return sum_lanes(quads);
 }
 
 inline void sum_groups(const int8_t* row, int inputs, int32_t* sums) {
   for (int i = 0; i < inputs; i += 64) {
     const Int quads = sums_of_quads(row + i);
-    sums[i / kGroup] = _mm512_mask_reduce_add_epi32(0x00ff, quads);
-    sums[i / kGroup + 1] = _mm512_mask_reduce_add_epi32(0xff00, quads);
+    sums[i / kGroup] = sum_low_lanes(quads);
+    sums[i / kGroup + 1] = sum_high_lanes(quads);
   }
 }
 

@@ -7,12 +7,12 @@ inline void normalise_and_rotate(const AttentionOp& op, const float* x, const fl
     Vec squares = zero();
     for (int i = 0; i < n; i += 16) {
       const Vec v = load_some(x + i, n - i);
-      squares = _mm512_fmadd_ps(v, v, squares);
+      squares = mul_add(v, v, squares);
     }
     const __m128 mean = _mm_set_ss(sum_lanes(squares) / float(n) + op.norm_eps);
     const Vec inverse = splat(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
     for (int i = 0; i < pad; i += 16) {
-      store(out + i, _mm512_mul_ps(_mm512_mul_ps(load_some(x + i, n - i), inverse), load_some(weight + i, n - i)));
+      store(out + i, load_some(x + i, n - i) * inverse * load_some(weight + i, n - i));
     }
   } else {
     for (int i = 0; i < pad; i += 16) store(out + i, load_some(x + i, n - i));
@@ -25,8 +25,8 @@ inline void normalise_and_rotate(const AttentionOp& op, const float* x, const fl
     const int lanes = half - i;
     const Vec c = load_some(cosines + i, lanes), s = load_some(sines + i, lanes);
     const Vec a = load_some(out + i, lanes), b = load_some(out + half + i, lanes);
-    store_some(out + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), lanes);
-    store_some(out + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), lanes);
+    store_some(out + i, mul_sub(a, c, b * s), lanes);
+    store_some(out + half + i, mul_add(b, c, a * s), lanes);
   }
 }
 
@@ -35,16 +35,16 @@ inline float quantise(const float* x, int n, int8_t* q) {
   Vec greatest = zero(), poison = zero();
   for (int i = 0; i < n; i += 16) {
     const Vec v = load(x + i);
-    greatest = _mm512_max_ps(greatest, _mm512_abs_ps(v));
-    poison = _mm512_add_ps(poison, _mm512_sub_ps(v, v));
+    greatest = max_of(greatest, abs_of(v));
+    poison = poison + (v - v);
   }
   const float scale = max_lanes(greatest) / 127.0f + sum_lanes(poison);
   const Vec inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
   for (int i = 0; i < n; i += 16) {
-    const Vec v = _mm512_mul_ps(load(x + i), inverse);
+    const Vec v = load(x + i) * inverse;
     // what does not fit (an infinite inverse, NaN) becomes 0
-    const __mmask16 fits = _mm512_cmp_ps_mask(_mm512_abs_ps(v), splat(127.5f), _CMP_LT_OQ);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtsepi32_epi8(_mm512_maskz_cvtps_epi32(fits, v)));
+    const Mask fits = less(abs_of(v), splat(127.5f));
+    store_bytes(q + i, narrow_bytes(to_ints(fits, v)));
   }
   return scale;
 }
@@ -67,14 +67,14 @@ inline void write_slot(const CacheLayer& cache, char* block, int lane, const flo
     return;
   }
   alignas(64) uint16_t narrow[kMaxHeadDim];
-  const int odd = lane & 1;
+  const bool odd = lane & 1;
   if (cache.type == CacheType::kBFloat16) {
     for (int i = 0; i < k_pad; i += 16) store_bf16(narrow + i, load(k + i));
     store_lane<uint32_t>(block, lane, narrow, k_pad / 2);
     auto* pairs = reinterpret_cast<uint16_t*>(block) + k_pad * kBlockSize + lane / 2 * v_pad * 2;
     for (int i = 0; i < v_pad; i += 16) {
-      const Int x = _mm512_cvtepu16_epi32(to_bf16(load(v + i)));
-      _mm512_mask_storeu_epi16(pairs + 2 * i, odd ? 0xaaaaaaaau : 0x55555555u, odd ? _mm512_slli_epi32(x, 16) : x);
+      const Int x = widen(to_bf16(load(v + i)));
+      store_every_second(pairs + 2 * i, odd, odd ? shift_left(x, 16) : x);
     }
     return;
   }
@@ -83,17 +83,17 @@ inline void write_slot(const CacheLayer& cache, char* block, int lane, const flo
   scales[lane] = quantise(k, k_pad, bytes);
   store_lane<uint16_t>(block, lane, bytes, k_pad / 2);
   scales[kBlockSize + lane] = quantise(v, v_pad, bytes);
-  char* pairs = block + k_pad * kBlockSize + lane / 2 * v_pad * 2;
+  auto* pairs = reinterpret_cast<uint8_t*>(block) + k_pad * kBlockSize + lane / 2 * v_pad * 2;
   for (int i = 0; i < v_pad; i += 16) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i)));
-    _mm256_mask_storeu_epi8(pairs + 2 * i, odd ? 0xaaaaaaaau : 0x55555555u, odd ? _mm256_slli_epi16(x, 8) : x);
+    const Halves x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i)));
+    store_every_second(pairs + 2 * i, odd, odd ? _mm256_slli_epi16(x, 8) : x);
   }
 }
 
 // Up to 16 columns of what comes out, `place` elements from its start.
 inline void store_output(const AttentionOp& op, int64_t place, Vec v, int columns) {
   if (op.narrow_out) {
-    _mm256_mask_storeu_epi16(op.narrow_out + place, first_lanes(columns), to_bf16(v));
+    store_lanes(op.narrow_out + place, first_lanes(columns), to_bf16(v));
   } else {
     store_some(op.out + place, v, columns);
   }
@@ -136,7 +136,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
   for (int g = 0; g < group; ++g) {
     normalise_and_rotate(op, q + int64_t(kv_head * group + g) * k_dim, op.q_norm, position, k_dim, k_pad, head);
     for (int i = 0; i < k_pad; i += 16) {
-      const Vec x = _mm512_mul_ps(load(head + i), scale);
+      const Vec x = load(head + i) * scale;
       if (cache.type == CacheType::kFloat32) {
         store(static_cast<float*>(op.queries) + first + g * k_pad + i, x);
       } else {

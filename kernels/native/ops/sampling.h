@@ -9,7 +9,7 @@ constexpr float kCannotWin = -50.0f;
 // which weighs 1, they would lose even with the luckiest draw against the unluckiest.
 
 inline Int ids_from(int first) {
-  return _mm512_add_epi32(_mm512_set1_epi32(first), lane_numbers());
+  return add(splat_int(first), lane_numbers());
 }
 
 // Logits after the edits, as scores: nats from the best one, after temperature. Padded to whole blocks with -inf.
@@ -21,34 +21,34 @@ struct Scores {
   float* tops;        // [blocks padded to 16] the best score of each
 
   const float* block(int b) const { return b + 1 < blocks ? logits + b * kRaceBlock : tail; }
-  Vec of(Vec x) const { return _mm512_div_ps(_mm512_sub_ps(x, splat(peak)), splat(temperature)); }
+  Vec of(Vec x) const { return (x - splat(peak)) / splat(temperature); }
 };
 
 // Finds the peak, with tops still logits. false: a NaN, or no finite best.
 bool find_peak(Scores& row) {
-  __mmask16 nan = 0;
+  Mask nan = no_lanes();
   Vec peak = splat(kOut);
   for (int b = 0; b < row.blocks; ++b) {
     const float* x = row.block(b);
     Vec top = splat(kOut);
     for (int i = 0; i < kRaceBlock; i += 32) {
       const Vec low = load(x + i), high = load(x + i + 16);
-      nan |= _mm512_cmp_ps_mask(low, high, _CMP_UNORD_Q);
-      top = _mm512_max_ps(top, _mm512_max_ps(low, high));
+      nan = nan | unordered(low, high);
+      top = max_of(top, max_of(low, high));
     }
     row.tops[b] = max_lanes(top);
-    peak = _mm512_max_ps(peak, top);
+    peak = max_of(peak, top);
   }
   row.peak = max_lanes(peak);
-  return !nan && row.peak > kOut && row.peak < -kOut;
+  return !any(nan) && row.peak > kOut && row.peak < -kOut;
 }
 
 int first_best(const Scores& row) {
   int b = 0;
   while (row.tops[b] != row.peak) ++b;
   for (int i = 0;; i += 16) {
-    const __mmask16 best = _mm512_cmp_ps_mask(load(row.block(b) + i), splat(row.peak), _CMP_EQ_OQ);
-    if (best) return b * kRaceBlock + i + __builtin_ctz(best);
+    const Mask best = equal(load(row.block(b) + i), splat(row.peak));
+    if (any(best)) return b * kRaceBlock + i + first_of(best);
   }
 }
 
@@ -65,20 +65,20 @@ double collect(const Scores& row, Cut cut, float floor, Candidates& found) {
     for (int i = 0; i < kRaceBlock; i += 16) {
       const Vec scores = row.of(load(x + i));
       const Int ids = ids_from(b * kRaceBlock + i);
-      __mmask16 kept = keeps(cut, scores, ids);
+      Mask kept = keeps(cut, scores, ids);
       Vec weights = zero();
       if (kWeighed) {
-        weights = _mm512_maskz_mov_ps(kept, exp_of(scores));
-        sum = _mm512_add_ps(sum, weights);
+        weights = only(kept, exp_of(scores));
+        sum = sum + weights;
       }
       if (!has_candidates) continue;
-      kept &= _mm512_cmp_ps_mask(scores, splat(floor), _CMP_GE_OQ);
-      if (!kept) continue;
+      kept = kept & at_least(scores, splat(floor));
+      if (!any(kept)) continue;
       // compressed in a register: straight into memory is microcode, hundreds of cycles, on Zen 4
-      store(found.scores + n, _mm512_maskz_compress_ps(kept, scores));
-      if (kWeighed) store(found.weights + n, _mm512_maskz_compress_ps(kept, weights));
-      _mm512_storeu_si512(found.ids + n, _mm512_maskz_compress_epi32(kept, ids));
-      n += __builtin_popcount(kept);
+      store(found.scores + n, compressed(kept, scores));
+      if (kWeighed) store(found.weights + n, compressed(kept, weights));
+      store_int(found.ids + n, compressed(kept, ids));
+      n += count_of(kept);
     }
     if (kWeighed) total += sum_lanes(sum);
   }
@@ -119,12 +119,12 @@ Cut filtered(const SampleRow& params, const Scores& row, int vocab, Candidates& 
 
 inline Vec weights_at(const Scores& row, Cut cut, int b, int i) {
   const Vec scores = row.of(load(row.block(b) + i));
-  return _mm512_maskz_mov_ps(keeps(cut, scores, ids_from(b * kRaceBlock + i)), exp_of(scores));
+  return only(keeps(cut, scores, ids_from(b * kRaceBlock + i)), exp_of(scores));
 }
 
 inline float weight_of_block(const Scores& row, Cut cut, int b) {
   Vec sum = zero();
-  for (int i = 0; i < kRaceBlock; i += 16) sum = _mm512_add_ps(sum, weights_at(row, cut, b, i));
+  for (int i = 0; i < kRaceBlock; i += 16) sum = sum + weights_at(row, cut, b, i);
   return sum_lanes(sum);
 }
 
@@ -135,9 +135,9 @@ int winning_block(const Scores& row, Cut cut, int64_t key, float* noise, float* 
   int lead = 0;
   for (int b = 0; b < row.blocks; b += 16) {
     const Vec tops = load(row.tops + b);
-    const __mmask16 kept = _mm512_cmp_ps_mask(tops, splat(cut.score), _CMP_GE_OQ) & first_lanes(row.blocks - b);
-    const Vec most = _mm512_mul_ps(exp_of(tops), splat(kRaceBlock * 1.001f));
-    store(bounds + b, _mm512_maskz_div_ps(kept, most, load(noise + b)));
+    const Mask kept = at_least(tops, splat(cut.score)) & first_lanes(row.blocks - b);
+    const Vec most = exp_of(tops) * splat(kRaceBlock * 1.001f);
+    store(bounds + b, div_only(kept, most, load(noise + b)));
   }
   for (int b = 1; b < row.blocks; ++b) lead = bounds[b] > bounds[lead] ? b : lead;
   int winner = lead;
@@ -157,16 +157,16 @@ int winning_block(const Scores& row, Cut cut, int64_t key, float* noise, float* 
 // Second round: inside a block, the first among equals.
 int winner_within(const Scores& row, Cut cut, int64_t key, int b, float* noise) {
   exponential(key, 0, kRaceBlock, noise);
-  Vec best = splat(-1);
-  Int at = _mm512_setzero_si512();
+  Vec best = splat(-1.0f);
+  Int at = zero_int();
   for (int i = 0; i < kRaceBlock; i += 16) {
-    const Vec values = _mm512_div_ps(weights_at(row, cut, b, i), load(noise + i));
-    const __mmask16 better = _mm512_cmp_ps_mask(values, best, _CMP_GT_OQ);
-    best = _mm512_mask_mov_ps(best, better, values);
-    at = _mm512_mask_mov_epi32(at, better, ids_from(b * kRaceBlock + i));
+    const Vec values = weights_at(row, cut, b, i) / load(noise + i);
+    const Mask better = greater(values, best);
+    best = select(better, values, best);
+    at = select(better, ids_from(b * kRaceBlock + i), at);
   }
-  const __mmask16 winners = _mm512_cmp_ps_mask(best, splat(max_lanes(best)), _CMP_EQ_OQ);
-  return _mm512_mask_reduce_min_epi32(winners, at);
+  const Mask winners = equal(best, splat(max_lanes(best)));
+  return least_lane(winners, at);
 }
 
 // -1: the row has a NaN or no finite best.
@@ -189,8 +189,8 @@ int64_t sample_row(const SampleRow& params, int vocab, char* scratch) {
   Scores row = {logits, tail, (vocab + kRaceBlock - 1) / kRaceBlock, 0, params.temperature, tops};
   const int first = (row.blocks - 1) * kRaceBlock;
   for (int i = 0; i < kRaceBlock; i += 16) {
-    const __mmask16 lanes = first_lanes(max_of(0, vocab - first - i));
-    store(tail + i, _mm512_mask_loadu_ps(splat(kOut), lanes, logits + first + i));
+    const Mask lanes = first_lanes(max_of(0, vocab - first - i));
+    store(tail + i, load_lanes(lanes, logits + first + i, splat(kOut)));
   }
   if (!find_peak(row)) return -1;
   if (params.temperature == 0) return first_best(row);

@@ -9,9 +9,9 @@ struct Cut {
 
 inline Cut stricter(Cut a, Cut b) { return a.score > b.score || (a.score == b.score && a.id < b.id) ? a : b; }
 
-inline __mmask16 keeps(Cut cut, Vec scores, Int ids) {
-  return _mm512_cmp_ps_mask(scores, splat(cut.score), _CMP_GT_OQ) |
-         _mm512_mask_cmple_epi32_mask(_mm512_cmp_ps_mask(scores, splat(cut.score), _CMP_EQ_OQ), ids, _mm512_set1_epi32(cut.id));
+inline Mask keeps(Cut cut, Vec scores, Int ids) {
+  return greater(scores, splat(cut.score)) |
+         at_most(equal(scores, splat(cut.score)), ids, splat_int(cut.id));
 }
 
 // Some tokens in the order of their ids.
@@ -27,26 +27,26 @@ constexpr int kPivots = 3;
 // Per pivot, the sum of the weights of the candidates that score at least that.
 template <bool kWeighed>
 void weigh(const Candidates& of, const float* pivots, double* sums) {
-  __m512d low[kPivots], high[kPivots];
+  Doubles low[kPivots], high[kPivots];
   int64_t number[kPivots];
   for (int p = 0; p < kPivots; ++p) {
-    low[p] = high[p] = _mm512_setzero_pd();
+    low[p] = high[p] = no_doubles();
     number[p] = 0;
   }
   for (int i = 0; i < of.count; i += 16) {
-    const __mmask16 lanes = first_lanes(of.count - i);
+    const Mask lanes = first_lanes(of.count - i);
     const Vec scores = load(of.scores + i);
     for (int p = 0; p < kPivots; ++p) {
-      const __mmask16 above = _mm512_mask_cmp_ps_mask(lanes, scores, splat(pivots[p]), _CMP_GE_OQ);
+      const Mask above = at_least(lanes, scores, splat(pivots[p]));
       if (kWeighed) {  // as doubles, so that the order in which they are added decides nothing
-        low[p] = _mm512_mask_add_pd(low[p], __mmask8(above), low[p], _mm512_cvtps_pd(_mm256_loadu_ps(of.weights + i)));
-        high[p] = _mm512_mask_add_pd(high[p], __mmask8(above >> 8), high[p], _mm512_cvtps_pd(_mm256_loadu_ps(of.weights + i + 8)));
+        low[p] = add(low_lanes(above), load_doubles(of.weights + i), low[p]);
+        high[p] = add(high_lanes(above), load_doubles(of.weights + i + 8), high[p]);
       } else {
-        number[p] += __builtin_popcount(above);
+        number[p] += count_of(above);
       }
     }
   }
-  for (int p = 0; p < kPivots; ++p) sums[p] = kWeighed ? _mm512_reduce_add_pd(_mm512_add_pd(low[p], high[p])) : double(number[p]);
+  for (int p = 0; p < kPivots; ++p) sums[p] = kWeighed ? sum_lanes(low[p] + high[p]) : double(number[p]);
 }
 
 // Leaves those that score at least `floor` and less than `ceiling`, in their order.
@@ -55,13 +55,13 @@ void keep_between(Candidates& of, float floor, float ceiling) {
   int n = 0;
   for (int i = 0; i < of.count; i += 16) {
     const Vec scores = load(of.scores + i);
-    const __mmask16 above = _mm512_mask_cmp_ps_mask(first_lanes(of.count - i), scores, splat(floor), _CMP_GE_OQ);
-    const __mmask16 kept = _mm512_mask_cmp_ps_mask(above, scores, splat(ceiling), _CMP_LT_OQ);
+    const Mask above = at_least(first_lanes(of.count - i), scores, splat(floor));
+    const Mask kept = less(above, scores, splat(ceiling));
     // in place: what is written lies at or before what has been read
-    if (kWeighed) store(of.weights + n, _mm512_maskz_compress_ps(kept, load(of.weights + i)));
-    _mm512_storeu_si512(of.ids + n, _mm512_maskz_compress_epi32(kept, _mm512_loadu_si512(of.ids + i)));
-    store(of.scores + n, _mm512_maskz_compress_ps(kept, scores));
-    n += __builtin_popcount(kept);
+    if (kWeighed) store(of.weights + n, compressed(kept, load(of.weights + i)));
+    store_int(of.ids + n, compressed(kept, load_int(of.ids + i)));
+    store(of.scores + n, compressed(kept, scores));
+    n += count_of(kept);
   }
   of.count = n;
 }
@@ -92,11 +92,11 @@ Cut last_within(Candidates& of, double limit) {
   while (of.count > 32) {
     Vec low = splat(-kOut), high = splat(kOut);
     for (int i = 0; i < of.count; i += 16) {
-      const __mmask16 lanes = first_lanes(of.count - i);
-      low = _mm512_mask_min_ps(low, lanes, low, load(of.scores + i));
-      high = _mm512_mask_max_ps(high, lanes, high, load(of.scores + i));
+      const Mask lanes = first_lanes(of.count - i);
+      low = min_of(lanes, load(of.scores + i), low);
+      high = max_of(lanes, load(of.scores + i), high);
     }
-    const float least = -max_lanes(_mm512_sub_ps(zero(), low)), greatest = max_lanes(high);
+    const float least = -max_lanes(zero() - low), greatest = max_lanes(high);
     if (least == greatest) {
       const double weight = kWeighed ? double(of.weights[0]) : 1.0;
       int n = max_of(1, int(__builtin_fmin(of.count, (limit - before) / weight)));

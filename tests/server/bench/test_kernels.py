@@ -42,7 +42,7 @@ def test_one_command_measures_all_levels_and_writes_all_files(
 def test_what_cannot_run_here_is_left_out_with_the_reason(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("foretoken.kernels.native.availability", lambda: Availability(None, "this test has no AVX-512"))
+    monkeypatch.setattr("foretoken.kernels.native.availability", lambda: Availability(None, "this test has no AVX2"))
     flags = [
         "--quick",
         "--rounds",
@@ -59,7 +59,7 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(
     main([*flags, "--output-dir", str(tmp_path)])
     results = json.loads((tmp_path / JSON_NAME).read_text())
     (skipped,) = results["skipped"]
-    assert skipped.startswith(f"{tiny_target.name}, int8: ") and "this test has no AVX-512" in skipped
+    assert skipped.startswith(f"{tiny_target.name}, int8: ") and "this test has no AVX2" in skipped
     assert {m["precision"] for m in results["measurements"] if m["model"]} == {"float32"}
     assert f"not measured: {skipped}" in capsys.readouterr().out
 
