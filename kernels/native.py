@@ -66,7 +66,7 @@ PACKED, GATED = "packed", "packed, gate and up by turns"
 
 
 def prefers_bfloat16(isa: str) -> bool:
-    """Whether an instruction set multiplies bfloat16 as fast as float32: by instructions of its own, or from rows widened once a product."""
+    """Whether an instruction set multiplies bfloat16 as fast as float32: by its own instructions, or from rows widened once a product."""
     return isa not in _SLOW_BFLOAT16
 
 

@@ -30,6 +30,8 @@ struct RowPointers {
   }
 };
 
+constexpr int kWeightsAhead = 1024;  // bytes that are fetched ahead: measured on Zen 3, where its own prefetch leaves a tenth of the time idle
+
 template <int kRows, typename Part>
 FT_INLINE void store_sums(const Pass& pass, const Part (&low)[kRows], const Part (&high)[kRows]) {
 #pragma GCC unroll 8
@@ -65,6 +67,7 @@ struct Float32Dot {
     RowPointers<kRows> rows(pass);
     const char* weights = pass.weights;
     for (const char* const end = weights + int64_t(pass.steps) * 64; weights < end; weights += 64, rows.move(4)) {
+      prefetch_line(weights + kWeightsAhead);
       const __m256 first = _mm256_castsi256_ps(load_part(weights)), second = _mm256_castsi256_ps(load_part(weights + 32));
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -89,6 +92,7 @@ struct BFloat16Dot {
     RowPointers<kRows> rows(pass);
     const char* weights = pass.weights;
     for (const char* const end = weights + int64_t(pass.steps) * 64; weights < end; weights += 64, rows.move(8)) {
+      prefetch_line(weights + kWeightsAhead);
       __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(load_part(weights), 16));
       __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(load_part(weights + 32), 16));
 #pragma GCC unroll 8
@@ -127,6 +131,7 @@ struct Int8Dot {
     RowPointers<kRows> rows(pass);
     const char* weights = pass.weights;
     for (const char* const end = weights + int64_t(pass.steps) * 64; weights < end; weights += 64, rows.move(4)) {
+      prefetch_line(weights + kWeightsAhead);
       __m256i w = load_part(weights), size = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -194,6 +199,7 @@ struct Int4Dot {
     const char* weights = pass.weights;
     const int32_t* input_sums = pass.input_sums;
     for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, input_sums += 2, rows.move(64)) {
+      for (int line = 0; line < kInt4Tile; line += 64) prefetch_line(weights + kWeightsAhead + line);
       add_half<kRows>(rows, input_sums, pass.sums_stride, weights, weights + 512, low);
       add_half<kRows>(rows, input_sums, pass.sums_stride, weights + 32, weights + 512 + 8, high);
     }
