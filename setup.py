@@ -17,11 +17,13 @@ COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-cont
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
-_BF16 = [*_AVX512, "-mavx512bf16", "-mavx512vnni"]
+_VNNI = [*_AVX512, "-mavx512vnni"]
+_BF16 = [*_VNNI, "-mavx512bf16"]
 DIGEST = runpy.run_path("kernels/native_abi.py")["sources_digest"](NATIVE)
 OPTIONS = {
     "isa_avx2": _AVX2,
     "isa_avx512": _AVX512,
+    "isa_avx512_vnni": _VNNI,
     "isa_avx512_bf16": _BF16,
     "isa_amx": [*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     "abi": [f'-DFT_SOURCES="{DIGEST}"'],

@@ -159,11 +159,9 @@ def resolve_dtype(name: str) -> torch.dtype | None:
 
 
 def _native_execution(config: ModelConfig, dtype: torch.dtype | None, native_quantization: Quantization | None) -> Execution:
-    isa = native.availability().isa
-    is_fast = isa is not None and native.prefers_bfloat16(isa)
     narrow: Any = config.quantization
     return Execution(
-        dtype=dtype or (torch.bfloat16 if is_fast else torch.float32),
+        dtype=dtype or (torch.float32 if native.availability().isa is None else torch.bfloat16),
         quantization=native_quantization if narrow == "none" else narrow,
         kv_cache="int8" if config.kv_cache_dtype == "int8" else None,
     )

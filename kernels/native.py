@@ -60,14 +60,8 @@ from .weight_bank import NetworkWeights, WeightBank
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
-_SLOW_BFLOAT16 = ("avx512",)
 LONG_HEAD = 16 * 2**20  # bytes that no core's own cache holds: to read them takes longer than to multiply
 PACKED, GATED = "packed", "packed, gate and up by turns"
-
-
-def prefers_bfloat16(isa: str) -> bool:
-    """Whether an instruction set multiplies bfloat16 as fast as float32: by its own instructions, or from rows widened once a product."""
-    return isa not in _SLOW_BFLOAT16
 
 
 def supports(program: Program, execution: Execution) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from .cgroups import folders
 from .native_abi import declare, fits
 
-ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
+ISAS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """Instruction sets by the number that the library gives them."""
 
 

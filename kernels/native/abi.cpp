@@ -35,7 +35,7 @@ using foretoken::NetworkSpec;
 using foretoken::RoundsRequest;
 using foretoken::RunRequest;
 
-// -1: no instruction set of ours runs here; else the best of 0 avx2, 1 avx512, 2 avx512_bf16, 3 amx.
+// -1: no instruction set of ours runs here; else the best of 0 avx2, 1 avx512, 2 avx512_vnni, 3 avx512_bf16, 4 amx.
 EXPORT int ft_isa() { return foretoken::detected_isa(); }
 
 // Bytes of the structs that cross the border: another number than Python's, and the two were made from different sources.

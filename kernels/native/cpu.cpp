@@ -55,7 +55,8 @@ Isa detect() {
   if (!avx2 || (state & kHalfState) != kHalfState) return Isa::kNone;
   if (!avx512 || (state & kVectorState) != kVectorState) return Isa::kAvx2;
   const bool vnni = bit(seven.ecx, 11), bf16 = bit(seven_one.eax, 5);
-  if (!vnni || !bf16) return Isa::kAvx512;
+  if (!vnni) return Isa::kAvx512;
+  if (!bf16) return Isa::kAvx512Vnni;
   const bool tiles = bit(seven.edx, 24) && bit(seven.edx, 22) && bit(seven.edx, 25);  // AMX-TILE, -BF16, -INT8
   if (!tiles || (state & kTileState) != kTileState || !request_tiles()) return Isa::kAvx512Bf16;
   return Isa::kAmx;
@@ -73,6 +74,7 @@ const Kernels* kernels_of(int isa) {
   switch (Isa(isa)) {
     case Isa::kAvx2: return avx2_kernels();
     case Isa::kAvx512: return avx512_kernels();
+    case Isa::kAvx512Vnni: return avx512_vnni_kernels();
     case Isa::kAvx512Bf16: return avx512_bf16_kernels();
     case Isa::kAmx: return amx_kernels();
     case Isa::kNone: break;

@@ -7,7 +7,7 @@ namespace foretoken {
 
 struct Kernels;
 
-enum class Isa : int32_t { kNone = -1, kAvx2 = 0, kAvx512 = 1, kAvx512Bf16 = 2, kAmx = 3 };
+enum class Isa : int32_t { kNone = -1, kAvx2 = 0, kAvx512 = 1, kAvx512Vnni = 2, kAvx512Bf16 = 3, kAmx = 4 };
 
 // The best Isa that processor and operating system allow, -1 without AVX2. Asks once; any thread may call it.
 int detected_isa();

@@ -232,6 +232,7 @@ constexpr size_t kAttentionScratch = 512 * 1024;
 
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_vnni_kernels();
 const Kernels* avx512_bf16_kernels();
 const Kernels* amx_kernels();
 

@@ -208,7 +208,7 @@ Multiplier multiplier(int kind) {
   if (kind == kBFloat16 && isa >= Isa::kAmx) return {multiply_tiles_bfloat16, tile_operations(32), true};
   if (kind == kBFloat16 && isa >= Isa::kAvx512Bf16) return {multiply_bfloat16, vector_operations(2), false};
   if (kind == kInt8 && isa >= Isa::kAmx) return {multiply_tiles_int8, tile_operations(64), true};
-  if (kind == kInt8 && isa >= Isa::kAvx512Bf16) return {multiply_int8, vector_operations(4), false};
+  if (kind == kInt8 && isa >= Isa::kAvx512Vnni) return {multiply_int8, vector_operations(4), false};
   return {nullptr, 0, false};
 }
 

@@ -298,16 +298,15 @@ class TestNative:
         return {line[:12].strip(): line[12:] for line in engine.banner}
 
     def test_formats_of_target_and_draft(self, tiny_target: Path, tiny_draft: Path) -> None:
-        dtype = "bfloat16" if native.prefers_bfloat16(native.availability().isa or "") else "float32"
         threads = native.threads()
         try:
             told = self.banner(tiny_target, DraftModelConfig(str(tiny_draft)), threads=2)
-            assert told["executor"] == f"native {native.availability().isa}, {dtype}, 2 threads" and torch.get_num_threads() == 1
-            assert told["draft"] == f"{tiny_draft.name}: native {native.availability().isa}, int8 weights, {dtype}, 2 threads"
+            assert told["executor"] == f"native {native.availability().isa}, bfloat16, 2 threads" and torch.get_num_threads() == 1
+            assert told["draft"] == f"{tiny_draft.name}: native {native.availability().isa}, int8 weights, bfloat16, 2 threads"
         finally:
             native.set_threads(threads)
         told = self.banner(tiny_target, DraftModelConfig(str(tiny_draft), quantization="none"), quantization="int4", kv_cache_dtype="int8")
-        assert f"int4 weights, {dtype}, int8 cache" in told["executor"] and "int" not in told["draft"]
+        assert "int4 weights, bfloat16, int8 cache" in told["executor"] and "int" not in told["draft"]
 
     def test_the_cache_is_counted_as_it_is_stored(self, tiny_target: Path) -> None:
         def num_bytes(**settings: Any) -> int:

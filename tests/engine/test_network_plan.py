@@ -43,8 +43,7 @@ def plan(config: transformers.PretrainedConfig = LLAMA, preferred: Any = None, *
         ("avx512_bf16", {}, "native avx512_bf16, bfloat16, 2 threads"),
         ("amx", {"quantization": "int8"}, "native amx, int8 weights, bfloat16, 2 threads"),
         ("avx2", {}, "native avx2, bfloat16, 2 threads"),
-        ("avx512", {}, "native avx512, float32, 2 threads"),  # bfloat16 is widened at every step
-        ("avx512", {"dtype": "bfloat16"}, "native avx512, bfloat16, 2 threads"),
+        ("avx512", {"dtype": "float32"}, "native avx512, float32, 2 threads"),
         ("amx", {"executor": "native", "kv_cache_dtype": "int8"}, "native amx, bfloat16, int8 cache, 2 threads"),
         ("amx", {"executor": "torch"}, "torch float32 (not native: executor torch was chosen)"),
         ("amx", {"executor": "transformers", "dtype": "bfloat16"}, "transformers bfloat16 (not native: executor transformers was chosen)"),

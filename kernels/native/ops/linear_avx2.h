@@ -42,20 +42,6 @@ FT_INLINE void store_sums(const Pass& pass, const Part (&low)[kRows], const Part
   }
 }
 
-// bfloat16 rows as floats, made once for all panels: widened anew at every step they would cost as much as the products.
-struct WidenedRows {
-  static constexpr int most_rows(int inputs) { return max_of(1, min_of(kTileRows, int((kLinearScratch - kTileBytesOfRows) / (size_t(inputs) * 4)))); }
-  static void enter(const PreparedRows& x, int first_row, int rows, int inputs, char* memory, Pass* pass) {
-    auto* const wide = reinterpret_cast<float*>(memory);
-    for (int r = 0; r < rows; ++r) {
-      const auto* const from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(x.data) + (first_row + r) * x.stride);
-      for (int i = 0; i < inputs; i += 16) store(wide + int64_t(r) * inputs + i, load_bf16(from + i));
-    }
-    pass->rows = memory;
-    pass->row_stride = int64_t(inputs) * 4;
-  }
-};
-
 // Each of the following: the inputs of an output are added in ascending order, whatever the number of rows.
 
 struct Float32Dot {

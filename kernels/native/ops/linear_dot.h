@@ -1,4 +1,5 @@
-// Products whose step is a vector of weights and 4 bytes of each row: a float, a pair of bfloat16 or a quad of int8.
+// Products whose step is a vector of weights and what each row has for it: a float, a pair of bfloat16 (two floats without FT_BF16) or a quad
+// of int8.
 // Included by linear.h.
 
 // Prefetch of the weights that follow, two lines: measured. More than a few rows are slower than memory: L2 is filled far enough ahead that
@@ -43,14 +44,13 @@ inline void multiply_panels(const Pass& pass) {
   const auto enter = [&](int at, Int (&entered)[kPanels]) {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-      entered[p] = Dot::enter(_mm512_load_si512(weights + p * panel_bytes + at));
+      entered[p] = Dot::enter(load_line(weights + p * panel_bytes + at));
       asm("" : "+v"(entered[p]));  // stays in a register: gcc 12 would load it anew for every row
     }
   };
   // a row's inputs, loaded once, times all panels
-  const auto add = [&](int r, int at, const Int (&entered)[kPanels], typename Dot::Sum (&sums)[kPanels][kRows]) {
-    Int inputs = splat_bits(fifths[r / 5] + (r % 5 - 2) * row_stride + at);
-    if (kPanels > 1) asm("" : "+v"(inputs));
+  const auto add = [&](int r, int step, const Int (&entered)[kPanels], typename Dot::Sum (&sums)[kPanels][kRows]) {
+    const auto inputs = Dot::template inputs<(kPanels > 1)>(fifths[r / 5] + (r % 5 - 2) * row_stride + step * Dot::kRowBytes);
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) sums[p][r] = Dot::add(sums[p][r], entered[p], inputs);
   };
@@ -63,17 +63,17 @@ inline void multiply_panels(const Pass& pass) {
       prefetch_stream<kRows>(weights, is_intel);
       enter(64, second);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) add(r, 0, first, even), add(r, 4, second, odd);
+      for (int r = 0; r < kRows; ++r) add(r, 0, first, even), add(r, 1, second, odd);
     } else {  // one step after the other: registers hold no more weights
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) add(r, 0, first, even);
       enter(64, second);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) add(r, 4, second, odd);
+      for (int r = 0; r < kRows; ++r) add(r, 1, second, odd);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kFifths; ++i) {
-      fifths[i] += 8;
+      fifths[i] += 2 * Dot::kRowBytes;
       asm("" : "+r"(fifths[i]));  // pointers of their own: gcc 12 would make one for every row after all
     }
   }
@@ -103,39 +103,75 @@ struct DotPasses<Dot, kPanels, std::integer_sequence<int, kLess...>> {
 // Rows: as many as there are registers for two sums of each and panel, beside the weights. A weight is then read once for up to 14 tokens,
 // which counts where it comes from memory.
 template <typename Dot>
-struct DotFormat : RowsAsPrepared {
-  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64, kPassRows = 14, kFewestRows = 4, kSide = 2, kSideRows = 7;
+struct DotFormat : Dot::Rows {
+  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64;
+  static constexpr int kPassRows = Dot::kPassRows, kFewestRows = 4, kSide = 2, kSideRows = kPassRows / kSide;
   static constexpr auto& multiply = DotPasses<Dot, 1, std::make_integer_sequence<int, kPassRows>>::multiply;
   static constexpr auto& multiply_side = DotPasses<Dot, kSide, std::make_integer_sequence<int, kSideRows>>::multiply;
 };
 
-struct Float32Dot {
+// 4 bytes of a row in every lane. kKeep: in a register, for several panels.
+struct SplatInputs {
+  using Rows = RowsAsPrepared;
+  static constexpr int kRowBytes = 4, kPassRows = 14;
+  template <bool kKeep>
+  static Int inputs(const char* p) {
+    Int inputs = splat_bits(p);
+    if (kKeep) asm("" : "+v"(inputs));
+    return inputs;
+  }
+};
+
+struct Float32Dot : SplatInputs {
   using Sum = Vec;
   static constexpr int kInputs = 1;
   static Vec start(const Pass&, int) { return zero(); }
   static Int enter(Int weights) { return weights; }
   static Vec add(Vec sums, Int weights, Int inputs) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(inputs), _mm512_castsi512_ps(weights), sums);
+    return mul_add(as_floats(inputs), as_floats(weights), sums);
   }
-  static Vec join(Vec even, Vec odd) { return _mm512_add_ps(even, odd); }
+  static Vec join(Vec even, Vec odd) { return even + odd; }
 };
 
-struct BFloat16Dot {
+#if FT_BF16
+struct BFloat16Dot : SplatInputs {
   using Sum = Vec;
   static constexpr int kInputs = 2;
   static Vec start(const Pass&, int) { return zero(); }
   static Int enter(Int weights) { return weights; }
   static Vec add(Vec sums, Int weights, Int inputs) { return dot_bf16(sums, inputs, weights); }
-  static Vec join(Vec even, Vec odd) { return _mm512_add_ps(even, odd); }
+  static Vec join(Vec even, Vec odd) { return even + odd; }
 };
+#else
+// A float is a bfloat16 with zeros behind it; the two of a weight's lane meet two floats of the row.
+struct BFloat16Dot {
+  using Rows = WidenedRows;
+  using Sum = Vec;
+  static constexpr int kInputs = 2, kRowBytes = 8, kPassRows = 12;  // registers hold both halves of the weights, too
+  struct Inputs {
+    Vec first, second;
+  };
+  template <bool /*kKeep*/>
+  static Inputs inputs(const char* p) {
+    return {as_floats(splat_bits(p)), as_floats(splat_bits(p + 4))};
+  }
+  static Vec start(const Pass&, int) { return zero(); }
+  static Int enter(Int weights) { return weights; }
+  static Vec add(Vec sums, Int weights, Inputs inputs) {
+    sums = mul_add(inputs.first, as_floats(shift_left(weights, 16)), sums);
+    return mul_add(inputs.second, as_floats(bits_and(weights, splat_int(int(0xffff0000)))), sums);
+  }
+  static Vec join(Vec even, Vec odd) { return even + odd; }
+};
+#endif
 
 // VPDPBUSD takes unsigned times signed: weights enter as w + 128, and the sums start at -128 * (the sum of the row's inputs). (With unsigned
 // inputs every product would need an instruction more, for each row.)
-struct Int8Dot {
+struct Int8Dot : SplatInputs {
   using Sum = Int;
   static constexpr int kInputs = 4;
-  static Int start(const Pass& pass, int r) { return _mm512_set1_epi32(-128 * pass.input_sums[r * pass.sums_stride]); }
-  static Int enter(Int weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(int8_t(0x80))); }
+  static Int start(const Pass& pass, int r) { return splat_int(-128 * pass.input_sums[r * pass.sums_stride]); }
+  static Int enter(Int weights) { return bits_xor(weights, splat_byte(int8_t(0x80))); }
   static Int add(Int sums, Int weights, Int inputs) { return dot_u8s8(sums, weights, inputs); }
-  static Vec join(Int even, Int odd) { return _mm512_castsi512_ps(_mm512_add_epi32(even, odd)); }
+  static Vec join(Int even, Int odd) { return as_floats(::foretoken::add(even, odd)); }
 };

@@ -37,6 +37,23 @@ struct RowsAsPrepared {
   }
 };
 
+// ... or as floats, made once for all panels, where nothing multiplies bfloat16: widened anew at every step they would cost as much as the
+// products.
+struct WidenedRows {
+  static constexpr int most_rows(int inputs) {
+    return max_of(1, min_of(kTileRows, int((kLinearScratch - kTileBytesOfRows) / (size_t(inputs) * sizeof(float)))));
+  }
+  static void enter(const PreparedRows& x, int first_row, int rows, int inputs, char* memory, Pass* pass) {
+    auto* const wide = reinterpret_cast<float*>(memory);
+    for (int r = 0; r < rows; ++r) {
+      const auto* const from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(x.data) + (first_row + r) * x.stride);
+      for (int i = 0; i < inputs; i += 16) store(wide + int64_t(r) * inputs + i, load_bf16(from + i));
+    }
+    pass->rows = memory;
+    pass->row_stride = int64_t(inputs) * int64_t(sizeof(float));
+  }
+};
+
 // Format: kStepInputs and kStepBytes of a step; multiply[rows - 1] up to kPassRows: the passes over one panel; multiply_side[rows - 1] up to
 // kSideRows: those over kSide panels, of kFewestRows at least; most_rows and enter: see RowsAsPrepared.
 template <typename Format>
