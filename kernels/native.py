@@ -20,6 +20,7 @@ from .native_abi import (
     FUNCTIONS,
     MAX_HEAD_DIM,
     MAX_INPUTS,
+    MOST_INPUTS,
     CacheType,
     ChainRequest,
     NativeOp,
@@ -78,6 +79,8 @@ def supports(program: Program, execution: Execution) -> str | None:
         return f"{execution.dtype} is neither float32 nor bfloat16"
     if (widest := max((max(layer.k_dim, layer.v_dim) for layer in program.kv_layers), default=0)) > MAX_HEAD_DIM:
         return f"the native executor's heads are at most {MAX_HEAD_DIM} wide, not {widest}"
+    if (most := max((shape[1] for shape in program.weights.values() if len(shape) == 2), default=0)) > MOST_INPUTS:
+        return f"the native executor's linear layers have at most {MOST_INPUTS:,} inputs, not {most:,}"
     try:
         lower(program)
     except NotLowered as error:

@@ -18,6 +18,7 @@ constexpr int kSegment = 256;    // places attended to in one piece, from multip
 constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
 constexpr int kMaxTree = 64;     // tree tokens of a row
 constexpr int kMaxHeadDim = 512; // k_dim and v_dim: what fits into kAttentionScratch
+constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };

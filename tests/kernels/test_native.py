@@ -190,6 +190,8 @@ def test_what_cannot_be_lowered_says_so() -> None:
     assert "different numbers of experts" in str(native.supports(a_program(router, *experts), FLOAT32))
     narrow = Experts(("x", "r"), ("y",), ("odd",) * 3, ("odd",) * 3, ("wide",) * 3, "silu", 1, renormalise=True)
     assert "no multiple of 16" in str(native.supports(replace(a_program(router, narrow), weights=SHAPES | {"wide": (40, 50)}), FLOAT32))
+    wide = a_program(Linear(("x",), ("y",), ("endless",)))
+    assert "at most 131,072 inputs, not 131,073" in str(native.supports(replace(wide, weights=SHAPES | {"endless": (16, 131073)}), FLOAT32))
     assert native.supports(a_program(x="x"), FLOAT32) is None
 
 

@@ -40,8 +40,9 @@ struct RowsAsPrepared {
 // ... or as floats, made once for all panels, where nothing multiplies bfloat16: widened anew at every step they would cost as much as the
 // products.
 struct WidenedRows {
+  static_assert(kTileBytesOfRows + kMostInputs * sizeof(float) <= kLinearScratch, "a row fits");
   static constexpr int most_rows(int inputs) {
-    return max_of(1, min_of(kTileRows, int((kLinearScratch - kTileBytesOfRows) / (size_t(inputs) * sizeof(float)))));
+    return min_of(kTileRows, int((kLinearScratch - kTileBytesOfRows) / (size_t(inputs) * sizeof(float))));
   }
   static void enter(const PreparedRows& x, int first_row, int rows, int inputs, char* memory, Pass* pass) {
     auto* const wide = reinterpret_cast<float*>(memory);
