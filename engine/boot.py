@@ -126,7 +126,8 @@ def assemble(
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)
     nobody_guesses = speculative.off or not proposers.proposers
     looks_up = costs is not None and max(lookups.text, lookups.table) >= 0
-    rounds = _rounds(config, model, runner, proposers, lookups, verifier) if looks_up or nobody_guesses else None
+    has_rounds = looks_up or lookups.draft >= 0 or nobody_guesses
+    rounds = _rounds(config, model, runner, proposers, lookups, verifier) if has_rounds else None
     controller = Controller(speculative, infos, costs, config.scheduler.longest_unseen_s)
     kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
     scheduler = Scheduler(
@@ -163,7 +164,7 @@ def _rounds(
         return None
     if any(scout is not None and not lookups.knows(i) for i, scout in enumerate(proposers.scouts)):
         return None
-    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, config.scheduler, lookups)
+    return Rounds(executor, runner.kv, verifier.sampler, model.vocab_size, config.scheduler, lookups, proposers.works)
 
 
 def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, progress: Progress) -> Runner:

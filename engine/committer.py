@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from .detokenizer import Pushed
@@ -63,19 +63,19 @@ class Committer:
                 draft = row.settled(len(said.accepted))
                 whose = [row.source[node] for node in said.accepted]
                 deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose))
-        for (proposer, request_id), num_tokens in plan.filled.items():
-            if request_id in self._kv.tables:
-                self._kv.mark_filled(request_id, proposer, num_tokens)
+        self._mark_filled(plan.filled)
         return deltas
 
     def commit_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict) -> list[TokenDelta]:
         """The same for a step in rounds. Drafts behind a row's end are taken out of the verdict."""
-        return [
+        deltas = [
             self.fail(row.request, said.error, "numerical_error")
             if said.error is not None
             else self._grown(row.request, row.num_computed + 1, said)
             for row, said in zip(plan.rows, verdict.rows, strict=True)
         ]
+        self._mark_filled(verdict.filled)
+        return deltas
 
     def fail(self, request: Request, message: str, code: str) -> TokenDelta:
         """End a request with an error; code: as in RequestFailed."""
@@ -88,6 +88,11 @@ class Committer:
     def check(self) -> None:
         """Raise if a text stream outlived its request."""
         assert set(self._texts) <= set(self._scheduler.requests), "a finished request still has a text stream"
+
+    def _mark_filled(self, filled: Mapping[tuple[int, str], int]) -> None:
+        for (proposer, request_id), num_tokens in filled.items():
+            if request_id in self._kv.tables:
+                self._kv.mark_filled(request_id, proposer, num_tokens)
 
     def _compact_trees(self, plan: StepPlan, verdict: Verdict) -> None:
         """Move each accepted path to the places right behind the row's known tokens, for all rows in one call."""

@@ -81,10 +81,10 @@ class Controller:
             self.steps_off[self.latest.off] += 1
         return answer
 
-    def rounds(self, running: Sequence[Request]) -> RoundsAsked | None:
-        """Nobody guesses in the step, which can be one in rounds: what it may do then; None = it is one pass."""
+    def rounds(self, running: Sequence[Request], ceilings: Sequence[int]) -> RoundsAsked | None:
+        """The step can be one in rounds: what it may do then; None = it is one pass. ceilings: as in Policy."""
         limits = self._allowed(len(running))
-        if (asked := self.policy.rounds(running, limits.max_tokens)) is not None:
+        if (asked := self.policy.rounds(running, limits.max_tokens, ceilings)) is not None:
             self.latest, self._num_rows = limits, len(running)
         return asked
 

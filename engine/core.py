@@ -177,12 +177,16 @@ class EngineCore:
         try:
             started = self._stopwatch()
             verdict = self.rounds.run(plan)
-            self.target_seconds += self._stopwatch() - started
+            drafting = sum(verdict.draft_seconds)
+            self.target_seconds += self._stopwatch() - started - drafting
         except Exception as error:  # whose fault it was is found out below
             self.rounds.failed()
             logger.warning("a step in rounds failed and is tried again as one pass", exc_info=error)
             return self._run(grants, Draft.empty(len(grants.rows)))
         self.num_steps += len(verdict.tokens) - 1
+        if drafting:
+            self.proposers.drafted(self.rounds.lookups.draft, drafting)
+            self._drafting, self._has_drafted = self.proposers.draft_seconds, False  # no other step's
         deltas = self.committer.commit_rounds(plan, verdict)
         self.controller.observe_rounds(plan, verdict, self._now, self._stopwatch() - self._started + self._observing)
         started = self._stopwatch()

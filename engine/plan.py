@@ -44,18 +44,19 @@ class RowGrant:
 
 @record
 class RowLookups:
-    """Most guesses of a row's round: from its prediction, else from the text or the table: from whom more is expected."""
+    """Most guesses of a row's round: from its prediction, else from the text or the table: from whom more is expected. Or a draft."""
 
     predicted_k: int = 0
     text_k: int = 0
     table_k: int = 0
     text_gain: float = 0.0  # tokens that a guess from the text brings beyond its price
     trust: float = 1.0  # of what the table expects to be accepted, the share that is
+    draft_k: int = 0  # from a draft model; then none from elsewhere
 
     @property
     def k(self) -> int:
         """Guesses that a round has at most, as a rule: the table is seldom sure of more."""
-        return max(self.predicted_k, self.text_k, min(self.table_k, SURE_OF))
+        return max(self.predicted_k, self.text_k, min(self.table_k, SURE_OF), self.draft_k)
 
 
 @record
@@ -70,7 +71,7 @@ class RoundsAsked:
 
 @record
 class RowRounds:
-    """One row of a step in rounds: it decodes, and what it guesses is looked up."""
+    """One row of a step in rounds: it decodes, and what it guesses is looked up or drafted within the call."""
 
     request: Request
     num_computed: int
@@ -89,6 +90,11 @@ class RoundsPlan:
     most_seconds: float
     ends_with_row: bool  # somebody waits for its seat
     prices: Sequence[float] = ()  # as in RoundsAsked
+
+    @property
+    def num_drafted(self) -> int:
+        """Rows that a draft model guesses for."""
+        return sum([row.lookups.draft_k > 0 for row in self.rows])
 
 
 @record
@@ -296,6 +302,8 @@ class RoundsVerdict:
     rows: list[RowSaid]
     tokens: list[int]
     seconds: list[float]
+    draft_seconds: Sequence[float] = ()  # of a draft model before each pass; empty = nobody was asked
+    filled: Mapping[tuple[int, str], int] = field(default_factory=dict)  # as in Draft
 
     def feedback(self, plan: RoundsPlan) -> Feedback:
         """Call after the commit. As of rows that nobody guessed for: those who did learn nothing from it."""

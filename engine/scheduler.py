@@ -169,8 +169,8 @@ class Scheduler:
         ingest = 0
         if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
             ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
-        is_plain = not (num_drafts or ingest or controller.policy.has_left)
-        rounds = self._in_rounds(rows) if may_round and is_plain and len(rows) == num_running else None
+        may_round = may_round and len(rows) == num_running and not controller.policy.has_left
+        rounds = self._in_rounds(rows) if may_round and (num_drafts or not ingest) else None
         return Grants(rows, ingest, self.kv.block_size, not (self._may_join or controller.policy.has_left), rounds)
 
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
@@ -321,22 +321,26 @@ class Scheduler:
         return rows
 
     def _may_round(self) -> bool:
-        """Whether the step can be one in rounds if nobody guesses: all rows decode, nobody can join, nothing has to be seen in between."""
+        """Whether the step can be one in rounds, as far as that is not up to those who guess: all rows decode, nobody can join, nothing has
+        to be seen in between."""
         if self._rounds is None or not self.running or (self._waiting and len(self.running) < self.config.max_num_seqs):
             return False
         takes = self._rounds.takes
         return all([len(r.token_ids) - r.num_computed_tokens == 1 and self._most_new(r) > 0 and takes(r) for r in self.running])
 
     def _in_rounds(self, rows: Sequence[RowGrant]) -> RoundsPlan | None:
-        """Of rows that nobody guesses for. Their places come from free blocks only."""
-        if (asked := self.controller.rounds(self.running)) is None:
+        """Of rows that nobody guesses for, or only who can do it within the call. Their places come from free blocks only."""
+        assert self._rounds is not None
+        if not all([self._rounds.drafts(row) for row in rows if row.ceiling]):
+            return None
+        if (asked := self.controller.rounds(self.running, [row.ceiling for row in rows])) is None:
             return None
         planned: list[RowRounds] = []
         share = max(1, self.kv.pool.num_free // len(rows)) * self.kv.block_size
         for row, lookups in zip(rows, asked.lookups, strict=True):
             known, k, most_new = row.num_computed + 1, lookups.k, self._most_new(row.request)
             # Places for half of all guesses: more may push prefixes out of the cache that are worth more than one step's end.
-            wanted = min(asked.most_rounds * (2 + k) // 2 + k, most_new, share)
+            wanted = max(row.ceiling, min(asked.most_rounds * (2 + k) // 2 + k, most_new, share))
             places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
             planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, lookups))
         return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting), asked.prices)

@@ -52,7 +52,7 @@ class _Shape:
 
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
 
-    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
+    def rounds(self, running: Sequence[Request], most: int, ceilings: Sequence[int]) -> RoundsAsked | None:
         return None
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None: ...

@@ -29,6 +29,7 @@ from .native_abi import (
     OpKind,
     PackedLinear,
     Precision,
+    RoundsDrafter,
     RoundsRequest,
     RunRequest,
 )
@@ -55,7 +56,7 @@ from .program import (
     routers,
 )
 from .rope_values import rope_table_values
-from .rounds import ROW_BYTES, RoundsLimits, RoundsOutput, draft_memory, drafts_in
+from .rounds import ROW_BYTES, Drafter, RoundsLimits, RoundsOutput, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
 
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
@@ -240,7 +241,13 @@ class NativeExecutor:
         return ChainOutput(token_ids, confidence, logits)
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int], table: NgramTable | None = None
+        self,
+        rows: bytearray,
+        kv: KVTensors,
+        limits: RoundsLimits,
+        interrupt: array[int],
+        table: NgramTable | None = None,
+        drafter: Drafter | None = None,
     ) -> RoundsOutput:
         """See `RoundsExecutor.run_rounds`."""
         assert isinstance(kv, NativeKV)
@@ -248,15 +255,17 @@ class NativeExecutor:
         num_rows = len(rows) // ROW_BYTES
         most = limits.most_rounds
         prices = array("f", limits.prices)
-        drafts, seconds, tokens = draft_memory(most * num_rows), array("f", bytes(4 * most)), array("i", bytes(4 * most))
+        drafts, tokens = draft_memory(most * num_rows), array("i", bytes(4 * most))
+        seconds, draft_seconds = array("f", bytes(4 * most)), array("f", bytes(4 * most))
         request = RoundsRequest(
-            kv.bases, _address(rows), _table(table), *prices.buffer_info(), num_rows, most, limits.most_tokens, limits.most_seconds,
-            limits.ends_with_row,
-        )
-        request.interrupt, request.drafts = interrupt.buffer_info()[0], _address(drafts)
-        request.seconds, request.tokens = seconds.buffer_info()[0], tokens.buffer_info()[0]
+            kv.bases, _address(rows), None if drafter is None else ctypes.pointer(_drafter(drafter)), _table(table), *prices.buffer_info(),
+            num_rows, most, limits.most_tokens, limits.most_seconds, limits.ends_with_row,
+        )  # fmt: skip
+        request.interrupt, request.drafts, request.tokens = interrupt.buffer_info()[0], _address(drafts), tokens.buffer_info()[0]
+        request.seconds, request.draft_seconds = seconds.buffer_info()[0], draft_seconds.buffer_info()[0]
         self._check(self._library.ft_network_run_rounds(self._network, ctypes.byref(request)))
-        return RoundsOutput(drafts_in(drafts, request.num_drafts), seconds[: request.num_rounds], tokens[: request.num_rounds])
+        count = request.num_rounds
+        return RoundsOutput(drafts_in(drafts, request.num_drafts), seconds[:count], draft_seconds[:count], tokens[:count])
 
     def _request(self, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
@@ -280,6 +289,14 @@ class NativeExecutor:
 
 def _address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _drafter(drafter: Drafter) -> RoundsDrafter:
+    executor, kv = drafter.executor, drafter.kv
+    assert isinstance(executor, NativeExecutor) and isinstance(kv, NativeKV)
+    return RoundsDrafter(
+        executor._network, kv.bases, drafter.choosable, drafter.readable, drafter.max_length, drafter.samples, drafter.threshold
+    )
 
 
 def _table(table: NgramTable | None) -> NativeTable:

@@ -163,10 +163,23 @@ class NativeTable(ctypes.Structure):
     _fields_ = [("keys", c_void_p), ("token_ids", c_void_p), ("chances", c_void_p), ("shift", c_int32), ("max_n", c_int32)]
 
 
+class RoundsDrafter(ctypes.Structure):
+    _fields_ = [
+        ("network", c_void_p),
+        ("cache", POINTER(c_void_p)),
+        ("choosable", c_int32),
+        ("readable", c_int32),
+        ("max_length", c_int32),
+        ("samples", c_int32),
+        ("threshold", c_float),
+    ]
+
+
 class RoundsRequest(ctypes.Structure):
     _fields_ = [
         ("cache", POINTER(c_void_p)),
         ("rows", c_void_p),
+        ("drafter", POINTER(RoundsDrafter)),
         ("table", NativeTable),
         ("prices", c_void_p),
         ("num_prices", c_int32),
@@ -178,6 +191,7 @@ class RoundsRequest(ctypes.Structure):
         ("interrupt", c_void_p),
         ("drafts", c_void_p),
         ("seconds", c_void_p),
+        ("draft_seconds", c_void_p),
         ("tokens", c_void_p),
         ("num_drafts", c_int32),
         ("num_rounds", c_int32),
@@ -185,7 +199,7 @@ class RoundsRequest(ctypes.Structure):
 
 
 SAMPLE_ROW_BYTES = 128  # SampleRow, whose fields are in sampling.py
-ROUNDS_BYTES = 248 + 28  # RoundsRow and RoundsDraft, whose fields are in rounds.py
+ROUNDS_BYTES = 256 + 28  # RoundsRow and RoundsDraft, whose fields are in rounds.py
 
 
 def sources_digest(folder: Path) -> str:
@@ -198,7 +212,7 @@ def sources_digest(folder: Path) -> str:
 
 def fits(library: ctypes.CDLL, sources: Path) -> bool:
     """Whether the library was compiled from these sources. Where there are none, in an installed package, the two came together."""
-    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsRequest)
+    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsDrafter, RoundsRequest)
     try:
         library.ft_sources.restype = c_char_p
         return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES and (

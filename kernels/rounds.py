@@ -1,8 +1,8 @@
 """Several passes in one call, each over what the one before it said: plain data in and out. Knows no requests.
 
-A row's guesses are what its own text, a prediction of it or a table of n-grams says next; those that the target would have said are kept,
-and the next round goes on behind them. proposers/ngram.py, prediction.py and ngram_cache.py say what is guessed, engine/verifier.py what is
-kept.
+A row's guesses are what its own text, a prediction of it, a table of n-grams or a smaller network says next; those that the target would
+have said are kept, and the next round goes on behind them. proposers/ngram.py, prediction.py, ngram_cache.py and drafting.py say what is
+guessed, engine/verifier.py what is kept.
 
 Numbers are packed by `struct`, not by numpy: they are few, and after a pass that has read all weights each call into numpy takes ten
 times what it does in a loop.
@@ -15,16 +15,18 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from .layout import KVTensors
+from .layout import Executor, KVTensors
 from .ngram_table import NgramTable
 from .record import record
 from .sampling import ROW as SAMPLING_ROW
 
-FROM_PREDICTION, FROM_TEXT, FROM_TABLE = 0, 1, 2
-_ROW = Struct("4Q16i2f4x3i")
+FROM_PREDICTION, FROM_TEXT, FROM_TABLE, FROM_DRAFT = 0, 1, 2, 3
+_ROW = Struct("4Q16i2fi4x4i")
+_NUM_READ = Struct("i")
 _ANSWER = Struct("3i")
 _DRAFT = Struct("6if")
 _ANSWER_OFFSET = _ROW.size - _ANSWER.size
+_NUM_READ_OFFSET = _ANSWER_OFFSET - _NUM_READ.size
 ROW_BYTES = _ROW.size + SAMPLING_ROW.itemsize
 
 
@@ -56,6 +58,8 @@ class RoundsRow(NamedTuple):
     table_k: int = 0
     text_gain: float = 0.0
     trust: float = 1.0
+    draft_k: int = 0
+    num_read: int = 0
     num_new: int = 0
     has_ended: int = 0
     has_failed: int = 0
@@ -77,6 +81,19 @@ class RoundsDraft(NamedTuple):
 
 
 @record
+class Drafter:
+    """A network that guesses in rounds, token after token, and its cache behind the rows' blocks: the struct RoundsDrafter."""
+
+    executor: Executor  # of the same kind as the target's
+    kv: KVTensors
+    choosable: int  # token ids below it may be guessed
+    readable: int  # texts of ids below it can be read, ...
+    max_length: int  # ... and only if they are shorter than this
+    samples: bool  # whether a row's guesses are drawn as its tokens are; else they are the best
+    threshold: float  # the first guess less likely than this is the last of its chain
+
+
+@record
 class RoundsLimits:
     """Of one call."""
 
@@ -92,7 +109,8 @@ class RoundsOutput:
     """What the rounds of a call did; the tokens are in the rows' texts."""
 
     drafts: Sequence[RoundsDraft]  # round by round
-    seconds: array[float]  # [rounds] that each pass took
+    seconds: array[float]  # [rounds] that each pass took, ...
+    draft_seconds: array[float]  # ... and the drafter before it
     tokens: array[int]  # [rounds] that it computed
 
 
@@ -101,9 +119,15 @@ class RoundsExecutor(Protocol):
     """A network that can stay inside one call for several rounds."""
 
     def run_rounds(
-        self, rows: bytearray, kv: KVTensors, limits: RoundsLimits, interrupt: array[int], table: NgramTable | None = None
+        self,
+        rows: bytearray,
+        kv: KVTensors,
+        limits: RoundsLimits,
+        interrupt: array[int],
+        table: NgramTable | None = None,
+        drafter: Drafter | None = None,
     ) -> RoundsOutput:
-        """Rounds over packed rows [R], which are changed in place. table: needed where a row has a table_k.
+        """Rounds over packed rows [R], which are changed in place. table, drafter: needed where a row has a table_k or a draft_k.
 
         Ends with the round in which a limit is reached, all rows have ended, one fails or has no place left, or `interrupt` [1] is no
         longer 0: another thread may write it at any time.
@@ -114,6 +138,11 @@ class RoundsExecutor(Protocol):
 def answers(rows: bytearray) -> list[tuple[int, int, int]]:
     """Of each packed row, its num_new, has_ended and has_failed."""
     return [_ANSWER.unpack_from(rows, start + _ANSWER_OFFSET) for start in range(0, len(rows), ROW_BYTES)]
+
+
+def nums_read(rows: bytearray) -> list[int]:
+    """Of each packed row, its num_read."""
+    return [_NUM_READ.unpack_from(rows, start + _NUM_READ_OFFSET)[0] for start in range(0, len(rows), ROW_BYTES)]
 
 
 def cursors(rows: bytearray) -> list[tuple[int, int, int]]:

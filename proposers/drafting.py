@@ -163,6 +163,16 @@ class OwnCache:
                 holding.num_known += 1
             holding.guessed = []
 
+    def num_known(self, request_id: str) -> int | None:
+        """Positions of the text whose entries are in place; None = it was never planned for."""
+        holding = self._holdings.get(request_id)
+        return None if holding is None else holding.num_known
+
+    def went_on(self, request_id: str, num_known: int) -> None:
+        """A call that guessed and verified by itself has left the entries of so many committed positions in place."""
+        holding = self._holdings[request_id]
+        holding.num_known, holding.guessed = num_known, []
+
     def forget(self, request_id: str) -> None:
         self._holdings.pop(request_id, None)
         if self.features is not None:

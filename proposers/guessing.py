@@ -187,7 +187,7 @@ class ChainGuesser:
     def __init__(self, network: Network, drawing: Drawing, confidence_threshold: float = 0.0) -> None:
         self.network = network
         self.drawing = drawing
-        self._threshold = confidence_threshold
+        self.confidence_threshold = confidence_threshold
         self._batches = BatchMemory()
         if isinstance(network.executor, ShortensChains):
             network.executor.shorten_chains()
@@ -218,8 +218,8 @@ class ChainGuesser:
         assert guesses.confidence is not None
         if self.network.encode is None:  # an entry made of a guessed state does not hold
             guesses.in_place[i] = tokens[:-1]
-        if self._threshold:
-            count = length_of_chain(likely, self._threshold)
+        if self.confidence_threshold:
+            count = length_of_chain(likely, self.confidence_threshold)
             tokens, likely, guesses.in_place[i] = tokens[:count], likely[:count], guesses.in_place[i][:count]
         guesses.token_ids[i], guesses.confidence[i] = tokens, [min(p, 1.0) for p in likely]
         return len(tokens)

@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..kernels.layout import KVLayerSpec
+from ..kernels.rounds import Drafter, RoundsExecutor
 from .base import ChainsAhead, Draft, DraftContext, Feedback, Needs, UnderWay
 from .drafting import Feed, OwnCache
 from .early import Chain, EarlyChains
-from .guessing import Guesser, Guesses
+from .guessing import ChainGuesser, Guesser, Guesses
 
 
 class LearnedProposer:
@@ -25,6 +26,7 @@ class LearnedProposer:
         hidden = () if cache.features is None else cache.features.boundaries
         self.needs = Needs(tuple(sorted(set(hidden))), kv_layers, guesser.scratch_slots, hears="every step" if hidden else "own steps")
         self.early = EarlyChains.of(guesser, cache)
+        self.drafter = _drafter(guesser, cache)  # for rounds that guess just as `propose` does; None = they cannot
         self._cache = cache
         self._guesser = guesser
         self._asked: dict[str, int] = {}  # guesses that rows were asked for in the latest step, and probably are in the next
@@ -53,6 +55,15 @@ class LearnedProposer:
     def observe(self, feedback: Feedback) -> None:
         self._cache.observe(feedback)
 
+    def num_read(self, request_id: str, length: int) -> int | None:
+        """Tokens of a text of this length that its drafter has read, if what it lacks is no more than a step brings; else None."""
+        known = self._cache.num_known(request_id)
+        return known if known is not None and length - known <= self.max_tokens + 1 else None
+
+    def went_on(self, request_id: str, num_read: int) -> None:
+        """Rounds have guessed for the request, and have read so many of its committed tokens."""
+        self._cache.went_on(request_id, num_read)
+
     def forget(self, request_id: str) -> None:
         self._cache.forget(request_id)
         if self.early is not None:
@@ -72,3 +83,16 @@ class LearnedProposer:
         if len(late) < len(feeds) and self.early is not None:
             return self.early.beside(guesses, chains)
         return guesses
+
+
+def _drafter(guesser: Guesser, cache: OwnCache) -> Drafter | None:
+    """None where guesses come another way than token by token from what was said alone, or what they are drawn from is wanted."""
+    if not isinstance(guesser, ChainGuesser) or cache.features is not None or guesser.drawing.return_probs:
+        return None
+    executor, drawing = guesser.network.executor, guesser.drawing
+    if not isinstance(executor, RoundsExecutor) or executor.token_ids is not None or executor.recurrent is not None:
+        return None
+    choosable = min(drawing.vocab_size, executor.vocab_size)
+    return Drafter(
+        executor, guesser.network.kv, choosable, cache.vocab_size, cache.max_model_len, drawing.samples, guesser.confidence_threshold
+    )

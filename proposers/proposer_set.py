@@ -160,6 +160,14 @@ class ProposerSet:
         """Of each proposer since the start, in proposing and in listening."""
         return tuple(m.health.draft_seconds for m in self._members)
 
+    def works(self, proposer: int) -> bool:
+        """Whether that one has not been switched off."""
+        return self._members[proposer].works
+
+    def drafted(self, proposer: int, seconds: float) -> None:
+        """That one has guessed without having been asked here, and it took so long."""
+        self._members[proposer].health.draft_seconds += seconds
+
     def stats(self) -> tuple[ProposerHealth, ...]:
         return tuple(replace(m.health) for m in self._members)
 

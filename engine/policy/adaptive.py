@@ -21,7 +21,7 @@ from .expectations import Asked, Expectations
 from .lessons import Lessons
 from .load import Load
 from .probing import Probing
-from .rounds_choice import RoundsChoice
+from .rounds_choice import RoundsChoice, drafted_rounds
 from .scouting import Scouting
 from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear, listening_period
 
@@ -173,8 +173,20 @@ class AdaptivePolicy:
         self._hold.end()
         return [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
 
-    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
-        return self._rounds.ask(running, self._most_rounds, most) if self._most_rounds else None
+    def rounds(self, running: Sequence[Request], most: int, ceilings: Sequence[int]) -> RoundsAsked | None:
+        if not any(ceilings):
+            return self._rounds.ask(running, self._most_rounds, most) if self._most_rounds else None
+        if self._probing.probe is not None:
+            return None  # once is enough
+        context, num_drafted = sum([request.num_computed_tokens for request in running]), sum([ceiling > 0 for ceiling in ceilings])
+        round_s = self.costs.target.seconds(len(running) + sum(ceilings), context)
+        round_s += self.costs.drafts[self._drafter].seconds(max(ceilings), num_drafted)
+        return drafted_rounds(running, ceilings, round_s, self._rules.longest_unseen_s)
+
+    @property
+    def _drafter(self) -> int:
+        """Who guesses in this step, if it can be one in rounds: then it is the same for all rows."""
+        return next(iter(self._asked.values())).proposer
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None:
         # Decisions stand for so many passes, however they are divided into steps.
@@ -183,12 +195,29 @@ class AdaptivePolicy:
         self._num_single = 0
         self._rest.steps_left = max(0, self._rest.steps_left - num_more)
         self._lessons.learn()
-        self._rounds.observe(plan, verdict, seconds, self._step)
-        self._probing.earn(seconds)
         num_rows, committed = len(plan.rows), sum(len(said.token_ids) for said in verdict.rows)
         context = sum(row.num_computed for row in plan.rows)
+        if plan.num_drafted:
+            self._observe_drafted(plan, verdict, context, seconds)
+            if not self._is_unproven(self._drafter):
+                self._balance.settle(committed, self._promised_rate, seconds)
+        else:
+            self._rounds.observe(plan, verdict, seconds, self._step)
+            self._k = self._rounds.k
+        self._probing.earn(seconds)
         self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
-        self._k = self._rounds.k
+
+    def _observe_drafted(self, plan: RoundsPlan, verdict: RoundsVerdict, context: int, seconds: float) -> None:
+        """Rounds with a drafter took so long: each counts as a step like any other, with its share of what happens between calls."""
+        num_rounds = len(verdict.tokens)
+        beside_s = (seconds - sum(verdict.seconds) - sum(verdict.draft_seconds)) / num_rounds
+        i = min(1, num_rounds - 1)  # the first finds the caches full of other things
+        self.costs.target.observe(verdict.tokens[i], context, verdict.seconds[i] + beside_s)
+        deepest = max([row.lookups.draft_k for row in plan.rows])
+        self.costs.drafts[self._drafter].observe(deepest, plan.num_drafted, verdict.draft_seconds[i])
+        for row, said in zip(plan.rows, verdict.rows, strict=True):
+            for draft in said.drafts:
+                self.expectations.learn_settled(row.request.request_id, draft, self._step)
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Drafts are made: they cost nothing more but their verification, and their real lengths and confidences are known."""

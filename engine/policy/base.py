@@ -105,10 +105,11 @@ class Policy(Protocol):
         """(proposer, ceiling) of each row of the step. Ceilings add up to the budget at most; -1 = no proposer sees the row."""
         ...
 
-    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
-        """Nobody guesses in the step, which can be one in rounds: what it may do then. None: it is to be one pass.
+    def rounds(self, running: Sequence[Request], most: int, ceilings: Sequence[int]) -> RoundsAsked | None:
+        """The step can be one in rounds: what it may do then. None: it is to be one pass.
 
-        most: guesses of one row and round.
+        most: guesses of one row and round. ceilings: what the step's answer gives each row of a drafter that can guess in rounds; all 0 if
+        nobody guesses.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...kernels.record import record
 from ...proposers.base import FORCED, Draft
-from ..plan import PlanRow, RowVerdict
+from ..plan import PlanRow, RowVerdict, Settled
 from .acceptance import Calibration, ProposerAcceptance
 
 
@@ -68,6 +68,12 @@ class Expectations:
                 if parent < 0 or parent in path:
                     self._calibration[source].observe(asked.confidence[node], node in path)
         return source
+
+    def learn_settled(self, request_id: str, draft: Settled, step: int) -> None:
+        """The same of a chain that was verified as it was made."""
+        self.revision += 1
+        made, accepted = draft.drafted, range(draft.accepted)
+        self.acceptance[draft.proposer].observe(request_id, made, made, made, accepted, True, step)
 
     def forget(self, request_id: str) -> None:
         for acceptance in self.acceptance:

@@ -8,7 +8,7 @@ from ...proposers.base import Draft
 from ..plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, RowLookups, StepPlan, Verdict
 from ..request import Request
 from .base import PolicyState, RequestLimits, StepTimes, Wish
-from .rounds_choice import rounds_within
+from .rounds_choice import drafted_rounds, rounds_within
 
 DEFAULT_THRESHOLD = 16
 """Running requests above which vLLM's guidance switches speculation off, if nothing is configured."""
@@ -38,10 +38,14 @@ class FixedPolicy:
 
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None: ...
 
-    def rounds(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
-        """Several plain passes where nobody may guess."""
+    def rounds(self, running: Sequence[Request], most: int, ceilings: Sequence[int]) -> RoundsAsked | None:
+        """Several passes where a drafter guesses between them; several plain ones where nobody may guess."""
         step_s = self._rules.longest_unseen_s
-        if most or not step_s or self._pass_s <= SHORTEST_PASS_S or not (num_rounds := rounds_within(step_s, self._pass_s, running)):
+        if any(ceilings):
+            return drafted_rounds(running, ceilings, self._pass_s, step_s)
+        if any([self.assign(request)[1] for request in running]) and most:
+            return None
+        if not step_s or self._pass_s <= SHORTEST_PASS_S or not (num_rounds := rounds_within(step_s, self._pass_s, running)):
             return None
         return RoundsAsked(num_rounds, step_s, [RowLookups()] * len(running))
 
@@ -72,7 +76,7 @@ class FixedPolicy:
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
         if all([row.num_scheduled == 1 for row in plan.rows]):
-            self._pass_s = times.step
+            self._pass_s = times.step + sum(times.draft)
 
     def forget(self, request_id: str) -> None: ...
 

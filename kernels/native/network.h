@@ -1,6 +1,7 @@
 // A program bound to its packed weights, as Python hands it over: ops over numbered buffers. All structs are plain data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -103,7 +104,7 @@ struct ChainRequest {
   int32_t input, state;         // buffers: a token's row of `state` is the next one's row of `input`; -1 = no such buffers
 };
 
-enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1, kFromTable = 2 };
+enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1, kFromTable = 2, kFromDraft = 3 };
 
 // One row of a call in rounds, in and out: ROW of kernels/rounds.py is its mirror.
 struct RoundsRow {
@@ -128,13 +129,19 @@ struct RoundsRow {
   int32_t table_k;              // most guesses from the table, where more is expected of it than of the text
   float text_gain;              // tokens that a whole guess from the text brings beyond its price
   float trust;                  // of what the table expects to be accepted, the share that is
+  int32_t draft_k;              // most guesses from the drafter; a row that has some has none from elsewhere
   int32_t padding;
+  int32_t num_read;             // tokens whose entries are in the drafter's cache, in and out
   int32_t num_new;              // out: tokens that have come
   int32_t has_ended;            // out: with a stop, or with the last one that may come
   int32_t has_failed;           // out: behind these its logits were not finite
   SampleRow sampling;           // its key: the stream of the noise; its logits and places are filled in
+
+  int length() const { return num_known + num_new; }
+  // Guesses that its end and its places leave.
+  int room() const { return std::max(0, std::min(most_new - num_new - 1, num_places - length())); }
 };
-static_assert(sizeof(RoundsRow) == 248, "kernels/rounds.py lays it out the same way");
+static_assert(sizeof(RoundsRow) == 256, "kernels/rounds.py lays it out the same way");
 
 // A guess, and what became of it: RECORD of kernels/rounds.py is its mirror.
 struct RoundsDraft {
@@ -146,9 +153,23 @@ struct RoundsDraft {
   float expected;               // accepted ones, by the table; 0 = not from there
 };
 
+class Network;
+
+// A network that guesses between the passes of rounds, in a cache of its own behind the rows' blocks.
+struct RoundsDrafter {
+  Network* network;
+  char* const* cache;           // as in RunRequest
+  int32_t choosable;            // token ids below it may be guessed
+  int32_t readable;             // texts of ids below it can be read, ...
+  int32_t max_length;           // ... and only if they are shorter than this
+  int32_t samples;              // whether a row's guesses are drawn as its tokens are; else they are the best
+  float threshold;              // the first guess less likely than this is the last of its chain
+};
+
 struct RoundsRequest {
   char* const* cache;           // as in RunRequest
   RoundsRow* rows;              // [num_rows]
+  const RoundsDrafter* drafter;  // null = no row has a draft_k
   NgramTable table;             // of all rows
   const float* prices;          // [num_prices] of 0, 1, ... guesses from there: tokens that they must bring
   int32_t num_prices;           // no row has as many guesses from there
@@ -159,7 +180,8 @@ struct RoundsRequest {
   int32_t ends_with_row;        // no further round, please, once a row has ended, ...
   const int32_t* interrupt;     // ... or this is not 0: another thread may write it
   RoundsDraft* drafts;          // [most_rounds * num_rows], out
-  float* seconds;               // [most_rounds], out
+  float* seconds;               // [most_rounds] of each pass, out
+  float* draft_seconds;         // [most_rounds] of the drafter before it, out
   int32_t* tokens;              // [most_rounds] of each pass, out
   int32_t num_drafts, num_rounds;  // out
 };
@@ -192,6 +214,7 @@ class Network : private Job {
 
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
+  void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn);  // of at least one chain
   void run_rounds(RoundsRequest& request);
 
  private:

@@ -14,10 +14,13 @@ constexpr int kRefinedPanels = 32;  // of 16 columns
 }  // namespace
 
 void Network::run_chain(const ChainRequest& request) {
+  if (!request.run.batch.num_logits) return run(request.run);
+  run_chain(request, ThreadPool::instance().take_turn());
+}
+
+void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& turn) {
   const BatchView& first = request.run.batch;
   const int chains = first.num_logits, steps = request.steps;
-  if (!chains) return run(request.run);
-  const ThreadPool::Turn turn = ThreadPool::instance().take_turn();
 
   // The row, position and place behind each chain's last token.
   std::vector<int> alive(static_cast<size_t>(chains)), rows(static_cast<size_t>(chains));

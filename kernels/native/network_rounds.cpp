@@ -1,14 +1,15 @@
-// Rounds: guess what a text says next from the text itself or a table, verify, take what stands, and again, within one call.
+// Rounds: guess what a text says next from the text itself, a table or a draft model, verify, take what stands, and again, within one call.
 //
-// The guesses are those of proposers/ngram.py, proposers/prediction.py and proposers/ngram_cache.py. A text is read instead of an index:
-// one that was just computed is read in microseconds. What stands is decided as engine/verifier.py does, by the target's own token at
-// each place.
+// The guesses are those of proposers/ngram.py, proposers/prediction.py and proposers/ngram_cache.py; draft_chains.cpp has those of a
+// network. A text is read instead of an index: one that was just computed is read in microseconds. What stands is decided as
+// engine/verifier.py does, by the target's own token at each place.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <numeric>
 
+#include "draft_chains.h"
 #include "network.h"
 #include "noise_key.h"
 
@@ -16,8 +17,6 @@ namespace foretoken {
 namespace {
 
 constexpr int kResyncSizes[] = {8, 4, 2};  // _RESYNC_SIZES of proposers/prediction.py
-
-int text_length(const RoundsRow& row) { return row.num_known + row.num_new; }
 
 // The end of a run of `size` tokens equal to those at `recent` in the prediction: the first behind the cursor, else the last before it.
 int end_in_prediction(const RoundsRow& row, const int32_t* recent, int size) {
@@ -34,7 +33,7 @@ int end_in_prediction(const RoundsRow& row, const int32_t* recent, int size) {
 // Moves the cursor along with the output tokens that have come since the last call.
 void follow_prediction(RoundsRow& row) {
   if (!row.num_predicted) return;
-  for (; row.num_followed < text_length(row); ++row.num_followed) {
+  for (; row.num_followed < row.length(); ++row.num_followed) {
     const int at = row.num_followed;
     if (!row.is_lost && row.cursor < row.num_predicted && row.text[at] == row.prediction[row.cursor]) {
       ++row.cursor;
@@ -55,7 +54,7 @@ void follow_prediction(RoundsRow& row) {
 // Place behind the earlier occurrence of the longest of the text's last n-grams; 0 = none. The first of them, or the latest.
 int earlier_place(const RoundsRow& row) {
   const int32_t* text = row.text;
-  const int length = text_length(row), most = std::min(row.lookup_max, length - 1), last = text[length - 1];
+  const int length = row.length(), most = std::min(row.lookup_max, length - 1), last = text[length - 1];
   int best = row.lookup_min - 1, found = 0;
   auto look = [&](int place) {
     if (text[place - 1] != last) return false;
@@ -96,8 +95,8 @@ struct Chain {
   int32_t text[NgramTable::kMostN + kMostChained];  // the row's last tokens, and the guess
 
   Guess follow(const NgramTable& table, const float* prices, const RoundsRow& row, int most) {
-    int length = std::min(table.max_n, text_length(row));
-    std::copy_n(row.text + text_length(row) - length, length, text);
+    int length = std::min(table.max_n, row.length());
+    std::copy_n(row.text + row.length() - length, length, text);
     Guess guess{text + length, 0, kFromTable};
     float chance = 1.0f, expected = 0.0f;
     most = std::min(most, kMostChained);
@@ -120,7 +119,6 @@ struct Chain {
 
 Guess guess_of(RoundsRow& row, int most, int vocab, const RoundsRequest& request, Chain& chain) {
   Guess guess;
-  most = std::max(0, most);
   follow_prediction(row);
   if (!row.is_lost && row.cursor < row.num_predicted && row.predicted_k) {
     guess = {row.prediction + row.cursor, std::min({row.num_predicted - row.cursor, row.predicted_k, most}), kFromPrediction};
@@ -128,7 +126,7 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const RoundsRequest& request
     const int place = row.lookup_k ? earlier_place(row) : 0;
     if (row.table_k) guess = chain.follow(request.table, request.prices, row, std::min({row.table_k, most, request.num_prices - 1}));
     if (place && !(guess.count && guess.gain > row.text_gain)) {
-      guess = {row.text + place, std::min({text_length(row) - place, row.lookup_k, most}), kFromText};
+      guess = {row.text + place, std::min({row.length() - place, row.lookup_k, most}), kFromText};
     }
   }
   for (int i = 0; i < guess.count; ++i) {
@@ -150,16 +148,17 @@ struct RoundsBatch {
   int tokens() const { return int(token_ids.size()); }
   int first_node(size_t i) const { return query_start[i]; }
 
-  void lay_out(const RoundsRequest& request, const std::vector<int>& alive, int vocab) {
+  void lay_out(const RoundsRequest& request, const std::vector<int>& alive, const DraftChains& drafts, int vocab) {
     guesses.clear(), token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
     query_start.assign(1, 0);
     chains.resize(alive.size());
     int room = request.most_tokens - int(alive.size());
     for (int r : alive) {
       RoundsRow& row = request.rows[r];
-      const int first = text_length(row) - 1;
-      const int most = std::min({room, row.most_new - row.num_new - 1, row.num_places - first - 1});
-      const Guess guess = guess_of(row, most, vocab, request, chains[guesses.size()]);
+      const int first = row.length() - 1;
+      const size_t at = guesses.size();
+      const Guess guess = row.draft_k ? Guess{drafts.token_ids(at), drafts.count(at), kFromDraft}
+                                      : guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
       room -= guess.count;
       for (int i = 0; i <= guess.count; ++i) {
         const int place = first + i;
@@ -204,7 +203,7 @@ int grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float*
     const bool is_guessed = accepted < guess.count && guess.token_ids[accepted] == chosen[accepted];
     if (!row.has_ended) {
       const int32_t token = int32_t(chosen[accepted]);
-      row.text[text_length(row)] = token;  // behind all that a guess is read from
+      row.text[row.length()] = token;  // behind all that a guess is read from
       ++row.num_new;
       row.has_ended = ends(row, token) || row.num_new == row.most_new;
     }
@@ -220,7 +219,7 @@ void Network::draw(const RoundsRow& row, const int32_t* guess, int count, const 
   for (int i = 0; i <= count; ++i) {
     SampleRow& place = places[size_t(i)];
     place.logits = logits + int64_t(i) * vocab_size_;
-    place.key = noise_key(row.sampling.key, text_length(row) + i);
+    place.key = noise_key(row.sampling.key, row.length() + i);
     place.parent = i - 1;
     place.guess = i ? guess[i - 1] : -1;
   }
@@ -235,6 +234,7 @@ void Network::run_rounds(RoundsRequest& request) {
   std::vector<int> alive(static_cast<size_t>(request.num_rows));
   std::iota(alive.begin(), alive.end(), 0);
   RoundsBatch batch;
+  DraftChains drafts;
   std::vector<int64_t> chosen;
   std::vector<float> top;
 
@@ -242,10 +242,13 @@ void Network::run_rounds(RoundsRequest& request) {
   const Clock::time_point began = Clock::now();
   bool goes_on = true;
   while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
+    // 1. what a drafter guesses
+    const Clock::time_point drafted = Clock::now();
+    if (request.drafter) drafts.make(request, alive, turn);
     const Clock::time_point started = Clock::now();
 
-    // 1. the pass, with whole logits of the rows that draw
-    batch.lay_out(request, alive, vocab_size_);
+    // 2. the pass, with whole logits of the rows that draw
+    batch.lay_out(request, alive, drafts, vocab_size_);
     chosen.resize(size_t(batch.tokens())), top.resize(size_t(batch.tokens()));
     logits_rows_.assign(size_t(batch.tokens()), -1);
     int num_drawn = 0;
@@ -265,7 +268,7 @@ void Network::run_rounds(RoundsRequest& request) {
     ThreadPool::instance().run(*this, turn);
     finish(pass);
 
-    // 2. what stands of it
+    // 3. what stands of it
     size_t kept = 0;
     for (size_t i = 0; i < alive.size(); ++i) {
       const int r = alive[i], first_node = batch.first_node(i);
@@ -279,13 +282,16 @@ void Network::run_rounds(RoundsRequest& request) {
       if (guess.count) {
         const int emitted = std::min(accepted, row.num_new - before);
         request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, emitted, guess.expected};
+        if (row.draft_k) row.num_read += std::min(emitted, drafts.num_fed(i));
       }
-      // Without a place for its next token a row waits until others give theirs back.
-      if (row.has_failed || (row.has_ended ? request.ends_with_row != 0 : text_length(row) > row.num_places)) goes_on = false;
+      // Without a place for its next token, or for all that a drafter is to guess, a row waits until others give theirs back.
+      const int wanted = std::min(row.draft_k, row.most_new - row.num_new - 1);
+      if (row.has_failed || (row.has_ended ? request.ends_with_row != 0 : row.length() + wanted > row.num_places)) goes_on = false;
       if (!row.has_ended) alive[kept++] = r;
     }
     alive.resize(kept);
     request.tokens[request.num_rounds] = batch.tokens();
+    request.draft_seconds[request.num_rounds] = std::chrono::duration<float>(started - drafted).count();
     request.seconds[request.num_rounds++] = float(seconds_since(started));
     if (interrupt->load(std::memory_order_relaxed) || seconds_since(began) > request.most_seconds) goes_on = false;
   }

@@ -1,0 +1,340 @@
+"""Steps in rounds with a draft model, end to end: what is said, what is counted and what the drafter has read is as of single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixed_k import fixed
+from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
+
+from foretoken import LLM
+from foretoken.engine.core import EngineCore
+from foretoken.engine.plan import RoundsPlan, RoundsVerdict
+from foretoken.engine.policy import rounds_choice
+from foretoken.engine.policy.adaptive import AdaptivePolicy
+from foretoken.engine.request import Request
+from foretoken.engine.rounds import Lookups, Rounds
+from foretoken.kernels import native
+from foretoken.proposers.learned import LearnedProposer
+
+pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+K = 4
+
+
+@pytest.fixture(scope="module")
+def config(tiny_target: Path) -> dict[str, Any]:
+    """The target itself in int4: it is right about half of the time."""
+    return {"method": "draft_model", "model": str(tiny_target), "quantization": "int4", "num_speculative_tokens": K}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target: Path) -> Iterator[LLM]:
+    with LLM(tiny_target, {"method": "off"}, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_target: Path, config: dict[str, Any]) -> Iterator[LLM]:
+    with LLM(tiny_target, fixed(config), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def _however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_choice, "DRAFTED_STEP_S", 60.0)
+
+
+@pytest.fixture
+def watch(drafting: LLM) -> Iterator[Watch]:
+    watch = Watch(core_of(drafting))
+    yield watch
+    watch.leave()
+
+
+def one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """From now on every step is one pass."""
+    patch.setattr(Rounds, "takes", lambda rounds, request: False)
+
+
+def drafter_of(core: EngineCore) -> LearnedProposer:
+    (drafter,) = [proposer for proposer in core.proposers.proposers if isinstance(proposer, LearnedProposer)]
+    return drafter
+
+
+def requests_of(llm: LLM, name: str, settings: dict[str, Any], prompts: list[str] = PROMPTS) -> list[Request]:
+    assert llm._engine is not None
+    tokenizer = llm.get_tokenizer()
+    return [
+        request
+        for i, prompt in enumerate(prompts)
+        for request in llm._engine.intake.requests(f"{name}-{i}", list(tokenizer.encode(prompt)), params(settings), 0.0)
+    ]
+
+
+def counted(llm: LLM) -> list[int]:
+    """Drafts, their tokens, those accepted, and these by position."""
+    stats = llm.stats()
+    by_position = [*stats.accepted_per_position, *[0] * K][:K]
+    return [stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens, *by_position]
+
+
+def between(before: list[int], after: list[int]) -> list[int]:
+    return [b - a for a, b in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_said_is_the_same(plain: LLM, drafting: LLM, watch: Watch, kind: str, together: bool) -> None:
+    for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
+        assert said(drafting.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
+            plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
+        )
+    if kind != "few tokens":
+        assert any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
+        assert all(len(verdict.draft_seconds) == len(verdict.tokens) for _, verdict in watch.calls)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 11}, {"temperature": 0, "max_tokens": 23}], ids=str)
+def test_what_is_counted_is_the_same(drafting: LLM, watch: Watch, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    found: list[Any] = []
+    for _ in range(2):
+        before = counted(drafting)
+        outputs = drafting.generate(PROMPTS, params(settings), use_tqdm=False)
+        told = [output.metrics.speculative_decoding for output in outputs]
+        histograms = [(one.num_spec_steps, one.num_draft_tokens, one.acceptance_histogram) for one in told]
+        found.append((between(before, counted(drafting)), histograms))
+        one_by_one(monkeypatch)
+    assert watch.num_passes > 2 * len(watch.calls) > 0
+    assert found[0] == found[1]
+    assert 0 < found[0][0][2] < found[0][0][1], "guesses were right and wrong"
+
+
+def test_the_drafter_knows_what_it_has_read(drafting: LLM, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step it is what it is after as many single ones; and so are the blocks that others may find."""
+    core, drafter = core_of(drafting), drafter_of(core_of(drafting))
+    read: list[dict[int, int]] = []
+    for name in ("in rounds", "one by one"):
+        (request,) = requests_of(drafting, name, {"temperature": 0, "max_tokens": 60}, PROMPTS[:1])
+        at: dict[int, int] = {}
+
+        def note(step: int, request: Request = request, at: dict[int, int] = at) -> None:
+            if request.finish_reason is None and request.num_output_tokens:
+                known = drafter._cache.num_known(request.request_id)
+                assert known is not None and known < len(request.token_ids)
+                at[len(request.token_ids)] = known
+
+        drive(core, [request], note)
+        read.append(at)
+        one_by_one(monkeypatch)
+    assert watch.calls and len(read[0]) < len(read[1])
+    assert read[0].items() <= read[1].items()
+
+
+def test_a_request_that_joins_finds_all_in_order(plain: LLM, drafting: LLM, watch: Watch) -> None:
+    core = core_of(drafting)
+    first, second, third = requests_of(drafting, "joins", {"temperature": 0, "max_tokens": 80}, PROMPTS[:3])
+
+    def join(step: int) -> None:
+        core.interrupt()  # else all are done in a step
+        if step in (4, 9):
+            core.resume()
+            core.add_request(second if step == 4 else third)
+
+    drive(core, [first], join)
+    core.resume()
+    expected = plain.generate(PROMPTS[:3], params({"temperature": 0, "max_tokens": 80}), use_tqdm=False)
+    for request, output in zip((first, second, third), expected, strict=True):
+        assert request.token_ids[request.num_prompt_tokens :] == output.outputs[0].token_ids
+    assert {len(plan.rows) for plan, _ in watch.calls} >= {1, 2, 3}
+
+
+def test_steps_of_one_pass_in_between(plain: LLM, drafting: LLM, watch: Watch) -> None:
+    """A row with logprobs beside it for a while."""
+    core = core_of(drafting)
+    (first,) = requests_of(drafting, "long", {"seed": 3, "max_tokens": 100}, PROMPTS[:1])
+    (told,) = requests_of(drafting, "told", {"temperature": 0, "max_tokens": 9, "logprobs": 1}, PROMPTS[1:2])
+
+    def join(step: int) -> None:
+        core.interrupt()
+        if step == 3:
+            core.add_request(told)
+
+    drive(core, [first], join)
+    core.resume()
+    expected = plain.generate(PROMPTS[0], params({"seed": 3, "max_tokens": 100}), use_tqdm=False)
+    assert first.token_ids[first.num_prompt_tokens :] == expected[0].outputs[0].token_ids
+    assert watch.requests == {first.request_id} and any(len(verdict.tokens) for _, verdict in watch.calls)
+
+
+def test_an_abort_in_between(plain: LLM, drafting: LLM, watch: Watch) -> None:
+    core = core_of(drafting)
+    made = requests_of(drafting, "abort", {"temperature": 0}, PROMPTS[:2])
+
+    def abort(step: int) -> None:
+        core.interrupt()
+        if step == 3:
+            core.abort(made[0].request_id)
+
+    drive(core, made, abort)
+    core.resume()
+    assert made[0].finish_reason == "abort" and made[1].finish_reason == "length" and watch.calls
+    expected = plain.generate(PROMPTS[1], params({"temperature": 0}), use_tqdm=False)
+    assert made[1].token_ids[made[1].num_prompt_tokens :] == expected[0].outputs[0].token_ids
+
+
+def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, drafting: LLM, watch: Watch) -> None:
+    each = [params({"temperature": 0, "speculation": {"method": method}}) for method in ("off", "auto")]
+    outputs = drafting.generate(PROMPTS[1:3], each, use_tqdm=False)
+    assert said(outputs) == said(plain.generate(PROMPTS[1:3], each, use_tqdm=False))
+    assert watch.calls and outputs[0].metrics.speculative_decoding.num_draft_tokens == 0
+
+
+def test_a_request_may_limit_its_guesses(drafting: LLM, watch: Watch) -> None:
+    drafting.generate(PROMPTS[1], params({"temperature": 0, "speculation": {"num_speculative_tokens": 2}}), use_tqdm=False)
+    drafted = {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts}
+    assert max(drafted) == 2
+
+
+def test_who_brings_a_prediction_takes_steps_of_one_pass(plain: LLM, drafting: LLM, watch: Watch) -> None:
+    (before,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
+    assert drafting._engine is not None
+    (request,) = drafting._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
+    drive(core_of(drafting), [request])
+    assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
+    assert request.stats.accepted_prediction_tokens > 20 and not watch.calls
+
+
+def test_the_time_of_drafting_is_the_drafters(drafting: LLM, watch: Watch) -> None:
+    before = drafting.stats()
+    drafting.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    after = drafting.stats()
+    in_rounds = sum(sum(verdict.draft_seconds) for _, verdict in watch.calls)
+    spent = after.proposers[-1].draft_seconds - before.proposers[-1].draft_seconds
+    assert spent >= in_rounds > 0
+    passes = sum(sum(verdict.seconds) for _, verdict in watch.calls)
+    assert after.target_seconds - before.target_seconds >= passes
+    assert after.step_seconds - before.step_seconds >= after.target_seconds - before.target_seconds + spent
+
+
+def test_more_requests_than_seats(tiny_target: Path, config: dict[str, Any], plain: LLM) -> None:
+    prompts = [f"{prompt} {i}" for i in range(3) for prompt in PROMPTS]
+    with LLM(tiny_target, fixed(config), **OPTIONS | {"max_num_seqs": 3}) as llm:
+        watch = Watch(core_of(llm))
+        each = [params({"temperature": 0, "max_tokens": 10 + i}) for i in range(len(prompts))]
+        assert said(llm.generate(prompts, each, use_tqdm=False)) == said(plain.generate(prompts, each, use_tqdm=False))
+        assert any(plan.ends_with_row for plan, _ in watch.calls)
+        core_of(llm).check()
+
+
+def test_a_cache_that_is_nearly_full(tiny_target: Path, config: dict[str, Any], plain: LLM) -> None:
+    with LLM(tiny_target, fixed(config), **OPTIONS | {"kv_cache_gb": 0.0028}) as llm:
+        watch = Watch(core_of(llm))
+        each = params({"temperature": 0, "max_tokens": 60})
+        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        core_of(llm).check()
+        assert watch.calls
+
+
+@pytest.mark.parametrize("longest", [None, 40])
+def test_up_to_the_end_of_the_contexts(tiny_target: Path, config: dict[str, Any], longest: int | None) -> None:
+    """The target's, or the drafter's: then it goes on without guesses."""
+    options = OPTIONS | {"max_model_len": 64}
+    each = params({"temperature": 0, "max_tokens": None})
+    limited = config if longest is None else config | {"max_model_len": longest}
+    with LLM(tiny_target, fixed(limited), **options) as llm, LLM(tiny_target, {"method": "off"}, **options) as without:
+        watch = Watch(core_of(llm))
+        answers = llm.generate(PROMPTS, each, use_tqdm=False)
+        assert said(answers) == said(without.generate(PROMPTS, each, use_tqdm=False)) and watch.calls
+        assert {output.outputs[0].finish_reason for output in answers} == {"length"}
+
+
+@pytest.mark.parametrize("sampled", [{"draft_sample_method": "probabilistic"}, {"confidence_threshold": 0.5}], ids=str)
+def test_drafters_that_sample_or_doubt(tiny_target: Path, config: dict[str, Any], plain: LLM, sampled: dict[str, Any]) -> None:
+    with LLM(tiny_target, fixed(config | sampled), **OPTIONS) as llm:
+        watch = Watch(core_of(llm))
+        each = params({"seed": 2, "temperature": 0.8})
+        with pytest.MonkeyPatch.context() as patch:
+            found: list[Any] = []
+            for _ in range(2):
+                before = counted(llm)
+                assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+                found.append(between(before, counted(llm)))
+                one_by_one(patch)
+        assert watch.calls and found[0] == found[1]
+
+
+def test_adaptive_drafters_are_asked_in_rounds_too(
+    tiny_target: Path, config: dict[str, Any], plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It learns from them what it learns from single steps, as if guessing paid."""
+    with LLM(tiny_target, config | {"model": str(tiny_target), "quantization": "int8"}, **OPTIONS) as llm:
+        core = core_of(llm)
+        watch, policy = Watch(core), core.controller.policy
+        assert isinstance(policy, AdaptivePolicy)
+        costs = policy.costs
+        monkeypatch.setattr(costs.drafts[-1], "seconds", lambda depth, rows: 1e-9 * depth)
+        monkeypatch.setattr(type(costs.target), "at", lambda cost, context: lambda tokens: 1e-3 + 1e-9 * tokens)
+        for settings in ({"temperature": 0, "max_tokens": 200}, {"seed": 5, "max_tokens": 100}):
+            assert said(llm.generate(PROMPTS, params(settings), use_tqdm=False)) == said(
+                plain.generate(PROMPTS, params(settings), use_tqdm=False)
+            )
+        drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
+        assert len(drafts) > 20 and policy.expectations.acceptance[-1].num_seen > 10
+        stats = llm.stats()
+        assert stats.num_drafts >= len(drafts) and stats.estimated_speedup is not None and stats.speculation_off is None
+        core.check()
+
+
+def test_a_server_shows_tokens_soon(tiny_target: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds fill 30 ms at most, where a script's may take longer."""
+    monkeypatch.setattr(rounds_choice, "DRAFTED_STEP_S", 30e-3)
+    for longest, expected in ((0.0, 3), (0.1, 11)):
+        asked = rounds_choice.drafted_rounds([], [K, 0], 9e-3, longest)
+        assert asked is not None and asked.most_rounds == expected and [lookups.draft_k for lookups in asked.lookups] == [K, 0]
+    assert rounds_choice.drafted_rounds([], [K], 16e-3, 0.0) is None, "one round is an ordinary step"
+    assert rounds_choice.drafted_rounds([], [K], 0.0, 0.1) is None, "nobody knows yet how long one takes"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [[{"method": "ngram", "num_speculative_tokens": 3}], [{"method": "suffix"}], [None]],
+    ids=["ngram", "suffix", "another draft"],
+)
+def test_beside_other_proposers_there_are_none(tiny_target: Path, config: dict[str, Any], others: list[Any]) -> None:
+    beside = [config if other is None else other for other in others]
+    with LLM(tiny_target, fixed([config, *beside]), **OPTIONS) as llm:
+        assert Lookups.among(core_of(llm).proposers.proposers).drafting is None and core_of(llm).rounds is None
+
+
+def test_a_drafter_that_is_off_guesses_nowhere(tiny_target: Path, config: dict[str, Any], plain: LLM) -> None:
+    with LLM(tiny_target, fixed(config), **OPTIONS) as llm:
+        core = core_of(llm)
+        watch = Watch(core)
+        core.proposers._members[-1].health.off_reason = "of a test"
+        each = params({"temperature": 0})
+        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        assert not watch.calls and not llm.stats().num_drafts
+
+
+def test_a_call_that_fails_costs_nothing_but_time(
+    plain: LLM, drafting: LLM, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = core_of(drafting)
+    assert core.rounds is not None
+    run, failures = core.rounds.run, iter(range(2))
+
+    def broken(plan: RoundsPlan) -> RoundsVerdict:
+        if next(failures, None) is not None:
+            raise RuntimeError("broken")
+        return run(plan)
+
+    monkeypatch.setattr(core.rounds, "run", broken)
+    outputs = drafting.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
+    assert sum("tried again as one pass" in record.message for record in caplog.records) == 2
+    core.check()
