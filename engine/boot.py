@@ -120,7 +120,7 @@ def assemble(
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
     lookups = Lookups.among(proposers.proposers)
     infos = tuple(
-        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i))
+        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i), guesses_in_rounds=i == lookups.draft)
         for i, (p, scout) in enumerate(zip(proposers.proposers, proposers.scouts, strict=True))
     )
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)

@@ -17,11 +17,12 @@ from .balance import Balance
 from .base import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
 from .costs import CostTable
 from .draft_choice import MARGIN, Candidate, choose
+from .drafted_rounds import DraftedRounds
 from .expectations import Asked, Expectations
 from .lessons import Lessons
 from .load import Load
 from .probing import Probing
-from .rounds_choice import RoundsChoice, drafted_rounds
+from .rounds_choice import RoundsChoice
 from .scouting import Scouting
 from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear, listening_period
 
@@ -49,6 +50,9 @@ class AdaptivePolicy:
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
         self._scouts = self._assignment.scouts.keys()
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
+        self._drafted = DraftedRounds(costs, rules.round_drafter, rules.longest_unseen_s)
+        self._may_round = False  # as in `look`
+        self._promises_rounds = False  # whether the latest answer was weighed as one of a step in rounds
         self._most_rounds = 0  # of this step; 0 = it is none in rounds
         self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first
         self._num_single = SETTLED  # steps in a row that were one pass
@@ -94,7 +98,7 @@ class AdaptivePolicy:
 
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None:
         num_rows = len(running)
-        self._has_begun, self.has_left = has_begun, False
+        self._has_begun, self.has_left, self._may_round = has_begun, False, may_round
         self._most_rounds = self._rounds.most_rounds(running) if may_round else 0
         self._rounds_rate = self._rounds.rate(running) if self._most_rounds else 0.0
         if self._most_rounds and not self._is_open:
@@ -177,16 +181,8 @@ class AdaptivePolicy:
         if not any(ceilings):
             return self._rounds.ask(running, self._most_rounds, most) if self._most_rounds else None
         if self._probing.probe is not None:
-            return None  # once is enough
-        context, num_drafted = sum([request.num_computed_tokens for request in running]), sum([ceiling > 0 for ceiling in ceilings])
-        round_s = self.costs.target.seconds(len(running) + sum(ceilings), context)
-        round_s += self.costs.drafts[self._drafter].seconds(max(ceilings), num_drafted)
-        return drafted_rounds(running, ceilings, round_s, self._rules.longest_unseen_s)
-
-    @property
-    def _drafter(self) -> int:
-        """Who guesses in this step, if it can be one in rounds: then it is the same for all rows."""
-        return next(iter(self._asked.values())).proposer
+            return None  # a guess that is made for what it teaches is made once
+        return self._drafted.ask(running, ceilings)
 
     def observe_rounds(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None:
         # Decisions stand for so many passes, however they are divided into steps.
@@ -198,26 +194,17 @@ class AdaptivePolicy:
         num_rows, committed = len(plan.rows), sum(len(said.token_ids) for said in verdict.rows)
         context = sum(row.num_computed for row in plan.rows)
         if plan.num_drafted:
-            self._observe_drafted(plan, verdict, context, seconds)
-            if not self._is_unproven(self._drafter):
+            self._drafted.observe(plan, verdict, seconds)
+            for row, said in zip(plan.rows, verdict.rows, strict=True):
+                for draft in said.drafts:
+                    self.expectations.learn_settled(row.request.request_id, draft, self._step)
+            if not self._is_unproven(self._drafted.drafter):
                 self._balance.settle(committed, self._promised_rate, seconds)
         else:
             self._rounds.observe(plan, verdict, seconds, self._step)
             self._k = self._rounds.k
         self._probing.earn(seconds)
         self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
-
-    def _observe_drafted(self, plan: RoundsPlan, verdict: RoundsVerdict, context: int, seconds: float) -> None:
-        """Rounds with a drafter took so long: each counts as a step like any other, with its share of what happens between calls."""
-        num_rounds = len(verdict.tokens)
-        beside_s = (seconds - sum(verdict.seconds) - sum(verdict.draft_seconds)) / num_rounds
-        i = min(1, num_rounds - 1)  # the first finds the caches full of other things
-        self.costs.target.observe(verdict.tokens[i], context, verdict.seconds[i] + beside_s)
-        deepest = max([row.lookups.draft_k for row in plan.rows])
-        self.costs.drafts[self._drafter].observe(deepest, plan.num_drafted, verdict.draft_seconds[i])
-        for row, said in zip(plan.rows, verdict.rows, strict=True):
-            for draft in said.drafts:
-                self.expectations.learn_settled(row.request.request_id, draft, self._step)
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:
         """Drafts are made: they cost nothing more but their verification, and their real lengths and confidences are known."""
@@ -288,7 +275,8 @@ class AdaptivePolicy:
         if self._asked and self._probing.probe is None:
             if self._has_scouted:
                 self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
-            elif not any([self._is_unproven(asked.proposer) for asked in self._asked.values()]):  # of whom that was only hoped
+            # What rounds promised says nothing of a step of one pass, and of who is unproven it was only hoped.
+            elif not (self._promises_rounds or any([self._is_unproven(asked.proposer) for asked in self._asked.values()])):
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
         self._balance.add(plain * committed / num_rows if num_tokens > num_rows else times.step, times.step + drafting)
         if self._rounds_rate:
@@ -370,7 +358,9 @@ class AdaptivePolicy:
                 self._is_open = False
                 self._rest.begin(_ids(wishes))
             return answer
-        choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs)
+        in_rounds = self._drafted.costs([wish.request for wish in wishes]) if self._may_round else None
+        self._promises_rounds = in_rounds is not None
+        choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs, in_rounds)
         depths, self._promised_rate = choice.depths, choice.rate
         disappointment = self._balance.disappointment(load.num_rows / choice.plain_rate)
         if choice.rate < disappointment * MARGIN * max(choice.plain_rate, LEAVING * self._rounds_rate):

@@ -38,6 +38,8 @@ class ProposerInfo:
     """Of a scout: told for next to nothing."""
     looks_in: Literal["text", "table"] | None = None
     """Of one that does no more than look in the row's own text, or in a table that never changes: a step in rounds can do that."""
+    guesses_in_rounds: bool = False
+    """Of a draft model whose network can be asked between the passes of one call."""
 
 
 @record
@@ -144,6 +146,7 @@ class RequestLimits:
         self.prediction = self._index.get(PREDICTION, -1)
         self.text_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "text"), -1)
         self.table_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "table"), -1)
+        self.round_drafter = next((i for i, p in enumerate(proposers) if p.guesses_in_rounds), -1)
 
     def limits(self, num_rows: int, threshold: int | None) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do. Exactly the threshold still speculates; None = there is none."""

@@ -20,8 +20,10 @@ from ...kernels.rounds import RoundsExecutor
 from ...proposers.base import Proposer
 from ...proposers.proposer_set import ProposerSet
 from ..core import EngineCore
+from ..rounds import Lookups
 from ..shaped_steps import Filler, Sample, ShapedSteps
 from .costs import LADDER, CostFigures
+from .drafted_rounds import DRAFTED_STEP_S
 from .rounds_choice import FEWEST_ROUNDS, STEP_S
 
 BUDGET_S = 2.5
@@ -83,7 +85,7 @@ def measure(
         budget = _Budget(budget_s, bar)
         steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)
         started = time.perf_counter()
-        passes = _passes(steps.core, text)
+        passes = _passes(steps.core, text, STEP_S if Lookups.among(proposers).drafting is None else DRAFTED_STEP_S)
         budget.forgive(time.perf_counter() - started)  # it has a limit of its own
         target = _target(steps, budget)
         if 1 not in target:
@@ -98,8 +100,8 @@ def measure(
     return CostFigures(target, slope, drafts, passes)
 
 
-def _passes(core: EngineCore, text: Sequence[int]) -> dict[int, float] | None:
-    """Seconds of passes by numbers of tokens, one behind the other; None if nobody makes them so, or they are long.
+def _passes(core: EngineCore, text: Sequence[int], step_s: float) -> dict[int, float] | None:
+    """Seconds of passes by numbers of tokens, one behind the other; None if nobody makes them so, or several take longer than step_s.
 
     Into the first blocks of the cache, which are nobody's yet.
     """
@@ -124,7 +126,7 @@ def _passes(core: EngineCore, text: Sequence[int]) -> dict[int, float] | None:
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
-    if taken(1) * FEWEST_ROUNDS > STEP_S:
+    if taken(1) * FEWEST_ROUNDS > step_s:
         return None
     executor.run(batch(0, context), kv)  # new memory may hold what is no number, and then all tokens have the same experts
     started = time.perf_counter()

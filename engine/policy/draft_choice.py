@@ -5,11 +5,11 @@ A pure function of expectations and costs. SmartSpec (arXiv 2406.14066) maximise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...kernels.record import record
 from .acceptance import Worth
-from .costs import CostTable
+from .costs import CostTable, DraftCost
 
 MARGIN = 1.03  # a gain smaller than this is as likely an error of the estimates
 
@@ -32,12 +32,18 @@ class Choice:
     plain_rate: float
 
 
-def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: int, context: int, budget: int, costs: CostTable) -> Choice:
+def choose(
+    candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: int, context: int, budget: int, costs: CostTable,
+    in_rounds: tuple[Callable[[float], float], DraftCost] | None = None,
+) -> Choice:  # fmt: skip
     """num_rows: rows that get a token anyway. num_prompt_tokens: others computed in the step; only what guesses add to them counts.
+
+    in_rounds: what a step with guesses costs by its tokens, and its drafts, where that is a round; there all are of one proposer.
 
     Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it.
     """
-    target, drafts = costs.target.at(context), costs.drafts
+    target = costs.target.at(context)
+    guessed, drafts = (target, costs.drafts) if in_rounds is None else (in_rounds[0], [in_rounds[1]] * len(costs.drafts))
     depths = [0] * len(candidates)
     base = num_rows + num_prompt_tokens
     plain_s = target(num_rows)
@@ -66,7 +72,7 @@ def choose(candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: in
             beside -= cost_of[p]
             cost_of[p] = drafts[p].seconds(depth_of[p], rows_of[p])
             beside += cost_of[p]
-        rate = brought / (target(tokens) + beside)
+        rate = brought / (guessed(tokens) + beside)
         if rate > best_rate:
             best_rate, best_length = rate, length
     if best_rate < MARGIN * plain_rate:

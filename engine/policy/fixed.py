@@ -8,7 +8,8 @@ from ...proposers.base import Draft
 from ..plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowGrant, RowLookups, StepPlan, Verdict
 from ..request import Request
 from .base import PolicyState, RequestLimits, StepTimes, Wish
-from .rounds_choice import drafted_rounds, rounds_within
+from .drafted_rounds import drafted_rounds
+from .rounds_choice import rounds_within
 
 DEFAULT_THRESHOLD = 16
 """Running requests above which vLLM's guidance switches speculation off, if nothing is configured."""

@@ -20,7 +20,6 @@ from .costs import TargetCost
 from .table_trust import TableTrust
 
 STEP_S = 6e-3  # seconds that a step in rounds may take: one that waits ends it after the round, but nobody sees tokens before
-DRAFTED_STEP_S = 30e-3  # the same where a network guesses: its tokens come several at a time anyway, and so much later nobody sees them
 MOST_ROUNDS = 32
 FEWEST_ROUNDS = 2
 ROUNDS_TO_A_STOP = 4  # where a stop string may end a row, which is only seen behind the call
@@ -47,14 +46,6 @@ def rounds_within(step_s: float, pass_s: float, running: Sequence[Request]) -> i
     if any([request.params.stop for request in running]):
         most = min(most, ROUNDS_TO_A_STOP)
     return most if most >= FEWEST_ROUNDS else 0
-
-
-def drafted_rounds(running: Sequence[Request], ceilings: Sequence[int], round_s: float, longest_unseen_s: float) -> RoundsAsked | None:
-    """Rounds in which a drafter makes so many guesses for each row. round_s: seconds of one, the drafter's included; 0 = unknown."""
-    step_s = max(DRAFTED_STEP_S, longest_unseen_s)
-    if not round_s or not (most_rounds := rounds_within(step_s, round_s, running)):
-        return None
-    return RoundsAsked(most_rounds, step_s, [RowLookups(draft_k=ceiling) for ceiling in ceilings])
 
 
 class RoundsChoice:

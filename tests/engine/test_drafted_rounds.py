@@ -13,7 +13,7 @@ from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, sa
 from foretoken import LLM
 from foretoken.engine.core import EngineCore
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict
-from foretoken.engine.policy import rounds_choice
+from foretoken.engine.policy import drafted_rounds
 from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.request import Request
 from foretoken.engine.rounds import Lookups, Rounds
@@ -45,7 +45,7 @@ def drafting(tiny_target: Path, config: dict[str, Any]) -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def _however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_choice, "DRAFTED_STEP_S", 60.0)
+    monkeypatch.setattr(drafted_rounds, "DRAFTED_STEP_S", 60.0)
 
 
 @pytest.fixture
@@ -288,16 +288,6 @@ def test_adaptive_drafters_are_asked_in_rounds_too(
         stats = llm.stats()
         assert stats.num_drafts >= len(drafts) and stats.estimated_speedup is not None and stats.speculation_off is None
         core.check()
-
-
-def test_a_server_shows_tokens_soon(tiny_target: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds fill 30 ms at most, where a script's may take longer."""
-    monkeypatch.setattr(rounds_choice, "DRAFTED_STEP_S", 30e-3)
-    for longest, expected in ((0.0, 3), (0.1, 11)):
-        asked = rounds_choice.drafted_rounds([], [K, 0], 9e-3, longest)
-        assert asked is not None and asked.most_rounds == expected and [lookups.draft_k for lookups in asked.lookups] == [K, 0]
-    assert rounds_choice.drafted_rounds([], [K], 16e-3, 0.0) is None, "one round is an ordinary step"
-    assert rounds_choice.drafted_rounds([], [K], 0.0, 0.1) is None, "nobody knows yet how long one takes"
 
 
 @pytest.mark.parametrize(
