@@ -45,6 +45,18 @@ def test_a_cut_guess_that_the_target_says_itself_is_read_again() -> None:
     assert plan(cache, row("r", 7)) == [("r", 6, 7, 4)]
 
 
+def test_what_a_call_of_its_own_has_read_is_not_read_again() -> None:
+    """Guesses of before are no longer in place: others were fed there."""
+    cache = OwnCache(1000, 4, 1000)
+    assert cache.num_known("r") is None
+    (feed,) = _plan(cache, [row("r", 5)])
+    cache.fed([feed], [[100, 101, 102]])
+    cache.went_on("r", 12)
+    cache.observe(Feedback(["r"], [0], [3], [[0, 1]], [[100, 101, 9]], [False]))
+    assert cache.num_known("r") == 12
+    assert plan(cache, row("r", 14)) == [("r", 12, 14, 4)]
+
+
 def test_a_path_through_anothers_tree_confirms_nothing_that_was_moved() -> None:
     cache = OwnCache(1000, 4, 1000)
     step(cache, row("r", 5), [1, 2, 3, 4], [0, 2], [1, 2, 9])

@@ -64,6 +64,20 @@ def test_accepted_guesses_whose_entries_hold_are_not_read_again() -> None:
     assert [asked for asked, _ in guesser.asked] == [[(0, 0, 6, 4)], [(0, 8, 9, 4)], [(0, 0, 9, 4)]]
 
 
+def test_it_says_how_much_it_has_read_of_texts_that_it_keeps_up_with() -> None:
+    guesser = Scripted(Guesses([[1, 2, 3, 4]], in_place=[[1, 2, 3]]), Guesses([[5]]))
+    proposer = LearnedProposer("d", LAYERS, OwnCache(100, 4, VOCAB), guesser)
+    assert proposer.num_read("r", 6) is None and proposer.drafter is None, "nobody's chains can be made elsewhere"
+    proposer.propose(DraftContext([row("r", 6)], 1000, 4))
+    assert [proposer.num_read("r", length) for length in (6, 11, 12)] == [6, 6, None], "a step brings five tokens at most"
+    proposer.went_on("r", 20)
+    assert proposer.num_read("r", 22) == 20
+    proposer.propose(DraftContext([row("r", 22)], 1000, 4))
+    assert guesser.asked[1][0] == [(0, 20, 22, 4)]
+    proposer.forget("r")
+    assert proposer.num_read("r", 22) is None
+
+
 def test_trees_keep_their_parents() -> None:
     guesser = Scripted(Guesses([[1, 2, 3], [4, 5]], parents=[[-1, -1, 0], [-1, 0]], confidence=[[0.5] * 3, [0.5] * 2]))
     proposer = LearnedProposer("d", LAYERS, OwnCache(100, 4, VOCAB), guesser)

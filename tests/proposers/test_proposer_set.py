@@ -308,6 +308,14 @@ def test_who_is_off_is_asked_no_more_but_may_still_clean_up() -> None:
     proposers.forget("r")
     assert proposers.stats()[0].num_failures == 3 and "RuntimeError: no idea" in off_reasons(proposers)["a"]
     assert broken.heard == ["observe", "observe", "r"]  # off since the third propose
+    assert not proposers.works(0) and proposers.works(1)
+
+
+def test_time_of_drafts_that_were_made_elsewhere_counts_too() -> None:
+    proposers = ProposerSet([Scripted("a", {}), Scripted("b", {})], clock=lambda: 0.0)
+    proposers.drafted(1, 0.5)
+    proposers.drafted(1, 0.25)
+    assert proposers.draft_seconds == (0.0, 0.75)
 
 
 def test_a_good_step_forgives() -> None:
