@@ -4,5 +4,4 @@
 #define FT_VNNI 1
 #define FT_AMX 1
 #define FT_TABLE amx_kernels
-#define FT_NAME "amx"
 #include "isa_table.h"

@@ -4,5 +4,4 @@
 #define FT_VNNI 0
 #define FT_AMX 0
 #define FT_TABLE avx2_kernels
-#define FT_NAME "avx2"
 #include "isa_table.h"

@@ -4,5 +4,4 @@
 #define FT_VNNI 0
 #define FT_AMX 0
 #define FT_TABLE avx512_kernels
-#define FT_NAME "avx512"
 #include "isa_table.h"

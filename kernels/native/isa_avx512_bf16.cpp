@@ -4,5 +4,4 @@
 #define FT_VNNI 1
 #define FT_AMX 0
 #define FT_TABLE avx512_bf16_kernels
-#define FT_NAME "avx512_bf16"
 #include "isa_table.h"

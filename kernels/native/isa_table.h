@@ -33,7 +33,7 @@ namespace {
 
 const Kernels* FT_TABLE() {
   static constexpr Kernels table = {
-      FT_NAME, prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, best_panels,
+      prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, best_panels,
       rotate_and_write, attend, fold, sample,
   };
   return &table;

@@ -191,9 +191,8 @@ struct CacheAhead {
 
 struct SampleRow;               // sampling.h
 
+// The functions of one instruction set.
 struct Kernels {
-  const char* name;             // of the instruction set
-
   // Prepare rows [first, first + count).
   void (*prepare)(const Prepare&, int first, int count);
   // Panels [first_panel, first_panel + num_panels) of x @ w.T for all rows, through the epilogue. With `gated` both are even.
