@@ -1,6 +1,7 @@
 // Vectors of 16 numbers for the instruction set of the including translation unit, and the few functions the ops share.
 // Included inside the translation unit's anonymous namespace, after <immintrin.h>. FT_AVX2, FT_BF16, FT_VNNI, FT_AMX: see isa_*.cpp.
 
+#define FT_INLINE inline __attribute__((always_inline))
 #if FT_AVX2
 #include "simd_avx2.h"
 #else
@@ -27,6 +28,14 @@ inline float sum_lanes(Vec v) {
   __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+inline void store_some(uint16_t* p, Halves v, int n) {
+  if (n >= 16) {
+    store_halves(p, v);
+  } else {
+    store_lanes(p, first_lanes(n), v);
+  }
 }
 
 inline float from_bf16(uint16_t x) {

@@ -1,8 +1,6 @@
 // Vectors of 16 numbers in two registers of 8: the functions of simd_avx512.h, which says what each does, for AVX2 with FMA. A mask is what
 // comparisons leave: all bits of a lane or none. Included by simd.h.
 
-#define FT_INLINE inline __attribute__((always_inline))
-
 struct Vec {
   __m256 low, high;
 };
@@ -29,8 +27,7 @@ FT_INLINE __m256i* vectors_at(T* p) { return reinterpret_cast<__m256i*>(p); }
 // Lanes, for what is rare and has no instruction.
 struct alignas(64) Lanes {
   int32_t of[16];
-  FT_INLINE explicit Lanes(Int v) { store_to(v); }
-  FT_INLINE void store_to(Int v) {
+  FT_INLINE explicit Lanes(Int v) {
     _mm256_store_si256(vectors_at(of), v.low);
     _mm256_store_si256(vectors_at(of + 8), v.high);
   }
@@ -234,16 +231,10 @@ FT_INLINE Vec div_only(Mask m, Vec a, Vec b) { return only(m, a / b); }
 FT_INLINE Int add(Mask m, Int a, Int b, Int other) { return select(m, add(a, b), other); }
 
 // Two and one bytes have no masked store, and others write what lies between them: one by one.
-template <typename Element>
-FT_INLINE void store_lanes_of(Element* p, const Element* from, uint32_t lanes) {
-  for (; lanes; lanes &= lanes - 1) p[__builtin_ctz(lanes)] = from[__builtin_ctz(lanes)];
-}
 FT_INLINE void store_lanes(uint16_t* p, Mask m, Halves v) {
-  const uint32_t lanes = bits_of(m);
-  if (lanes == 0xffff) return store_halves(p, v);
   alignas(32) uint16_t all[16];
   _mm256_store_si256(vectors_at(all), v);
-  store_lanes_of(p, all, lanes);
+  for (uint32_t lanes = bits_of(m); lanes; lanes &= lanes - 1) p[__builtin_ctz(lanes)] = all[__builtin_ctz(lanes)];
 }
 FT_INLINE void store_every_second(uint16_t* p, bool odd, Int v) {
   const Lanes all(v);

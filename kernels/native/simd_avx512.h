@@ -1,8 +1,6 @@
 // Vectors of 16 numbers in one register. Included by simd.h, which says what is common to all instruction sets; simd_avx2.h has the same
 // functions for two registers each.
 
-#define FT_INLINE inline __attribute__((always_inline))
-
 using Vec = __m512;       // 16 floats
 using Int = __m512i;      // 16 integers of 32 bits, or 64 bytes
 using Halves = __m256i;   // 16 of 16 bits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fixed_k import fixed
-from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
+from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
 from variants import slow_but
 
 from foretoken import LLM
@@ -92,9 +92,7 @@ def between(before: list[int], after: list[int]) -> list[int]:
 @pytest.mark.parametrize("together", [False, True])
 def test_what_is_said_is_the_same(plain: LLM, drafting: LLM, watch: Watch, kind: str, together: bool) -> None:
     for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
-        assert said(drafting.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
-            plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
-        )
+        assert say_the_same(drafting, plain, prompts, params(TAKEN[kind]))
     if kind != "few tokens":
         assert any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
         assert all(len(verdict.draft_seconds) == len(verdict.tokens) for _, verdict in watch.calls)
@@ -232,7 +230,7 @@ def test_more_requests_than_seats(tiny_target: Path, config: dict[str, Any], pla
     with LLM(tiny_target, fixed(config), **OPTIONS | {"max_num_seqs": 3}) as llm:
         watch = Watch(core_of(llm))
         each = [params({"temperature": 0, "max_tokens": 10 + i}) for i in range(len(prompts))]
-        assert said(llm.generate(prompts, each, use_tqdm=False)) == said(plain.generate(prompts, each, use_tqdm=False))
+        assert say_the_same(llm, plain, prompts, each)
         assert any(plan.ends_with_row for plan, _ in watch.calls)
         core_of(llm).check()
 
@@ -241,7 +239,7 @@ def test_a_cache_that_is_nearly_full(tiny_target: Path, config: dict[str, Any], 
     with LLM(tiny_target, fixed(config), **OPTIONS | {"kv_cache_gb": 0.0028}) as llm:
         watch = Watch(core_of(llm))
         each = params({"temperature": 0, "max_tokens": 60})
-        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        assert say_the_same(llm, plain, PROMPTS, each)
         core_of(llm).check()
         assert watch.calls
 
@@ -314,7 +312,7 @@ def test_drafters_that_sample_or_doubt(tiny_target: Path, config: dict[str, Any]
             found: list[Any] = []
             for _ in range(2):
                 before = counted(llm)
-                assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+                assert say_the_same(llm, plain, PROMPTS, each)
                 found.append(between(before, counted(llm)))
                 one_by_one(patch)
         assert watch.calls and found[0] == found[1]
@@ -332,9 +330,7 @@ def test_adaptive_drafters_are_asked_in_rounds_too(
         monkeypatch.setattr(costs.drafts[-1], "seconds", lambda depth, rows: 1e-9 * depth)
         monkeypatch.setattr(type(costs.target), "at", lambda cost, context: lambda tokens: 1e-3 + 1e-9 * tokens)
         for settings in ({"temperature": 0, "max_tokens": 200}, {"seed": 5, "max_tokens": 100}):
-            assert said(llm.generate(PROMPTS, params(settings), use_tqdm=False)) == said(
-                plain.generate(PROMPTS, params(settings), use_tqdm=False)
-            )
+            assert say_the_same(llm, plain, PROMPTS, params(settings))
         drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
         assert len(drafts) > 20 and policy.expectations.acceptance[-1].num_seen > 10
         stats = llm.stats()
@@ -359,7 +355,7 @@ def test_a_drafter_that_is_off_guesses_nowhere(tiny_target: Path, config: dict[s
         watch = Watch(core)
         core.proposers._members[-1].health.off_reason = "of a test"
         each = params({"temperature": 0})
-        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        assert say_the_same(llm, plain, PROMPTS, each)
         assert not watch.calls and not llm.stats().num_drafts
 
 

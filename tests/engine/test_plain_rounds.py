@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, params, said
+from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, params, say_the_same
 
 from foretoken import LLM
 from foretoken.engine import llm_options
@@ -45,9 +45,7 @@ def watch(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 @pytest.mark.parametrize("together", [False, True])
 def test_what_is_said_is_the_same(one_by_one: LLM, plain: LLM, watch: Watch, kind: str, together: bool) -> None:
     for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
-        assert said(plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
-            one_by_one.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
-        )
+        assert say_the_same(plain, one_by_one, prompts, params(TAKEN[kind]))
     assert all(not said.drafts for _, verdict in watch.calls for said in verdict.rows)
     if kind != "few tokens" and "stop" not in kind:
         assert watch.num_passes > 2 * len(watch.calls) > 0, "hardly a step had several passes"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
+from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
 
 from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
@@ -58,9 +58,7 @@ LEFT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("together", [False, True])
 def test_what_is_said_is_the_same(plain: LLM, looking: LLM, watch: Watch, kind: str, together: bool) -> None:
     for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
-        assert said(looking.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
-            plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
-        )
+        assert say_the_same(looking, plain, prompts, params(TAKEN[kind]))
     assert watch.calls
     if kind != "few tokens" and "stop" not in kind:
         assert watch.num_passes > 2 * len(watch.calls), "hardly a step had several passes"
@@ -69,9 +67,7 @@ def test_what_is_said_is_the_same(plain: LLM, looking: LLM, watch: Watch, kind: 
 @pytest.mark.parametrize("kind", LEFT)
 def test_what_has_to_be_seen_in_between_is_computed_pass_by_pass(plain: LLM, looking: LLM, watch: Watch, kind: str) -> None:
     prompts = PROMPTS[:2]
-    assert said(looking.generate(prompts, params(LEFT[kind]), use_tqdm=False)) == said(
-        plain.generate(prompts, params(LEFT[kind]), use_tqdm=False)
-    )
+    assert say_the_same(looking, plain, prompts, params(LEFT[kind]))
     assert not watch.calls
 
 
@@ -127,7 +123,7 @@ def test_more_requests_than_seats(tiny_target: Path, plain: LLM) -> None:
     with LLM(tiny_target, LOOKUP, **OPTIONS | {"max_num_seqs": 3}) as llm:
         watch = Watch(core_of(llm))
         each = [params({"temperature": 0, "max_tokens": 10 + i}) for i in range(len(prompts))]
-        assert said(llm.generate(prompts, each, use_tqdm=False)) == said(plain.generate(prompts, each, use_tqdm=False))
+        assert say_the_same(llm, plain, prompts, each)
         assert any(plan.ends_with_row for plan, _ in watch.calls)
         for plan, verdict in watch.calls:
             if plan.ends_with_row:
@@ -140,7 +136,7 @@ def test_a_cache_that_is_nearly_full(tiny_target: Path, plain: LLM) -> None:
     with LLM(tiny_target, LOOKUP, **OPTIONS | {"kv_cache_gb": 0.0014}) as llm:
         watch = Watch(core_of(llm))
         each = params({"temperature": 0, "max_tokens": 60})
-        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        assert say_the_same(llm, plain, PROMPTS, each)
         core_of(llm).check()
         assert watch.calls
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretoken import LLM, SamplingParams
@@ -33,6 +33,10 @@ def params(settings: dict[str, Any]) -> SamplingParams:
 
 def said(outputs: list[RequestOutput]) -> list[tuple[list[int], str, str | None, Any]]:
     return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for output in outputs for c in output.outputs]
+
+
+def say_the_same(one: LLM, other: LLM, prompts: Sequence[str], each: SamplingParams | list[SamplingParams]) -> bool:
+    return said(one.generate(list(prompts), each, use_tqdm=False)) == said(other.generate(list(prompts), each, use_tqdm=False))
 
 
 def core_of(llm: LLM) -> EngineCore:

@@ -88,12 +88,12 @@ inline void finish_as(const Finish& f) {
       at = load_int(bests->columns);
     }
     for (int c = 0; c < f.columns; c += kPanel) {
-      const Mask exist = Ending::kWhole ? first_lanes(kPanel) : first_lanes(f.columns - c);
+      const int exist = Ending::kWhole ? kPanel : f.columns - c;
       const auto finished = [&](int at_sum) {
         Vec v = load(sums + at_sum);
         if (kInteger) v = dequantised(as_ints(v), load(f.weight_scales + at_sum), row_scale);
         if (f.bias) v = v + load(f.bias + at_sum);
-        if (residual) v = v + load_lanes(exist, residual + c);
+        if (residual) v = v + load_some(residual + c, exist);
         return Ending::temper(e, v);
       };
       Vec v;
@@ -103,11 +103,11 @@ inline void finish_as(const Finish& f) {
       } else {
         v = Ending::function(e, finished(c));
       }
-      if (out) store_lanes(out + c, exist, v);
-      if (narrow) store_lanes(narrow + c, exist, to_bf16(v));
+      if (out) store_some(out + c, v, exist);
+      if (narrow) store_some(narrow + c, to_bf16(v), exist);
       if (!bests) continue;
-      poison = mul_add(exist, v, zero(), poison);  // 0 but for NaN and the infinite
-      const Mask better = greater(exist, v, greatest);  // a NaN never is
+      poison = mul_add(first_lanes(exist), v, zero(), poison);  // 0 but for NaN and the infinite
+      const Mask better = greater(first_lanes(exist), v, greatest);  // a NaN never is
       greatest = select(better, v, greatest);
       at = add(better, splat_int(f.first_column + c), lane_numbers(), at);
     }

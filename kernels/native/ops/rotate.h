@@ -93,7 +93,7 @@ inline void write_slot(const CacheLayer& cache, char* block, int lane, const flo
 // Up to 16 columns of what comes out, `place` elements from its start.
 inline void store_output(const AttentionOp& op, int64_t place, Vec v, int columns) {
   if (op.narrow_out) {
-    store_lanes(op.narrow_out + place, first_lanes(columns), to_bf16(v));
+    store_some(op.narrow_out + place, to_bf16(v), columns);
   } else {
     store_some(op.out + place, v, columns);
   }
