@@ -21,6 +21,7 @@ from .program import (
     Experts,
     GatherRows,
     Linear,
+    LocalConv,
     Op,
     Program,
     RMSNorm,
@@ -129,6 +130,11 @@ class DecoderBuilder:
 
     def add(self, x: str, y: str, output: str) -> str:
         return self._append(Add((x, y), (output,)), self._widths[x])
+
+    def local_conv(self, name: str, x: str, kernels: str, taps: int, side: int) -> str:
+        """One of the two convolutions around a sublayer, 0 before it and 1 behind it."""
+        weight = self.weight(f"{name}.base_kernel", 2, taps, self._widths[x])
+        return self._append(LocalConv((x, kernels), (f"{name}.{side}",), weight, side), self._widths[x])
 
     def concat(self, parts: tuple[str, ...], output: str) -> str:
         return self._append(Concat(parts, (output,)), sum(self._widths[part] for part in parts))

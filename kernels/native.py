@@ -47,6 +47,7 @@ from .program import (
     Experts,
     GatherRows,
     Linear,
+    LocalConv,
     Program,
     RMSNorm,
     Scale,
@@ -359,6 +360,12 @@ class _Binder:
                 packed = (PackedLinear * (2 * len(step.gates)))(*(weight.struct for weight in self._pack_experts(step)))
                 self.held.append(packed)
                 op.weights = ctypes.cast(packed, ctypes.POINTER(PackedLinear))
+            case LocalConv():
+                sides, taps, _ = self._program.weights[step.weight]
+                op.kind, op.outputs = OpKind.LOCAL_CONV, taps
+                op.groups = self._program.buffers[step.inputs[1]] // (sides * taps)
+                op.first_kernel = step.side * taps * op.groups
+                op.norm_weight = self._vector(step.weight, part=step.side)
             case Activation():
                 op.kind, op.function, op.gated = OpKind.ACTIVATION, FUNCTIONS[step.function], step.gated
             case Add():
@@ -409,11 +416,12 @@ class _Binder:
         op.q_norm = self._vector(attention.q_norm, attention.norm_add_one)
         op.k_norm = self._vector(attention.k_norm, attention.norm_add_one)
 
-    def _vector(self, name: str, add_one: bool = False) -> int | None:
-        """Address of a weight as float32, None for no name."""
+    def _vector(self, name: str, add_one: bool = False, part: int | None = None) -> int | None:
+        """Address of a weight, or of one part of it, as float32, None for no name."""
         if not name:
             return None
-        vector = self._weights.tensor(name).float() + (1.0 if add_one else 0.0)
+        whole = self._weights.tensor(name)
+        vector = (whole if part is None else whole[part]).float().contiguous() + (1.0 if add_one else 0.0)
         self.held.append(vector)
         return vector.data_ptr()
 

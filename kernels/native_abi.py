@@ -35,6 +35,7 @@ class OpKind(IntEnum):
     SOFTCAP = 9
     TOP_K = 10
     EXPERTS = 11
+    LOCAL_CONV = 12
 
 
 PANEL = 16  # outputs packed side by side
@@ -73,6 +74,8 @@ class NativeOp(ctypes.Structure):
         ("outputs", c_int32),
         ("num_experts", c_int32),
         ("renormalise", c_int32),
+        ("groups", c_int32),
+        ("first_kernel", c_int32),
         ("eps", c_float),
         ("scale", c_float),
         ("softcap", c_float),

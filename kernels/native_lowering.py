@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .native_abi import PANEL
-from .program import Activation, Attention, Concat, Experts, GatherRows, Linear, Op, Program, RMSNorm, Scale, Softcap, readers
+from .program import Activation, Attention, Concat, Experts, GatherRows, Linear, LocalConv, Op, Program, RMSNorm, Scale, Softcap, readers
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
         if isinstance(step, GatherRows):
             for_logits.update(step.outputs)
         elif any(name in for_logits for name in step.inputs):
-            if isinstance(step, Attention | Experts) or not all(name in for_logits for name in step.inputs):
+            if isinstance(step, Attention | Experts | LocalConv) or not all(name in for_logits for name in step.inputs):
                 raise NotLowered(f"{type(step).__name__} over rows of two kinds")
             for_logits.update(step.outputs)
     used = [*program.inputs, *(name for step in steps for name in step.outputs)]
@@ -153,7 +153,7 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     """A place for each buffer, free again once the last step that reads the buffer is over.
 
     Row-local steps that follow one another run together, each thread with rows of its own: what the first of them reads last
-    is only free when a product or an attention, which wait for all rows, has come between.
+    is only free when a product, an attention or another step that waits for all rows has come between.
     """
     steps = list(steps)
     last_use = {name: i for i, step in enumerate(steps) for name in (*step.inputs, *step.outputs)}
@@ -162,7 +162,7 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     dying: list[int] = []
     num_places = len(place_of)
     for i, step in enumerate(steps):
-        if isinstance(step, Product | Attention | Experts | GatherRows):
+        if isinstance(step, Product | Attention | Experts | GatherRows | LocalConv):
             free, dying = free + dying, []
         for name in step.outputs:
             if free:

@@ -106,6 +106,21 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class LocalConv:
+    """Mixes each token with those just before it among its row's new tokens: a grouped dynamic depthwise convolution (DFlash 2, 2026).
+
+    y[i, c] = sum over t < taps of (weight[side, t, c] + kernels[i, side, t, c // n]) * x[i - t, c], where tokens before the row's
+    first new one count as 0. inputs: (x, kernels [sides * taps * groups], of which n = width / groups columns share one).
+    weight [sides, taps, width].
+    """
+
+    inputs: tuple[str, str]
+    outputs: tuple[str]
+    weight: str
+    side: int
+
+
+@dataclass(frozen=True)
 class Add:
     inputs: tuple[str, str]
     outputs: tuple[str]
@@ -160,7 +175,9 @@ class TopK:
     k: int
 
 
-Op = Embed | RMSNorm | Linear | Attention | Activation | Experts | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
+Op = (
+    Embed | RMSNorm | Linear | Attention | Activation | Experts | LocalConv | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
+)
 
 
 @dataclass(frozen=True)
@@ -247,6 +264,13 @@ class Program:
                 _require(0 < op.top <= widths[1], op, f"has no {op.top} experts")
                 _require(all(shape == (shapes[0][0], widths[0]) for shape in shapes), op, f"does not fit width {widths[0]}")
                 return (widths[0],)
+            case LocalConv():
+                sides, taps, width = self.weights[op.weight]
+                groups = widths[1] // (sides * taps)
+                _require(width == widths[0], op, f"does not fit width {widths[0]}")
+                _require(groups * sides * taps == widths[1] and groups > 0 and width % groups == 0, op, f"has kernels of width {widths[1]}")
+                _require(0 <= op.side < sides, op, f"has no side {op.side}")
+                return (width,)
             case Add():
                 _require(widths[0] == widths[1], op, f"adds widths {widths}")
                 return (widths[0],)

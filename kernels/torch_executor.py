@@ -33,6 +33,7 @@ from .program import (
     Experts,
     GatherRows,
     Linear,
+    LocalConv,
     Op,
     Program,
     RMSNorm,
@@ -64,6 +65,13 @@ class Pass:
     def plan(self) -> AttentionPlan:
         """Made when the first reference attention asks: it reads the batch on the host."""
         return AttentionPlan(self.batch)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[T] of each token, among the new ones of its row. Not waited for."""
+        token = torch.arange(self.batch.token_ids.shape[0], device=self.batch.token_ids.device, dtype=torch.int32)
+        starts = self.batch.query_start_loc
+        return token - starts[torch.bucketize(token, starts[1:-1], right=True)]
 
     def rotation(self, name: str) -> tuple[Tensor, Tensor]:
         """cos, sin [T, 1, rotated dims] of the batch's positions."""
@@ -259,6 +267,8 @@ class Binder:
                 return _activation(op)
             case Experts():
                 return self._experts(op)
+            case LocalConv():
+                return self._local_conv(op)
             case Add(inputs=(x, y)):
                 return _elementwise(op, lambda b: b[x] + b[y])
             case Concat(inputs=names):
@@ -306,6 +316,24 @@ class Binder:
                 buffers[output] = torch.addmm(bias, buffers[x], matrix)
             else:
                 buffers[output] = torch.mm(buffers[x], matrix)
+
+        return step
+
+    def _local_conv(self, op: LocalConv) -> Step:
+        base = self.load(op.weight)  # [sides, taps, width]
+        (x, kernels), (output,) = op.inputs, op.outputs
+        sides, taps, width = base.shape
+        groups = self.widths[kernels] // (sides * taps)
+        fixed = base[op.side].view(taps, groups, width // groups)
+
+        def step(state: Pass) -> None:
+            rows = state.buffers[x].view(-1, groups, width // groups)
+            dynamic = state.buffers[kernels].view(-1, sides, taps, groups, 1)[:, op.side]
+            result = (fixed[0] + dynamic[:, 0]) * rows
+            for tap in range(1, taps):
+                earlier = F.pad(rows, (0, 0, 0, 0, tap, 0))[: len(rows)] * (state.places >= tap)[:, None, None]
+                result = result + (fixed[tap] + dynamic[:, tap]) * earlier
+            state.buffers[output] = result.flatten(1)
 
         return step
 

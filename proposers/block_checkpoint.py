@@ -1,6 +1,7 @@
-"""What a block drafter's checkpoint is, whoever published it: DFlash or DSpark, its tensors by one set of names, its settings checked.
+"""What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
+settings checked.
 
-Knows the layouts of z-lab (DFlash), DeepSeek (DSpark), `speculators` and NVIDIA (both). Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), `speculators` and NVIDIA. Knows no program.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ _ALIASES = {
     "hidden_norm": ("hidden_norm", "encoder.output_norm_enc"),
     "confidence_head.proj": ("confidence_head.proj", "confidence_proj"),  # as NVIDIA's exporter has it, which nests no head
 }
+Kind = Literal["DFlash", "DSpark", "DFlash 2"]
+"""Drafters that differ in what stands behind the block."""
+
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
-    ("DFlash2", re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")),
     ("LiLiCorr", re.compile(r"lilicorr_")),
     ("Domino", re.compile(r"(^|\.)(domino|prefix_gru|embed_proj)")),
     ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
@@ -42,8 +45,9 @@ _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
 class BlockDraft:
     """A drafter as its checkpoint describes it."""
 
-    kind: Literal["DFlash", "DSpark"]
+    kind: Kind
     layout: str
+    settings: BlockSettings
     hf_config: PreTrainedConfig  # of the layers; as many as there are tensors of
     taps: tuple[int, ...]  # boundary ids of the target's states, in the order in which fc reads them
     windows: tuple[int | None, ...]  # of each layer
@@ -56,6 +60,8 @@ class BlockDraft:
     token_ids: Tensor | None  # [rows of the head] int64; None = rows are the target's ids
     markov: Literal["vanilla", "gated", "rnn"] | None
     has_confidence: bool
+    conv_taps: int  # of the convolutions around each sublayer, 0 = there are none
+    conv_groups: int
     num_speculative_tokens: int | None  # what the checkpoint asks for
 
     @property
@@ -80,9 +86,11 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     block_size = settings.block_size(None if is_dspark else 16)
     if not 2 <= block_size <= MAX_TREE_TOKENS:
         raise SpeculativeConfigError(f"{checkpoint.folder}: a block has 2 to {MAX_TREE_TOKENS} tokens here, not {block_size}")
+    conv_taps, conv_groups = _convolutions(tensors, settings)
     return BlockDraft(
-        kind="DSpark" if is_dspark else "DFlash",
+        kind=_kind(tensors, is_dspark),
         layout=settings.layout,
+        settings=settings,
         hf_config=hf_config,
         taps=taps,
         windows=windows,
@@ -95,6 +103,8 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         token_ids=token_ids,
         markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target),
         has_confidence=tensors.has("confidence_head.proj.weight"),
+        conv_taps=conv_taps,
+        conv_groups=conv_groups,
         num_speculative_tokens=checkpoint.num_speculative_tokens,
     )
 
@@ -117,6 +127,27 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
             f"{masks[0]} keeps the mask token's embedding outside the checkpoint, which is not supported: take a DFlash whose mask token "
             "has a row in the embedding"
         )
+
+
+def _kind(tensors: DraftTensors, is_dspark: bool) -> Kind:
+    if any("candidate_selector." in name for name in tensors.checkpoint.names):
+        return "DFlash 2"
+    return "DSpark" if is_dspark else "DFlash"
+
+
+def _convolutions(tensors: DraftTensors, settings: BlockSettings) -> tuple[int, int]:
+    """Taps and groups of those around each sublayer; (0, 0) without any."""
+    name = "model.layers.0.attention_conv"
+    if not tensors.has(f"{name}.base_kernel"):
+        return 0, 0
+    shape = tensors.shape(f"{name}.base_kernel")
+    rows = tensors.shape(f"{name}.kernel_projection.weight")[0]
+    if len(shape) != 3 or shape[0] != 2 or rows % (2 * shape[1]):
+        raise SpeculativeConfigError(
+            f"{settings.folder}: convolutions have kernels [2, taps, width] and a projection to 2 x taps x groups numbers here, not "
+            f"{list(shape)} and {rows}"
+        )
+    return shape[1], rows // (2 * shape[1])
 
 
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
@@ -158,7 +189,9 @@ def _head(
     head, token_ids = head_of(tensors, int(hf_config.hidden_size), target, embedding, vocab_size, is_tied=False)
     if tensors.has("lm_head.weight"):
         return head, token_ids
-    return replace(head, scale=settings.number("output_multiplier", head.scale)), token_ids
+    cap = settings.number("final_logit_softcapping", 0.0)
+    scaled = replace(head, scale=settings.number("output_multiplier", head.scale), softcap=cap if cap > 0 else head.softcap)
+    return scaled, token_ids
 
 
 def _mask_token(checkpoint: Checkpoint, settings: BlockSettings, embedding: Table) -> int:

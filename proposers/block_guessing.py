@@ -16,9 +16,9 @@ from torch import Tensor
 from ..kernels.batch_lists import BatchLists
 from ..kernels.layout import FINAL, Executor, KVTensors, RaggedBatch
 from ..kernels.upload import upload
+from .block_heads import Heads, draw
 from .block_program import CONTEXT
 from .drafting import Feed, batch_lists
-from .dspark import Heads, draw
 from .guessing import FEATURE, Drawing, Guesses, pick
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -51,7 +51,8 @@ class BlockGuesser:
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         assert states is not None
-        self._read([feed for feed in feeds if feed.start < feed.stop], states, block_size)
+        reading = [feed for feed in feeds if feed.start < feed.stop]
+        read = self._read(reading, states, block_size)
         able = [feed for feed in feeds if feed.count]
         if not able:
             return Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
@@ -60,19 +61,25 @@ class BlockGuesser:
         if self._heads is None:
             return pick(feeds, logits, self._drawing, columns)
         self._heads = self._heads.on(logits.device)  # nobody knows before the first of them comes
-        return draw(feeds, logits, hidden, self._drawing, columns, self._heads, waits=logits.device.type == "cpu")
+        context = None if read is None else _context_of(able, reading, read, hidden)
+        return draw(feeds, logits, hidden, context, self._drawing, columns, self._heads, waits=logits.device.type == "cpu")
 
-    def _read(self, feeds: Sequence[Feed], states: Tensor, block_size: int) -> None:
-        """Write the entries of start:stop."""
+    @property
+    def _reads_context(self) -> bool:
+        return self._heads is not None and self._heads.correction is not None and self._heads.correction.reads_context
+
+    def _read(self, feeds: Sequence[Feed], states: Tensor, block_size: int) -> Tensor | None:
+        """Write the entries of start:stop. What they were made of [sum of tokens, H], if the heads want to know."""
         if not feeds:
-            return
+            return torch.zeros(0, dtype=torch.float32) if self._reads_context else None
         batch = replace(batch_lists(feeds, block_size).batch(), logits_indices=_NOTHING)
         inputs = {FEATURE: states.contiguous()}
         for i, stage in enumerate(self._stages):
-            wanted = (FINAL,) if i == 0 and len(self._stages) > 1 else ()
+            wanted = (FINAL,) if i == 0 and (len(self._stages) > 1 or self._reads_context) else ()
             output = stage.context.run(batch, stage.kv, wanted, inputs)
             if wanted:
                 inputs = {CONTEXT: output.hidden[FINAL].float().contiguous()}
+        return inputs[CONTEXT] if self._reads_context else None
 
     def _fill(self, feeds: Sequence[Feed], block_size: int) -> tuple[Tensor, Tensor]:
         """Scores [sum of counts, V] of each feed's guesses, and the states [sum of counts, H] that they were made of (none if
@@ -90,6 +97,17 @@ class BlockGuesser:
                 assert output.logits is not None
                 return output.logits, hidden[upload(batch.logits_indices, hidden.device)] if wanted else hidden
         raise AssertionError("a drafter without layers")
+
+
+def _context_of(feeds: Sequence[Feed], read: Sequence[Feed], context: Tensor, like: Tensor) -> Tensor:
+    """[feeds, H] each one's last row of context [tokens of read, H], zeros where nothing was read."""
+    ends = dict(zip(map(id, read), accumulate(feed.stop - feed.start for feed in read), strict=True))
+    found = like.new_zeros(len(feeds), like.shape[1])
+    known = [(i, ends[id(feed)] - 1) for i, feed in enumerate(feeds) if id(feed) in ends]
+    if known:
+        places, rows = (upload(torch.tensor(column, dtype=torch.int64), like.device) for column in zip(*known, strict=True))
+        found[places] = context[rows]
+    return found
 
 
 def block_batch(feeds: Sequence[Feed], block_size: int, mask_token: int, from_anchor: bool, is_causal: bool) -> RaggedBatch:

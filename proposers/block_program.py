@@ -44,11 +44,13 @@ def block_program(draft: BlockDraft, layers: range, has: Has, max_model_len: int
     x = d.embed(embedding.scale, embedding.weight, embedding.rows) if layers.start == 0 else d.input(hidden(layers.start), d.hidden_size)
     for i in layers:
         name = f"{layer(i)}.self_attn"
-        qkv = d.qkv(i, d.norm(f"{layer(i)}.input_layernorm", x), has(f"{name}.q_proj.bias"))
+        before, after = _around(d, draft, f"{layer(i)}.attention_conv")
+        qkv = d.qkv(i, before(d.norm(f"{layer(i)}.input_layernorm", x)), has(f"{name}.q_proj.bias"))
         attended = d.attend(i, qkv, rope, draft.windows[i], head_norms=has(f"{name}.q_norm.weight"), bias=has(f"{name}.o_proj.bias"))
-        x = d.add(x, attended, f"{layer(i)}.middle")
-        fed = d.mlp(i, d.norm(f"{layer(i)}.post_attention_layernorm", x), has(f"{layer(i)}.mlp.gate_proj.bias"))
-        x = d.add(x, fed, hidden(i + 1))
+        x = d.add(x, after(attended), f"{layer(i)}.middle")
+        before, after = _around(d, draft, f"{layer(i)}.mlp_conv")
+        fed = d.mlp(i, before(d.norm(f"{layer(i)}.post_attention_layernorm", x)), has(f"{layer(i)}.mlp.gate_proj.bias"))
+        x = d.add(x, after(fed), hidden(i + 1))
     if is_last:
         final = d.norm("norm", x)
         program = d.program(final, d.logits(final, head.weight, head.rows, head.scale, head.softcap))
@@ -61,11 +63,25 @@ def block_program(draft: BlockDraft, layers: range, has: Has, max_model_len: int
     return fuse(replace(program, ops=ops, boundaries=(), shared=shared))
 
 
-def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, state_width: int) -> Program:
+def _around(d: DecoderBuilder, draft: BlockDraft, name: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """What a sublayer's input and its output go through: the two convolutions of DFlash 2, whose kernels are made of that input."""
+    if draft.conv_taps == 0:
+        return lambda x: x, lambda x: x
+    kernels = f"{name}.kernel_projection"
+
+    def before(x: str) -> str:
+        d.linear(kernels, x, 2 * draft.conv_taps * draft.conv_groups)
+        return d.local_conv(name, x, kernels, draft.conv_taps, 0)
+
+    return before, lambda x: d.local_conv(name, x, kernels, draft.conv_taps, 1)
+
+
+def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, state_width: int, is_read: bool = False) -> Program:
     """What writes the context's entries of a stage: k and v of each layer straight from c, which goes through no layer.
 
     The first stage makes c of the FEATURE input, the states of all tapped layers side by side, and hands it on as FINAL; later
-    stages have it as the input CONTEXT. block: the stage's other program, whose cache layers these are.
+    stages have it as the input CONTEXT. block: the stage's other program, whose cache layers these are. is_read: c is wanted even
+    where there is but one stage.
     """
     eps, width = float(draft.hf_config.rms_norm_eps), int(draft.hf_config.hidden_size)
     weights: dict[str, tuple[int, ...]] = {}
@@ -100,7 +116,7 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
         vocab_size=0,
         max_model_len=block.max_model_len,
         boundaries=(),
-        final=CONTEXT if layers.start == 0 and layers.stop < len(draft.causal) else "",
+        final=CONTEXT if layers.start == 0 and (is_read or layers.stop < len(draft.causal)) else "",
         logits="",
         best=None,
         inputs=inputs,
@@ -108,19 +124,18 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
     return fuse(program)
 
 
-def bias_program(rows: int, rank: int) -> Program:
-    """A Markov head's W2: FEATURE [T, rank] -> FINAL [T, rows], what is added to the scores."""
-    weight = "markov_head.markov_w2.weight"
+def product_program(weight: str, rows: int, columns: int) -> Program:
+    """FEATURE [T, columns] -> FINAL [T, rows] by a weight [rows, columns]."""
     return Program(
-        ops=(Linear((FEATURE,), ("bias",), (weight,)),),
-        weights={weight: (rows, rank)},
+        ops=(Linear((FEATURE,), ("product",), (weight,)),),
+        weights={weight: (rows, columns)},
         kv_layers=(),
         ropes={},
         vocab_size=0,
         max_model_len=1,
         boundaries=(),
-        final="bias",
+        final="product",
         logits="",
         best=None,
-        inputs={FEATURE: rank},
+        inputs={FEATURE: columns},
     )

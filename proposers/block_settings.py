@@ -60,10 +60,8 @@ class BlockSettings:
     def other_kinds(self) -> list[str]:
         """Drafters of the same family that are no DFlash and no DSpark."""
         kinds: list[str] = []
-        if self._speculators not in (None, "dflash", "dspark"):
+        if self._speculators not in (None, "dflash", "dflash2", "dspark"):
             kinds.append(str(self._speculators))
-        if "dflash2" in self._architecture or self.find("selector_rank") is not None:
-            kinds.append("DFlash2")
         if self.find("projector_type") not in (None, "dflash", "dspark"):
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
@@ -111,10 +109,11 @@ class BlockSettings:
         """Whether tokens of a block see only those before them, layer by layer.
 
         z-lab: layers that `layer_types` calls sliding do, those that slide by use_swa do not, unless `is_causal` or
-        dflash_config.causal speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal. DeepSeek's DSpark: none.
+        dflash_config.causal speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal, which is what a DFlash 2
+        means that says nothing. DeepSeek's DSpark: none.
         """
         if self._speculators is not None:
-            is_open = self.flag("sliding_window_non_causal", False)
+            is_open = self.flag("sliding_window_non_causal", self._speculators == "dflash2")
             return tuple(slides and not is_open for slides in self._slides(num_layers))
         explicit = next((value for value in (self.find("is_causal"), self._inner.get("causal")) if value is not None), None)
         if explicit is not None or is_dspark:

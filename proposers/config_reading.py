@@ -22,8 +22,10 @@ METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
     *("dflash", "dspark", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
+OTHER_NAMES = {"ngram_gpu": "ngram", "peagle": "eagle3", "dflash2": "dflash"}
+"""What other servers, or a checkpoint's own config, call a method of ours."""
+
 NOT_BUILT = {
-    "dflash2": "its convolutions and candidate selector are not built; a dflash or dspark checkpoint works",
     "xpress": "its Jacobi passes are not built; a dflash or dspark checkpoint works",
 }
 
@@ -116,12 +118,11 @@ def _method(entry: ConfigEntry, target: str | None) -> str:
     if method is None:
         method = _unnamed_method(entry, target)
     if isinstance(method, str):
-        if method in NGRAM_NAMES or method == "ngram_gpu":
+        if method in NGRAM_NAMES:
             return "ngram"
         if method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp, ...: one name per model type in older versions
             return "mtp"
-        if method == "peagle":
-            return "eagle3"
+        method = OTHER_NAMES.get(method, method)
         if method in NOT_BUILT:
             raise SpeculativeConfigError(f"method {method!r} is known and not available: {NOT_BUILT[method]}")
         if method in ("draft_model", "pard") and (parallel := entry.flag("parallel_drafting")) is not None:

@@ -21,7 +21,7 @@ _LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
-    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash2", "dflash2"), ("dflash", "dflash")),
+    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("/pard-", "pard"), ("/pard2-", "pard")),
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
@@ -119,22 +119,18 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     """Settings that only one format has."""
     kind = config.get("speculators_model_type")
     if isinstance(kind, str):
-        return {"peagle": "eagle3", "independent": "draft_model"}.get(kind, kind)
+        return {"peagle": "eagle3", "dflash2": "dflash", "independent": "draft_model"}.get(kind, kind)
     if str(config.get("model_type")).endswith("_mtp"):
         return "mtp"
     architecture = _architecture(config)
     if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
-    if "dflash2" in architecture or "selector_rank" in config:
-        return "dflash2"
-    return "dflash" if "dflash" in architecture or "dflash_config" in config else None
+    return "dflash" if "dflash" in architecture or "dflash_config" in config or "selector_rank" in config else None
 
 
 def _method_of_tensors(shapes: Shapes) -> str | None:
     if any("markov_head." in name for name in shapes):
         return "dspark"
-    if any("candidate_selector." in name or ".attention_conv." in name for name in shapes):
-        return "dflash2"
     if "mask_hidden" in shapes or _reads_embedding_and_state(shapes):
         return "eagle3"
     if {"hidden_norm.weight", "encoder.output_norm_enc.weight"} & shapes.keys():

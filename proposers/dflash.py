@@ -5,25 +5,25 @@ Tells what a checkpoint is made of and binds its programs; block_guessing.py run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from ..kernels.layout import Executor
 from ..kernels.program import Program
 from .block_checkpoint import BlockDraft, read_draft, spellings
 from .block_guessing import BlockGuesser, Stage
-from .block_program import TOKEN_MAP, bias_program, block_program, context_program, stages
+from .block_heads import Correction, Heads
+from .block_parts import HeadParts
+from .block_program import TOKEN_MAP, block_program, context_program, stages
 from .checkpoint import Checkpoint
 from .config import BlockConfig
 from .config_entry import SpeculativeConfigError
+from .dflash2 import read_selector
 from .draft_layers import readable_length
 from .draft_tensors import DraftTensors
 from .drafting import OwnCache, Pairing
-from .dspark import Confidence, Heads, Markov
+from .dspark import read_confidence, read_markov
 from .features import Features
 from .guessing import Drawing
-from .last_state import Network as StateNetwork
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources
 
@@ -47,11 +47,12 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     parts = stages(draft)
     programs = [block_program(draft, layers, tensors.has, max_model_len) for layers in parts]
     blocks = [bind(program) for program in programs]
+    heads = _heads(HeadParts(draft, tensors, target, bind), config)
+    is_read = heads is not None and heads.correction is not None and heads.correction.reads_context
     contexts = [
-        bind(context_program(draft, layers, program, tensors.has, target.hidden_size))
+        bind(context_program(draft, layers, program, tensors.has, target.hidden_size, is_read))
         for layers, program in zip(parts, programs, strict=True)
     ]
-    heads = _heads(draft, tensors, config, bind)
     checkpoint.refuse_unread_norms()
     state_width = len(draft.taps) * target.hidden_size
 
@@ -72,7 +73,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
         open=open,
         executors=tuple(blocks),
         bytes_per_block=Features.bytes_per_block(state_width),
-        found=_found(draft, checkpoint),
+        found=_found(draft, heads, checkpoint),
         is_learned=True,
     )
 
@@ -89,41 +90,29 @@ def _num_tokens(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) 
     return config.num_speculative_tokens
 
 
-def _heads(draft: BlockDraft, tensors: DraftTensors, config: BlockConfig, bind: Callable[[Program], Executor]) -> Heads | None:
+def _heads(parts: HeadParts, config: BlockConfig) -> Heads | None:
+    draft = parts.draft
     if config.confidence_threshold and not draft.has_confidence:
         raise SpeculativeConfigError(
-            f"{tensors.checkpoint.folder} has no confidence head: leave 'confidence_threshold' out, or take a DSpark that has one"
+            f"{parts.tensors.checkpoint.folder} has no confidence head: leave 'confidence_threshold' out, or take a DSpark that has one"
         )
-    width = int(draft.hf_config.hidden_size)
-    markov: Markov | None = None
-    if draft.markov is not None:
-        embedding = tensors.take("markov_head.markov_w1.weight")
-        rank = embedding.shape[1]
-        name = {"vanilla": "", "gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}[draft.markov]
-        markov = Markov(
-            draft.markov,
-            embedding.clone(),  # not a view of a file that might change
-            _product(StateNetwork(bind(bias_program(draft.head.rows, rank)))),
-            tensors.take(f"{name}.weight").float() if name else None,
-            tensors.take(f"{name}.bias").float() if name and tensors.has(f"{name}.bias") else None,
-        )
-    confidence: Confidence | None = None
-    if draft.has_confidence:
-        weight = tensors.take("confidence_head.proj.weight", 1, -1)[0].float()
-        rank = 0 if markov is None else markov.embedding.shape[1]
-        if len(weight) not in (width, width + rank):
-            tensors.take("confidence_head.proj.weight", 1, width + rank)  # says what is wrong
-        bias = float(tensors.take("confidence_head.proj.bias", 1)) if tensors.has("confidence_head.proj.bias") else 0.0
-        confidence = Confidence(weight, bias, None if markov is None or len(weight) == width else markov.embedding)
-    return None if markov is None and confidence is None else Heads(markov, confidence, config.confidence_threshold)
+    correction = read_correction(parts)
+    confidence = read_confidence(parts, correction) if draft.has_confidence else None
+    return None if correction is None and confidence is None else Heads(correction, confidence, config.confidence_threshold)
 
 
-def _product(network: StateNetwork) -> Callable[[Tensor], Tensor]:
-    """[n, FEATURE] -> [n, FINAL] of it, where it computes."""
-    return lambda x: network.final(x).float()
+def read_correction(parts: HeadParts) -> Correction | None:
+    """What stands behind the block of a drafter of this kind. Raises SpeculativeConfigError."""
+    match parts.draft.kind:
+        case "DFlash":
+            return None
+        case "DSpark":
+            return read_markov(parts)
+        case "DFlash 2":
+            return read_selector(parts)
 
 
-def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
+def _found(draft: BlockDraft, heads: Heads | None, checkpoint: Checkpoint) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     layers = len(draft.causal)
     sees = "causal" if all(draft.causal) else "bidirectional" if not any(draft.causal) else f"causal in layers {_some(draft.causal)}"
@@ -137,8 +126,12 @@ def _found(draft: BlockDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
         f"blocks of {draft.block_size}, {sees}{slides}, first guess in {first}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
+    if draft.conv_taps:
+        lines.append(f"convolutions of {draft.conv_taps} tokens around each sublayer, {draft.conv_groups} groups")
     if draft.kind == "DSpark":
         lines.append(f"Markov head: {draft.markov or 'none'}, confidence head: {'yes' if draft.has_confidence else 'none'}")
+    elif heads is not None and heads.correction is not None:
+        lines.append(heads.correction.describe())
     return (*lines, *checkpoint.leftovers())
 
 

@@ -27,6 +27,7 @@ constexpr int kFloatsPerUnit = 1024;
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
+bool reads_other_rows(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kLocalConv; }
 bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention && kind != OpKind::kExperts; }
 
 }  // namespace
@@ -206,11 +207,11 @@ void Network::plan_phases(bool chooses) {
   };
   const int num_ops = int(ops_.size());
   for (int i = 0; i < num_ops;) {
-    // A run of row-local ops over the same rows; a gather reads rows that others made, so it starts a new run.
+    // A run of row-local ops over the same rows; what reads rows that others made starts a new run.
     int end = i;
     int floats = 0;
     while (end < num_ops && is_row_local(ops_[size_t(end)].kind) && ops_[size_t(end)].for_logits == ops_[size_t(i)].for_logits &&
-           (end == i || ops_[size_t(end)].kind != OpKind::kGatherRows)) {
+           (end == i || !reads_other_rows(ops_[size_t(end)].kind))) {
       floats += width(ops_[size_t(end)].output);
       ++end;
     }
@@ -500,10 +501,32 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
       }
       break;
     }
+    case OpKind::kLocalConv:
+      convolve(op, first, end);
+      break;
     case OpKind::kLinear:
     case OpKind::kAttention:
     case OpKind::kExperts:
       break;  // not row-local
+  }
+}
+
+void Network::convolve(const Op& op, int first, int end) const {
+  const int columns = width(op.output), group = columns / op.groups, taps = op.outputs;
+  const int32_t* row = std::upper_bound(batch_.query_start, batch_.query_start + batch_.num_rows, first);  // the next row's start
+  for (int token = first; token < end; ++token) {
+    while (token == *row) ++row;
+    const float* const kernels = buffer(op.inputs[1]) + int64_t(token) * width(op.inputs[1]) + op.first_kernel;
+    float* const y = buffer(op.output) + int64_t(token) * columns;
+    std::fill_n(y, columns, 0.0f);
+    for (int tap = 0; tap < taps && token - tap >= row[-1]; ++tap) {
+      const float* const x = buffer(op.inputs[0]) + int64_t(token - tap) * columns;
+      const float* const fixed = op.norm_weight + int64_t(tap) * columns;
+      for (int g = 0; g < op.groups; ++g) {
+        const float dynamic = kernels[tap * op.groups + g];
+        for (int c = g * group; c < (g + 1) * group; ++c) y[c] += (fixed[c] + dynamic) * x[c];
+      }
+    }
   }
 }
 

@@ -29,6 +29,7 @@ enum class OpKind : int32_t {
   kSoftcap = 9,
   kTopK = 10,
   kExperts = 11,
+  kLocalConv = 12,
 };
 
 constexpr int kMaxInputs = 8;
@@ -49,11 +50,13 @@ struct Op {
   int32_t normalise;            // linear: an RMSNorm of the input comes first
   int32_t function;             // Function: of an activation or behind a linear
   int32_t gated;
-  int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has
+  int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has; local conv: taps
   int32_t num_experts;          // of experts; their weights: gate and up of each, then down of each
   int32_t renormalise;          // experts: the weights of a row's experts add up to 1
+  int32_t groups;               // local conv: runs of columns that share a kernel, ...
+  int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
-  const float* norm_weight;     // norm, linear
+  const float* norm_weight;     // norm, linear; local conv: [taps][width], what kernels are added to
   const float* norm_bias;
   const PackedLinear* weights;  // linear, embed, experts
   int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention
@@ -277,6 +280,7 @@ class Network : private Job {
   void choose(int row, Worker& worker);
   void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
+  void convolve(const Op& op, int first, int end) const;
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead);

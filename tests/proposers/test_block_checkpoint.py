@@ -42,8 +42,13 @@ def drop(name: str) -> Change:
 @pytest.mark.parametrize(
     "name, change, config, words",
     [
-        ("z-lab", put("layers.0.attention_conv.base_kernel", 2, 2, 32), {}, "DFlash2"),
-        ("z-lab", put("candidate_selector.predecessor_codebook", 60, 4), {}, "DFlash2"),
+        ("z-lab", put("layers.0.attention_conv.base_kernel", 2, 2, 32), {}, "no tensor 'layers.0.attention_conv.kernel_projection.weight'"),
+        ("z-lab", put("candidate_selector.predecessor_codebook", 60, 4), {}, "no tensor 'candidate_selector.hidden_projection.weight'"),
+        ("dflash2", put("candidate_selector.successor_codebook", 59, 8), {}, "60 x 8 is needed"),
+        ("dflash2", drop("candidate_selector.predecessor_codebook"), {}, "no tensor 'candidate_selector.predecessor_codebook'"),
+        ("dflash2", drop("layers.1.mlp_conv.base_kernel"), {}, "no tensor 'layers.1.mlp_conv.base_kernel'"),
+        ("dflash2", put("layers.0.attention_conv.base_kernel", 2, 32), {}, "kernels \\[2, taps, width\\]"),
+        ("dflash2, speculators", None, {"selector_top_k": None}, "'selector_top_k' must be a positive integer"),
         ("z-lab", put("lilicorr_head.weight", 4, 4), {}, "LiLiCorr"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "projector_type": "domino"}}, "domino"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "attention_sink_bias": True}}, "attention sinks"),

@@ -114,6 +114,7 @@ NETWORKS = [
     ({"method": "mtp", "model": "a/speculator.mtp"}, MtpConfig(None, "a/speculator.mtp")),
     ({"method": "mlp_speculator", "model": "M", "quantization": "int4"}, MlpSpeculatorConfig("M", quantization="int4")),
     ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
+    ({"method": "dflash2", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
 ]
 

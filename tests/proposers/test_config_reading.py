@@ -18,7 +18,7 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ({"method": "ngram", "num_speculative_tokenz": 3}, "did you mean 'num_speculative_tokens'"),
         ({"method": "ngrma"}, "did you mean 'ngram'"),
         ({"method": 7}, "unknown speculative method 7"),
-        ({"method": "dflash2", "model": "M"}, "'dflash2' is known and not available: its convolutions"),
+        ({"method": "xpress", "model": "M"}, "'xpress' is known and not available: its Jacobi passes"),
         ({"model": "D", "tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),

@@ -11,7 +11,7 @@ import torch
 from block_checkpoints import PUBLISHED, Drafter
 from pretended_engine import Guess, PretendedEngine
 
-from foretoken.proposers import block_guessing, dspark
+from foretoken.proposers import block_guessing, block_heads
 from foretoken.proposers.base import Draw
 from foretoken.proposers.config_entry import SpeculativeConfigError
 
@@ -82,7 +82,7 @@ def test_who_waits_for_no_trust_guesses_the_same(tmp_path: Path, name: str, retu
     drafter = Drafter.write(PUBLISHED[name], tmp_path)
     settings: dict[str, Any] = {"confidence_threshold": 0.5, "return_probs": return_probs}
     expected = step(start(drafter, **settings), 1)
-    monkeypatch.setattr(block_guessing, "draw", lambda *given, waits: dspark.draw(*given, waits=not waits))
+    monkeypatch.setattr(block_guessing, "draw", lambda *given, waits: block_heads.draw(*given, waits=not waits))
     for request, guess in step(start(drafter, **settings), 1).items():
         assert guess.tokens == expected[request].tokens
         assert guess.confidence == pytest.approx(expected[request].confidence, abs=1e-5)

@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafters as folders, in every published layout, beside a pretended target."""
+"""DFlash, DFlash 2 and DSpark drafters as folders, in every published layout, beside a pretended target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import eagle_reference
 import torch
@@ -70,7 +70,15 @@ def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: An
         **more,
     }
     left_over = {"verifier_norm.weight": torch.ones(32), "verifier_lm_head.weight": torch.ones(4, 32)}
-    return Published(spec, config, cast(Any, kind), more=left_over)
+    return Published(spec, config, "dspark" if kind == "dspark" else "dflash", more=left_over)
+
+
+def dflash2(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:
+    inner = {"block_size": spec.block_size, "selector_rank": spec.rank, "selector_top_k": spec.selector_top}
+    convolutions = {"conv_kernel_size": spec.conv_taps, "conv_group_size": spec.hidden // spec.conv_groups}
+    published = z_lab(spec, sizes, **inner, **convolutions, **more)
+    config = {key: value for key, value in published.config.items() if key != "block_size"}
+    return replace(published, config={**config, "architectures": ["DFlash2DraftModel"], "is_causal": all(spec.causal)})
 
 
 def nvidia(spec: Spec) -> Published:
@@ -120,6 +128,7 @@ def _published() -> dict[str, Published]:
     dspark = replace(base, from_anchor=True, own_embedding=True, own_head=True)
     aliases = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
     reduced = replace(base, draft_vocab=40, own_head=True, own_embedding=True, bias=True)
+    convolved = replace(base, conv_taps=2, conv_groups=8, selector_top=5)
     return {
         "z-lab": z_lab(base),
         "z-lab, aliases": replace(z_lab(replace(base, theta=500000.0)), rename=lambda name: aliases.get(name, name)),
@@ -144,6 +153,22 @@ def _published() -> dict[str, Published]:
         "speculators, sliding": speculators(replace(slides, causal=(True, False)), "dflash", sliding),
         "speculators, open windows": speculators(slides, "dflash", sliding, sliding_window_non_causal=True),
         "speculators, from anchor": speculators(replace(base, from_anchor=True), "dflash", sample_from_anchor=True),
+        "dflash2": dflash2(
+            replace(convolved, windows=(7, 7), logits_scale=0.4, softcap=3.0),
+            all_sliding,
+            output_multiplier=0.4,
+            final_logit_softcapping=3.0,
+        ),
+        "dflash2, three taps": dflash2(replace(convolved, conv_taps=3, conv_groups=2, causal=(True, True))),
+        "dflash2, speculators": speculators(
+            replace(reduced, windows=(7, None), conv_taps=2, conv_groups=4, selector_top=40),
+            "dflash2",
+            sliding,
+            conv_kernel_size=2,
+            conv_group_size=8,
+            selector_rank=8,
+            selector_top_k=40,
+        ),
         "dspark": deepseek(replace(dspark, markov="vanilla", confidence="h, markov")),
         "dspark, gated": deepseek(replace(dspark, markov="gated", confidence="h")),
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),

@@ -38,6 +38,11 @@ class Spec:
     markov: str = ""
     rank: int = 8
     confidence: str = ""  # "h" or "h, markov"
+    conv_taps: int = 0
+    conv_groups: int = 0
+    selector_top: int = 0  # of rank `rank`
+    logits_scale: float | None = None  # of its own, beside the target's head
+    softcap: float | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -70,6 +75,9 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
         matrix(f"{layer}.mlp.up_proj.weight", spec.intermediate, spec.hidden)
         matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
+        for name in ("attention_conv", "mlp_conv") if spec.conv_taps else ():
+            matrix(f"{layer}.{name}.base_kernel", 2, spec.conv_taps, spec.hidden, size=spec.hidden**0.5)
+            matrix(f"{layer}.{name}.kernel_projection.weight", 2 * spec.conv_taps * spec.conv_groups, spec.hidden, size=0.5)
     if spec.own_embedding:
         matrix("embed_tokens.weight", spec.vocab, spec.hidden, size=spec.hidden**0.5)
     if spec.own_head:
@@ -86,6 +94,10 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         if name:
             matrix(f"markov_head.{name}_proj.weight", rows * spec.rank, width * spec.rank + spec.hidden)
             matrix(f"markov_head.{name}_proj.bias", rows * spec.rank)
+    if spec.selector_top:
+        matrix("candidate_selector.hidden_projection.weight", spec.rank, spec.hidden)
+        for name in ("predecessor", "successor"):
+            matrix(f"candidate_selector.{name}_codebook", spec.draft_vocab, spec.rank, size=spec.rank**0.5)
     if spec.confidence:
         matrix("confidence_head.proj.weight", 1, spec.hidden + (spec.rank if "markov" in spec.confidence else 0))
         matrix("confidence_head.proj.bias", 1)
@@ -111,7 +123,7 @@ class Reference:
         self.spec, self._w, self._shared = spec, weights, shared
 
     def probs(self, text: Sequence[int], count: int, guesses: Sequence[int] = (), first: int = 0) -> Tensor:
-        """[n, vocab] distributions of the guesses behind text, n = count or, with a Markov head, one more than the guesses given.
+        """[n, vocab] distributions of the guesses behind text, n = count or, with a correction, one more than the guesses given.
 
         guesses: what is guessed before each; first: context entries before it are missing.
         """
@@ -119,6 +131,8 @@ class Reference:
         logits = self._logits(hidden)
         if self.spec.markov:
             logits = logits[: len(guesses) + 1] + self._biases([text[-1], *guesses][: len(logits)], hidden)
+        elif self.spec.selector_top:
+            logits = torch.stack([self._selected(*place) for place in zip(logits, hidden, [text[-1], *guesses], strict=False)])
         probs = logits.softmax(-1)
         if "d2t" not in self._w:
             return probs
@@ -144,11 +158,41 @@ class Reference:
         x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
         for i in range(len(self.spec.causal)):
             layer = f"layers.{i}"
-            x = x + self._attention(i, self._norm(f"{layer}.input_layernorm", x), context, first)
-            y = self._norm(f"{layer}.post_attention_layernorm", x)
-            gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
-            x = x + self._linear(f"{layer}.mlp.down_proj", gated)
+            x = x + self._around(
+                f"{layer}.attention_conv", self._norm(f"{layer}.input_layernorm", x), lambda y, i=i: self._attention(i, y, context, first)
+            )
+            x = x + self._around(
+                f"{layer}.mlp_conv", self._norm(f"{layer}.post_attention_layernorm", x), lambda y, layer=layer: self._mlp(layer, y)
+            )
         return self._norm("norm", x)[-count:]
+
+    def _mlp(self, layer: str, y: Tensor) -> Tensor:
+        gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
+        return self._linear(f"{layer}.mlp.down_proj", gated)
+
+    def _around(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """With the convolutions of DFlash 2: kernels of both are made of the input before the first."""
+        if not self.spec.conv_taps:
+            return sublayer(x)
+        kernels = self._linear(f"{name}.kernel_projection", x).view(len(x), 2, self.spec.conv_taps, self.spec.conv_groups)
+        return self._convolved(name, 1, kernels, sublayer(self._convolved(name, 0, kernels, x)))
+
+    def _convolved(self, name: str, side: int, kernels: Tensor, x: Tensor) -> Tensor:
+        group = self.spec.hidden // self.spec.conv_groups
+        y = torch.zeros_like(x)
+        for i in range(len(x)):
+            for tap in range(min(self.spec.conv_taps, i + 1)):
+                y[i] += (self._w[f"{name}.base_kernel"][side, tap] + kernels[i, side, tap].repeat_interleave(group)) * x[i - tap]
+        return y
+
+    def _selected(self, logits: Tensor, hidden: Tensor, before: int) -> Tensor:
+        """[draft_vocab] a place's scores behind the token `before`: candidates get what they have in common with it, others nothing."""
+        name = "candidate_selector"
+        if "t2d" in self._w:  # the row of a token, or of the next lower one that there is
+            before = max(0, int(self._w["t2d"][: before + 1].sum()) - 1)
+        context = self._w[f"{name}.predecessor_codebook"][before] * self._linear(f"{name}.hidden_projection", hidden)
+        best = logits.topk(self.spec.selector_top).indices
+        return torch.full_like(logits, -torch.inf).index_copy(0, best, (logits + self._w[f"{name}.successor_codebook"] @ context)[best])
 
     def _attention(self, i: int, x: Tensor, context: Tensor, first: int) -> Tensor:
         spec, name = self.spec, f"layers.{i}.self_attn"
@@ -179,8 +223,8 @@ class Reference:
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.spec.own_head:
             return hidden @ self._w["lm_head.weight"].T
-        logits = hidden @ self._shared.head.T * self._shared.logits_scale
-        cap = self._shared.softcap
+        logits = hidden @ self._shared.head.T * (self.spec.logits_scale or self._shared.logits_scale)
+        cap = self.spec.softcap or self._shared.softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def _biases(self, before: Sequence[int], hidden: Tensor) -> Tensor:
