@@ -37,11 +37,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
     "dflash": {},
+    "dflash2": {},
     "dspark": {},
 }
-
-
-NEVER_EARLY = ("ngram", "medusa", "dflash", "dspark")
+NAMED = {"dflash2": "dflash"}  # a checkpoint of that method
+NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,9 @@ def test_outputs_are_those_of_the_plain_executor(
     with LLM(target, config, **OPTIONS) as llm:
         runner = llm._running().core.runner
         assert isinstance(runner, OverlappedRunner)
-        found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (method, 0))}
-        drawn = say(llm, method, temperature=0.9, top_p=0.9)
+        name = NAMED.get(method, method)
+        found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (name, 0))}
+        drawn = say(llm, name, temperature=0.9, top_p=0.9)
         assert runner.num_used >= 10 and llm.stats().num_draft_tokens > 0 and runner.num_matched > 0
         assert num_early(llm) > 20 or method in NEVER_EARLY
         assert runner.num_used > 40 or method in NEVER_EARLY, "the target waited for the host to see the guesses"
@@ -89,7 +90,7 @@ def test_outputs_are_those_of_the_plain_executor(
     monkeypatch.undo()
     with LLM(target, {"method": "off"}, **OPTIONS) as plain:
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
-    assert found["off"] == found[method] == expected
+    assert found["off"] == found[name] == expected
     assert drawn == expected_drawn
 
 
@@ -107,7 +108,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
     with engines_elsewhere(monkeypatch) as device:
         llm = LLM(target, config, **OPTIONS)
     with llm:
-        found = [say(llm, method, **params) for params in settings]
+        found = [say(llm, NAMED.get(method, method), **params) for params in settings]
         assert llm.stats().num_draft_tokens > 0 and len(device.calls) > 10_000
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
         llm._running().core.check()

@@ -32,6 +32,7 @@ from foretoken.kernels.program import (
     Experts,
     GatherRows,
     Linear,
+    LocalConv,
     Op,
     Program,
     RMSNorm,
@@ -52,6 +53,7 @@ SHAPES = {
     "embed": (50, 40), "norm": (40,), "bias": (40,), "square": (40, 40), "square_bias": (40,), "head": (50, 40),
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
+    "conv": (2, 3, 40),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -119,6 +121,14 @@ OPS: dict[str, tuple[Op, ...]] = {
         Scale(("r",), ("z",), 0.0),
         Experts(("x", "z"), ("y",), *EXPERTS, "silu", 1, renormalise=False),
     ),
+    "local convs": (
+        Linear(("x",), ("k",), ("gate",)),
+        LocalConv(("x", "k"), ("a",), "conv", 0),
+        LocalConv(("a", "k"), ("b",), "conv", 1),
+        Linear(("b",), ("c",), ("square",)),
+        LocalConv(("c", "k"), ("d",), "conv", 1),
+        Add(("d", "x"), ("y",)),
+    ),
     "top-k": (Linear(("x",), ("g",), ("odd",)), TopK(("g",), ("columns", "y"), k=5)),
     "attention": (
         Linear(("x",), ("qkv",), ("qkv",)),
@@ -133,6 +143,17 @@ def test_ops_are_those_of_the_torch_executor(name: str, num_tokens: int) -> None
     actual, expected, logits, expected_logits = both(a_program(*OPS[name]), num_tokens)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_local_conv_gives_the_same_bits_beside_any_rows(threads: int) -> None:
+    executor = NativeExecutor(a_program(*OPS["local convs"]), WEIGHTS, BFLOAT16)
+    rows = [Row([random.Random(i).randrange(50) for _ in range(length)], 0, [i]) for i, length in enumerate((1, 9, 2, 16, 5, 7))]
+    native.set_threads(1)
+    alone = [executor.run(batch_of([row]), executor.allocate(8, BLOCK_SIZE), (0,)).hidden[0] for row in rows]
+    native.set_threads(threads)
+    together = executor.run(batch_of(rows), executor.allocate(8, BLOCK_SIZE), (0,)).hidden[0]
+    assert torch.equal(together, torch.cat(alone))
 
 
 def test_attention_over_separate_buffers_with_norms_between() -> None:

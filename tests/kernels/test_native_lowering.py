@@ -3,12 +3,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import pytest
 import transformers
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
-from foretoken.kernels.native_lowering import Lowered, Product, lower
-from foretoken.kernels.program import Attention, GatherRows, Program, RMSNorm
+from foretoken.kernels.native_lowering import Lowered, NotLowered, Product, lower
+from foretoken.kernels.program import Attention, GatherRows, Linear, LocalConv, Op, Program, RMSNorm
 
 
 def llama(**settings: Any) -> Program:
@@ -50,6 +51,22 @@ def test_boundaries_keep_their_buffers() -> None:
     program = llama()
     lowered = lower(program)
     assert {*program.boundaries, program.final} <= lowered.buffers.keys()
+
+
+def test_a_local_conv_reads_tokens_and_not_the_rows_of_logits() -> None:
+    convolved: tuple[Op, ...] = (GatherRows(("x",), ("rows",)), LocalConv(("rows", "k"), ("y",), "conv", 0))
+    program = Program(convolved, {"conv": (1, 1, 8)}, (), {}, 0, 16, (), "y", "", None, {"x": 8, "k": 4})
+    with pytest.raises(NotLowered, match="LocalConv over rows of two kinds"):
+        lower(program)
+
+
+def test_a_norm_that_a_local_conv_reads_too_is_no_part_of_a_product() -> None:
+    ops: tuple[Op, ...] = (
+        RMSNorm(("x",), ("n",), "norm", 1e-6), Linear(("n",), ("k",), ("kernels",)), LocalConv(("n", "k"), ("y",), "conv", 0),
+    )  # fmt: skip
+    weights = {"norm": (8,), "kernels": (4, 8), "conv": (1, 1, 8)}
+    lowered = lower(Program(ops, weights, (), {}, 0, 16, (), "y", "", None, {"x": 8}))
+    assert [type(step) for step in lowered.steps] == [RMSNorm, Product, LocalConv]
 
 
 def test_memory_is_shared_only_by_buffers_that_are_never_needed_together() -> None:

@@ -15,6 +15,7 @@ from foretoken.kernels.program import (
     Embed,
     GatherRows,
     Linear,
+    LocalConv,
     Op,
     Program,
     RMSNorm,
@@ -23,7 +24,7 @@ from foretoken.kernels.program import (
 )
 
 BEST = ArgMax(("logits",), ("argmax", "top"))
-WEIGHTS = {"embed": (10, 8), "norm": (8,), "head": (10, 8), "q": (8, 8), "kv": (4, 8), "bias": (10,)}
+WEIGHTS = {"embed": (10, 8), "norm": (8,), "head": (10, 8), "q": (8, 8), "kv": (4, 8), "bias": (10,), "conv": (2, 2, 8), "odd": (2, 3, 8)}
 
 
 def program(*middle: Op, x: str = "x", weights: Mapping[str, tuple[int, ...]] = WEIGHTS, **inputs: int) -> Program:
@@ -63,6 +64,8 @@ def test_widths_follow_from_the_weights() -> None:
         (Attention(("x",), ("z",), layer=0, num_heads=0, scale=1.0), "has 0 outputs"),
         (Attention(("x", "x"), ("z",), layer=0, num_heads=2, scale=1.0, q_norm="norm"), "needs norms of q and k"),
         (Activation(("x",), ("z",), "tanh", gated=False), "function is none of"),
+        (LocalConv(("x", "x"), ("z",), "conv", 2), "has no side 2"),
+        (LocalConv(("x", "x"), ("z",), "odd", 0), "has kernels of width 8"),
     ],
 )
 def test_ops_that_do_not_fit_are_refused(op: Op, message: str) -> None:

@@ -11,7 +11,7 @@ from decoding import ragged
 from elsewhere import THERE, Elsewhere, Remote, here
 from torch import Tensor
 
-from foretoken.kernels.layout import ForwardOutput, KVLayerSpec, RaggedBatch
+from foretoken.kernels.layout import FINAL, ForwardOutput, KVLayerSpec, RaggedBatch
 from foretoken.kernels.program import (
     Activation,
     ArgMax,
@@ -20,6 +20,7 @@ from foretoken.kernels.program import (
     Embed,
     GatherRows,
     Linear,
+    LocalConv,
     Op,
     Program,
     RMSNorm,
@@ -127,6 +128,25 @@ def test_the_cache_may_be_written_without_a_query() -> None:
     expected = torch.stack([rotate_by_pairs(part, [1.0, 0.5, 0.2, 0.1], 1.0) for part in kv[:, :16].split(8, 1)], 1)
     torch.testing.assert_close(k, expected)
     torch.testing.assert_close(v, kv[:, 16:].view(5, 2, 4))
+
+
+def test_a_local_conv_mixes_the_new_tokens_of_a_row() -> None:
+    """Two rows, kernels [2 sides, 3 taps, 4 groups]; what is in the cache is no token of it."""
+    generator = torch.Generator().manual_seed(1)
+    base, kernels, x = (torch.randn(shape, generator=generator) for shape in ((2, 3, 8), (7, 24), (7, 8)))
+    program = Program((LocalConv(("x", "kernels"), ("y",), "base", 1),), {"base": (2, 3, 8)}, (), {}, 0, 16, (), "y", "", None,
+                      {"x": 8, "kernels": 24})  # fmt: skip
+    executor = TorchExecutor(program, {"base": base}, torch.float32)
+    batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), logits_indices=torch.zeros(0, dtype=torch.int64))
+    found = executor.run(batch, executor.allocate(4, 4), (FINAL,), {"x": x, "kernels": kernels}).hidden[FINAL]
+    expected = torch.zeros(7, 8)
+    for start, end in ((0, 5), (5, 7)):
+        for i in range(start, end):
+            for tap in range(3):
+                for c in range(8):
+                    if i - tap >= start:
+                        expected[i, c] += (base[1, tap, c] + kernels[i, 12 + 4 * tap + c // 2]) * x[i - tap, c]
+    torch.testing.assert_close(found, expected)
 
 
 def test_inputs_of_the_caller_are_read() -> None:

@@ -32,7 +32,13 @@ DEMO = Spec(
     own_head=True,
 )
 # What they are called in the order of the config.
-METHODS = {"dflash": "bidirectional", "dflash_2": "windows, some layers causal", "dspark": "rnn", "dspark_2": "cut by confidence"}
+METHODS = {
+    "dflash": "bidirectional",
+    "dflash_2": "windows, some layers causal",
+    "dflash_3": "DFlash 2",
+    "dspark": "rnn",
+    "dspark_2": "cut by confidence",
+}
 
 
 def configured(folder: Path) -> list[dict[str, Any]]:
@@ -41,6 +47,7 @@ def configured(folder: Path) -> list[dict[str, Any]]:
     published = [
         speculators(DEMO, "dflash"),
         speculators(replace(DEMO, windows=(9, None), causal=(True, False)), "dflash", sliding),
+        speculators(replace(DEMO, conv_taps=2, conv_groups=16, selector_top=3), "dflash2", selector_rank=8, selector_top_k=3),
         speculators(replace(DEMO, markov="rnn"), "dspark", markov_rank=8, markov_head_type="rnn", sample_from_anchor=False),
         deepseek(dspark),
     ]
@@ -51,8 +58,9 @@ def configured(folder: Path) -> list[dict[str, Any]]:
     return [
         {"model": models[0]},
         {"model": models[1], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
-        {"model": models[2], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
-        {"model": models[3], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
+        {"model": models[2], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
+        {"model": models[3], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": models[4], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
     ]
 
 
@@ -82,5 +90,13 @@ def test_drawn_texts_are_those_without_speculation(llm: LLM, what: str) -> None:
 
 def test_what_was_loaded_is_told(llm: LLM) -> None:
     told = "\n".join(llm._running().banner)
-    for words in ("DFlash in the layout of speculators", "10 tokens of its own", "DSpark in the layout of DeepSeek", "Markov head: rnn"):
+    for words in (
+        "DFlash in the layout of speculators",
+        "10 tokens of its own",
+        "DSpark in the layout of DeepSeek",
+        "Markov head: rnn",
+        "DFlash 2 in the layout of speculators",
+        "convolutions of 2 tokens around each sublayer, 16 groups",
+        "candidate selector: of each place's best 3, rank 8",
+    ):
         assert words in told

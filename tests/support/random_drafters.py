@@ -146,6 +146,22 @@ def _dflash(s: Shapes) -> Made:
     return config, _block_layers(s, 2)
 
 
+def _dflash2(s: Shapes) -> Made:
+    config, shapes = _dflash(s)
+    config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+    more = {"conv_kernel_size": 2, "conv_group_size": s.hidden // 4, "selector_rank": 16, "selector_top_k": 8}
+    for i in range(2):
+        for name in ("attention_conv", "mlp_conv"):
+            shapes[f"layers.{i}.{name}.base_kernel"] = (2, 2, s.hidden)
+            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (2 * 2 * 4, s.hidden)
+    return {**config, "dflash_config": {**config["dflash_config"], **more}}, {
+        **shapes,
+        "candidate_selector.hidden_projection.weight": (16, s.hidden),
+        "candidate_selector.predecessor_codebook": (s.vocab, 16),
+        "candidate_selector.successor_codebook": (s.vocab, 16),
+    }
+
+
 def _dspark(s: Shapes) -> Made:
     config = s.llama(
         model_type="qwen3", architectures=["Qwen3DSparkModel"], num_hidden_layers=2, block_size=4, target_layer_ids=[1, s.layers - 2],
@@ -193,6 +209,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "mlp_speculator": _mlp_speculator,
     "mtp": _mtp,
     "dflash": _dflash,
+    "dflash2": _dflash2,
     "dspark": _dspark,
 }
 WHOLE_MODELS = ("draft_model", "pard", "pard2")
