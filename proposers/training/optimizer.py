@@ -69,7 +69,7 @@ class Optimizer:
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether the parameter maps one layer's values to the next one's. Tables are told by the names that models give them."""
-    return parameter.dim() == 2 and not any(table in name for table in ("embed", "lm_head", "head."))
+    return parameter.dim() == 2 and not any(table in name for table in ("embed", "lm_head", "head.", "codebook"))
 
 
 def _dealt(matrices: Sequence[nn.Parameter], hands: int) -> list[list[nn.Parameter]]:

@@ -22,6 +22,7 @@ from ...proposers.training.draft import DraftTrainee
 from ...proposers.training.frozen import FrozenTarget
 from ...proposers.training.heads.base import Head
 from ...proposers.training.heads.dflash import DFlash, DFlashSettings
+from ...proposers.training.heads.dflash2 import DFlash2, DFlash2Settings
 from ...proposers.training.heads.eagle import Eagle, EagleSettings
 from ...proposers.training.heads.eagle3 import Eagle3, Eagle3Settings
 from ...proposers.training.heads.medusa import Medusa, MedusaSettings
@@ -109,6 +110,8 @@ def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[
             return _settings(PardSettings, given, num_tokens=k)
         case "dflash":
             return _settings(DFlashSettings, given, block_size=None if k is None else k + 1)
+        case "dflash2":
+            return _settings(DFlash2Settings, given, block_size=None if k is None else k + 1)
         case _:
             raise DataError(f"there is no method {method!r} to train a head for")
 
@@ -129,6 +132,8 @@ def make_head(target: FrozenTarget, settings: Any, counts: Tensor) -> Head:
                 return Mtp(target, settings)
             case PardSettings():
                 return Pard(target, settings)
+            case DFlash2Settings():
+                return DFlash2(target, settings)
             case _:
                 return DFlash(target, settings)
     except ValueError as error:

@@ -18,8 +18,10 @@ from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
+from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.base import Head
+from foretoken.proposers.training.heads.dflash import DFlash
 from foretoken.proposers.training.loop import Plan, Run, Trainee
 from foretoken.proposers.training.optimizer import OptimizerSettings
 from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
@@ -110,6 +112,25 @@ class TinyTarget:
 
         found = [guess for _ in range(steps) for guess in engine.step(some, ceiling=10).values()]
         return [guess for guess in found if guess.tokens]
+
+
+class Tapped(TinyTarget):
+    """Three layers, and the states between them."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(5)
+        super().__init__(folder, LlamaForCausalLM(llama_config(num_hidden_layers=3)))
+
+    def state(self, text: Sequence[int], boundary: int) -> Tensor:
+        return self.frozen(document(text), (boundary - 1,)).layers[boundary - 1][-1]
+
+
+def block_states(head: DFlash, text: Sequence[int], count: int) -> Tensor:
+    """[count, HIDDEN]: what `count` guesses behind a text are made of, the whole text read again."""
+    batch = document(text)
+    block = Blocks(batch, torch.tensor([len(text) - 1]), torch.tensor([count + 1]), head.settings.causal)
+    with torch.no_grad():
+        return head(head.states(batch), block)[1:]
 
 
 def document(tokens: Sequence[int]) -> Packed:

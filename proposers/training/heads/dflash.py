@@ -80,9 +80,12 @@ class DFlash(Head):
         rope = self.rotary(hidden, blocks.positions[None])
         text_rope = self.rotary(hidden, batch.positions[None])
         for layer in self.layers:
-            entries = self._entries(layer, context, text_rope)
-            hidden = layer(hidden, position_embeddings=rope, context=entries, blocks=blocks)
+            hidden = self.through(layer, hidden, position_embeddings=rope, context=self._entries(layer, context, text_rope), blocks=blocks)
         return self.norm(hidden)[0]
+
+    def through(self, layer: Any, hidden: Tensor, **more: Any) -> Tensor:
+        """[1, R, hidden] behind a layer."""
+        return layer(hidden, **more)
 
     def _entries(self, layer: Any, context: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A layer's keys and values of the text, [1, key heads, N, D]: straight from the context, which goes through no layer."""
@@ -118,8 +121,9 @@ class DFlash(Head):
         labels, learned = blocks.ahead(0)
         weights = learned * torch.exp((1 - blocks.offsets) / self.settings.decay)
         rows = (learned * blocks.offsets).nonzero()[:, 0]
+        states, head = self.scored(hidden, labels)
         dtype = product_type(hidden)
-        total, right = linear_cross_entropy(hidden[rows].to(dtype), self.target.head.to(dtype), labels[rows], weights[rows])
+        total, right = linear_cross_entropy(states[rows].to(dtype), head.to(dtype), labels[rows], weights[rows])
         weight = float(weights[rows].sum())
         metrics = {"loss": (float(total.detach()), weight)}
         for depth in range(1, self.settings.block_size):
@@ -127,17 +131,27 @@ class DFlash(Head):
             metrics[f"accuracy_{depth}"] = float((right[tried] > 0).sum()), float(tried.sum())
         return Losses(total, weight, metrics)
 
+    def scored(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, n] and [V, n], whose product are the scores of each slot. hidden [R, hidden]: what `forward` gives; labels [R]: its tokens."""
+        return hidden, self.target.head
+
+    def published(self) -> dict[str, Any]:
+        """Settings of config.json beside those of the layers."""
+        inner = {"mask_token_id": self.mask_token, "target_layer_ids": list(self.taps)}
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": self.settings.block_size,
+            "dflash_config": {**inner, "causal": True} if self.settings.causal else inner,
+        }
+
     def export(self, folder: Path) -> None:
         """As z-lab publishes it: no embedding and no head, which are the target's."""
-        inner = {"mask_token_id": self.mask_token, "target_layer_ids": list(self.taps)}
         config = {
             **self.config.to_dict(),
-            "architectures": ["DFlashDraftModel"],
             "rope_theta": (self.config.rope_parameters or {}).get("rope_theta"),
             "torch_dtype": "bfloat16",
-            "block_size": self.settings.block_size,
             "num_target_layers": self.target.num_layers,
-            "dflash_config": {**inner, "causal": True} if self.settings.causal else inner,
+            **self.published(),
         }
         write_published(folder, config, self.state_dict())
 

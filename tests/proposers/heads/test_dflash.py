@@ -10,28 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, TinyTarget, Training, UnshiftedStream, check_guesses, document, llama_config, rounded, texts
-from transformers import LlamaForCausalLM
+from training_heads import VOCAB, Tapped, Training, UnshiftedStream, block_states, check_guesses, document, rounded, texts
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
 from foretoken.proposers.detection import detect_method
-from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings, published_taps
 from foretoken.proposers.training.packing import Packed, PackedStream
 
 SETTINGS = DFlashSettings(block_size=5, taps=(0, 2), mask_token=VOCAB - 1)
-
-
-class Tapped(TinyTarget):
-    """Three layers, and the states between them."""
-
-    def __init__(self, folder: Path) -> None:
-        torch.manual_seed(5)
-        super().__init__(folder, LlamaForCausalLM(llama_config(num_hidden_layers=3)))
-
-    def state(self, text: Sequence[int], boundary: int) -> Tensor:
-        return self.frozen(document(text), (boundary - 1,)).layers[boundary - 1][-1]
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Tapped:
 
 def recomputed(head: DFlash, text: Sequence[int], count: int) -> Tensor:
     """[count, V]: scores of `count` guesses behind a text, the whole text read again."""
-    batch = document(text)
-    block = Blocks(batch, torch.tensor([len(text) - 1]), torch.tensor([count + 1]), head.settings.causal)
-    with torch.no_grad():
-        return head(head.states(batch), block)[1:] @ head.target.head.T
+    return block_states(head, text, count) @ head.target.head.T
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, causal=True, intermediate_size=32)], ids=["open", "causal"])

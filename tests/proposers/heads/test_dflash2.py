@@ -1,0 +1,112 @@
+"""DFlash 2 in training: it begins as a DFlash, learns more than one, and what it exports guesses as it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from training_heads import VOCAB, Tapped, Training, block_states, check_guesses, document, rounded, texts
+
+from foretoken.proposers import dflash
+from foretoken.proposers.config import BlockConfig
+from foretoken.proposers.detection import detect_method
+from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings
+from foretoken.proposers.training.heads.dflash2 import DFlash2, DFlash2Settings
+from foretoken.proposers.training.packing import Packed
+
+PLAIN = DFlashSettings(block_size=5, taps=(0, 2), mask_token=VOCAB - 1)
+SETTINGS = DFlash2Settings(**asdict(PLAIN), conv_group_size=8, selector_rank=6, selector_top_k=5)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Tapped:
+    return Tapped(tmp_path_factory.mktemp("target"))
+
+
+def made(target: Tapped, settings: DFlash2Settings = SETTINGS) -> DFlash2:
+    """Everything random, so that nothing can be forgotten unnoticed."""
+    torch.manual_seed(0)
+    head = DFlash2(target.frozen, settings)
+    for name, parameter in head.named_parameters():
+        parameter.data += (0.2 if "norm" in name else 1.0 if "codebook" in name else 0.1) * torch.randn_like(parameter)
+    rounded(head)
+    return head
+
+
+def with_edges(head: DFlash2, text: Sequence[int], path: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+    """[V] a place's own scores behind a text and the guesses of `path`, and with what each token has in common with the one before."""
+    selector, hidden = head.candidate_selector, block_states(head, text, count)[len(path)]
+    own = head.target.head @ hidden
+    before = path[-1] if path else text[-1]
+    with torch.no_grad():
+        context = selector.predecessor_codebook[before] * selector.hidden_projection(hidden)
+        return own, own + selector.successor_codebook @ context
+
+
+def of_the_best(own: Tensor, scores: Tensor, count: int) -> Tensor:
+    best = own.topk(count).indices
+    return torch.full_like(scores, -torch.inf).index_copy(0, best, scores[best])
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, causal=True, conv_kernel_size=3)], ids=["open", "causal"])
+def test_its_export_guesses_as_it_does(target: Tapped, tmp_path: Path, settings: DFlash2Settings) -> None:
+    head = made(target, settings)
+    head.export(tmp_path / "head")
+    assert detect_method(str(tmp_path / "head")) == "dflash"
+    for count in (4, 2):
+        config = BlockConfig(str(tmp_path / "head"), "dflash", num_speculative_tokens=count, quantization="none")
+        guesses = target.guesses(dflash.load(config, target.resources), texts(3, 9, seed=3))
+        assert {len(guess.tokens) for guess in guesses} == {count}
+        check_guesses(guesses, lambda text, path, count=count: of_the_best(*with_edges(head, text, path, count), 5), count)
+
+
+def test_the_loss_knows_the_true_token_before(target: Tapped) -> None:
+    """Over the whole vocabulary; else as DFlash's."""
+    head = made(target, replace(SETTINGS, anchor_share=1.0, decay=3.0))
+    text = texts(1, 14, seed=5)[0]
+    losses = head.loss(document(text))
+    total = 0.0
+    for anchor in range(13):
+        for depth in range(1, min(5, 14 - anchor)):
+            _, scores = with_edges(head, text[: anchor + 1], text[anchor + 1 : anchor + depth], 4)
+            total -= float(torch.exp(torch.tensor((1 - depth) / 3.0))) * float(scores.log_softmax(-1)[text[anchor + depth]])
+    assert float(losses.total.detach()) == pytest.approx(total, rel=1e-4)
+
+
+def test_blocks_do_not_see_each_other(target: Tapped) -> None:
+    head = made(target, replace(SETTINGS, anchor_share=1.0))
+    one, other = texts(2, 11, seed=6)
+    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
+    alone = sum(float(head.loss(document(text)).total.detach()) for text in (one, other))
+    assert float(head.loss(packed).total.detach()) == pytest.approx(alone, rel=1e-4)
+
+
+def test_it_begins_as_a_dflash_and_learns_more(target: Tapped, tmp_path: Path) -> None:
+    runs: list[Training] = []
+    for make in (lambda: DFlash(target.frozen, PLAIN), lambda: DFlash2(target.frozen, SETTINGS)):
+        torch.manual_seed(0)
+        runs.append(Training(make(), tmp_path / str(len(runs)), lr=2e-2))
+    plain, more = runs
+    print(plain.before, plain.after, more.after)
+    assert more.before["loss"] == pytest.approx(plain.before["loss"], rel=1e-4)
+    assert more.after["loss"] < 0.95 * plain.after["loss"]
+
+
+def test_defaults_fit_any_target(target: Tapped, tmp_path: Path) -> None:
+    DFlash2(target.frozen).export(tmp_path)
+    found = dflash.load(BlockConfig(str(tmp_path), "dflash", quantization="none"), target.resources).found
+    assert found[0].startswith("DFlash 2 in the layout of z-lab")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["DFlash2DraftModel"]
+    more = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 64, "selector_top_k": 16}
+    assert config["dflash_config"].items() >= more.items()
+
+
+def test_groups_that_do_not_divide_the_width(target: Tapped) -> None:
+    with pytest.raises(ValueError, match="conv_group_size must divide"):
+        DFlash2(target.frozen, replace(SETTINGS, conv_group_size=24))
