@@ -132,7 +132,7 @@ class DFlash(Head):
         return Losses(total, weight, metrics)
 
     def scored(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, n] and [V, n], whose product are the scores of each slot. hidden [R, hidden]: what `forward` gives; labels [R]: its tokens."""
+        """[R, n] and [V, n], whose products are the scores of each slot. hidden [R, hidden]: of `forward`; labels [R]: its tokens."""
         return hidden, self.target.head
 
     def published(self) -> dict[str, Any]:
