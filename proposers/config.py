@@ -141,7 +141,7 @@ class MtpConfig:
 
 @dataclass(frozen=True)
 class MlpSpeculatorConfig:
-    """IBM's MLP speculator. num_speculative_tokens None = all of the checkpoint's."""
+    """MLP speculators: IBM's, and Arctic's recurrent ones. num_speculative_tokens None = all of the checkpoint's."""
 
     model: str
     num_speculative_tokens: int | None = None

@@ -23,7 +23,8 @@ _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 _NAME_PARTS = (
     *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
-    *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("/pard-", "pard"), ("/pard2-", "pard")),
+    *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
+    *(("/pard-", "pard"), ("/pard2-", "pard")),
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
 )
 
@@ -171,7 +172,7 @@ def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
         return "eagle"
     if model_type == "medusa" or "medusa_num_heads" in config or any(folder.glob("medusa_lm_head.*")):
         return "medusa"
-    if model_type == "mlp_speculator" or "mlpspeculator" in architecture:
+    if model_type == "mlp_speculator" or "speculatorpretrainedmodel" in architecture:
         return "mlp_speculator"
     return "pard" if "pard_token" in config or (folder / "warp_model.bin").is_file() else None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchMemory
-from ..kernels.layout import FINAL, Executor, ForwardOutput
+from ..kernels.layout import FINAL, Executor, ForwardOutput, RaggedBatch
 from ..kernels.started import Started, StartingExecutor
 from ..kernels.upload import upload
 from .base import Draft, DraftContext, Feedback, Needs
@@ -33,8 +33,7 @@ class Network:
 
     def run(self, states: Tensor, token_ids: Sequence[int] | None = None, boundaries: tuple[int, ...] = ()) -> ForwardOutput:
         """states [R, width] and token ids [R] -> logits [R, V], if it has any, and the states that are asked for, where it computes."""
-        batch = self._batches.batch(single_tokens([0] * states.shape[0] if token_ids is None else token_ids, self._has_logits))
-        return self.executor.run(batch, self._kv, boundaries, {FEATURE: states.float().contiguous()})
+        return self.executor.run(self._batch(states, token_ids), self._kv, boundaries, {FEATURE: states.float().contiguous()})
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, V] float32, where it computes. Not waited for if the executor need not be."""
@@ -42,15 +41,19 @@ class Network:
         assert logits is not None
         return logits
 
-    def final(self, states: Tensor) -> Tensor:
+    def final(self, states: Tensor, token_ids: Sequence[int] | None = None) -> Tensor:
         """[R, width of FINAL] of a network without scores, as `logits`."""
-        return self._started(states, (FINAL,)).hidden[FINAL]
+        return self._started(states, token_ids, (FINAL,)).hidden[FINAL]
 
-    def _started(self, states: Tensor, boundaries: tuple[int, ...] = ()) -> ForwardOutput | Started:
+    def _started(
+        self, states: Tensor, token_ids: Sequence[int] | None = None, boundaries: tuple[int, ...] = ()
+    ) -> ForwardOutput | Started:
         if self._starting is None:
-            return self.run(states, boundaries=boundaries)
-        batch = self._batches.batch(single_tokens([0] * states.shape[0], self._has_logits))
-        return self._starting.start(batch, self._kv, boundaries, inputs={FEATURE: states.float().contiguous()})
+            return self.run(states, token_ids, boundaries)
+        return self._starting.start(self._batch(states, token_ids), self._kv, boundaries, inputs={FEATURE: states.float().contiguous()})
+
+    def _batch(self, states: Tensor, token_ids: Sequence[int] | None) -> RaggedBatch:
+        return self._batches.batch(single_tokens([0] * states.shape[0] if token_ids is None else token_ids, self._has_logits))
 
 
 class Heads(Protocol):

@@ -138,11 +138,11 @@ def test_scores_and_states_are_the_formulas_number_by_number(layout: str, tmp_pa
     published = PUBLISHED[layout]
     proposer: Any = _load(tmp_path, published).open(opened())
     state, tokens = torch.randn(WIDTH), [3, 1, 4, 1]
-    handed = state[None]
-    for network, token, expected in zip(proposer._heads._networks, tokens, published.steps(state, tokens), strict=True):
-        output = network.run(handed, [token], (0,))
-        torch.testing.assert_close(output.logits[0], expected, rtol=1e-5, atol=1e-5)
-        handed = output.hidden[0]
+    recurrence = proposer._heads._recurrence
+    carried = recurrence.begin(state[None])
+    for step, (token, expected) in enumerate(zip(tokens, published.steps(state, tokens), strict=True)):
+        scores, carried = recurrence.step(step, carried, [token])
+        torch.testing.assert_close(scores[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_sample_draw_under_the_targets_own_noise(tmp_path: Path) -> None:
@@ -227,7 +227,6 @@ def _copies_of_first() -> set[str]:
         ({"inner_dim": 48}, "", {}, r"'speculator\.emb\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
         ({"n_predict": "4"}, "", {}, "'n_predict' must be an integer"),
         ({"n_predict": 0}, "", {}, "'n_predict' must be at least 1"),
-        ({"method": "sum_lstm", "emb_dim": "24.24"}, "", {}, "an LSTM speculator of Arctic Inference"),
         ({}, "speculator.head.3.weight", {}, r"no tensor 'speculator\.head\.3\.weight'"),
         ({}, "speculator.proj.0.weight", {}, "is no MLP speculator"),
         ({}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),

@@ -1,0 +1,72 @@
+"""Heads that guess token by token: each guess is read from a state made of the one before and the token that was guessed last.
+
+Owns the walk, in which all rows take a step together. Knows no network: how a state goes on is a recurrence's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.started import to_lists
+from ..kernels.upload import upload
+from .drafting import Feed
+from .guessing import Drawing, Guesses, share_of
+
+Carried = tuple[Tensor, ...]
+"""What a step hands on to the next one: tensors with a row for each of the R rows."""
+
+
+class Recurrence(Protocol):
+    """From the target's state to one token after the other: rows know nothing of each other."""
+
+    def begin(self, states: Tensor) -> Carried:
+        """states [R, H]: of the target, after its final norm -> what step 0 reads."""
+        ...
+
+    def step(self, step: int, carried: Carried, token_ids: Sequence[int]) -> tuple[Tensor, Carried]:
+        """token_ids [R]: the last known tokens, or those guessed last -> (scores [R, V], what the next step reads), where it computes."""
+        ...
+
+
+class RecurrentHeads:
+    """Implements `Heads`. A row that has its tokens drops out."""
+
+    def __init__(self, recurrence: Recurrence, drawing: Drawing) -> None:
+        self._recurrence, self._drawing = recurrence, drawing
+
+    def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
+        guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+        drawn_from: list[list[Tensor]] = [[] for _ in feeds]
+        tokens = [feed.row.token_ids[-1] for feed in feeds]
+        alive = list(range(len(feeds)))
+        likely: list[Tensor] = []  # by step, of the rows that were alive
+        whose: list[list[int]] = []
+        carried = self._recurrence.begin(states)
+        for step in range(max(feed.count for feed in feeds)):
+            going_on = [place for place, i in enumerate(alive) if feeds[i].count > step]
+            if len(going_on) < len(alive):
+                there = upload(torch.tensor(going_on), carried[0].device)
+                carried = tuple(x[there] for x in carried)
+                tokens, alive = [tokens[place] for place in going_on], [alive[place] for place in going_on]
+            scores, carried = self._recurrence.step(step, carried, tokens)
+            rows = [feeds[i].row for i in alive]
+            chosen = self._drawing.choose(scores, rows, [len(row.token_ids) + step for row in rows])
+            likely.append(share_of(scores, chosen))
+            whose.append(alive)
+            tokens: list[int] = chosen.tolist()
+            for place, (i, token) in enumerate(zip(alive, tokens, strict=True)):
+                guesses.token_ids[i].append(token)
+                if self._drawing.return_probs:
+                    temperature = feeds[i].row.draw.temperature
+                    drawn_from[i].append(self._drawing.probs(temperature, chosen[place, None], scores[place, None], None))
+        assert guesses.confidence is not None
+        for rows_alive, probabilities in zip(whose, to_lists(*likely), strict=True):
+            for i, probability in zip(rows_alive, probabilities, strict=True):
+                guesses.confidence[i].append(probability)
+        probs = [row for rows in drawn_from for row in rows]
+        return replace(guesses, probs=torch.cat(probs).cpu() if probs else None)
