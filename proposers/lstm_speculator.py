@@ -48,7 +48,7 @@ class Lstm:
         return cls(gates, head, Cell(*norms[0], *norms[1]))
 
     def begin(self, states: Tensor) -> Carried:
-        return states, torch.zeros(len(states), self._cell.width, device=states.device)
+        return states, torch.zeros(len(states), self._cell.width, dtype=torch.float32, device=states.device)
 
     def step(self, step: int, carried: Carried, token_ids: Sequence[int]) -> tuple[Tensor, Carried]:
         state, cell = carried

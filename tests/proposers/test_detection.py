@@ -95,6 +95,8 @@ BY_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "medusa"}, "medusa"),
     ({"medusa_num_heads": 2}, "medusa"),
     ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
+    ({"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "mlp_speculator"),
+    ({"architectures": ["MLPVariantSpeculatorPreTrainedModel"]}, "mlp_speculator"),
     ({"architectures": ["Qwen3ForCausalLM"], "pard_token": 1}, "pard"),
 ]
 
@@ -145,6 +147,7 @@ def test_tensors_tell_more_than_names(tmp_path: Path) -> None:
         ("deepseek-ai/dflash_qwen3_4b_block7", "dspark"),
         ("FasterDecoding/medusa-vicuna-7b-v1.3", "medusa"),
         ("ibm-ai-platform/llama3-8b-accelerator", "mlp_speculator"),
+        ("Snowflake/Arctic-LSTM-Speculator-Llama-3.1-8B-Instruct", "mlp_speculator"),
         ("amd/PARD-Qwen3-0.6B", "pard"),
         ("amd/PARD2-Qwen3-8B", "pard"),
         ("Qwen/Qwen3-0.6B", "draft_model"),
