@@ -63,7 +63,7 @@ class _Path:
         before = previous if selector.places is None else selector.places[previous]
         context = selector.predecessors[before].float() * self._projected[at]
         edges = torch.einsum("nr,ncr->nc", context, selector.successors[candidates].float())
-        scores = torch.full((len(at), self._columns), -torch.inf, device=at.device)
+        scores = torch.full((len(at), self._columns), -torch.inf, dtype=torch.float32, device=at.device)
         return scores.scatter_(1, candidates, self._own[at] + edges)
 
 

@@ -63,7 +63,7 @@ class Markov:
 class _MarkovWalk:
     def __init__(self, markov: Markov, block: Block) -> None:
         self._markov, self._block = markov, block
-        self._states = torch.zeros(block.num_rows, markov.embedding.shape[1], device=block.logits.device)
+        self._states = torch.zeros(block.num_rows, markov.embedding.shape[1], dtype=torch.float32, device=block.logits.device)
 
     def scores(self, rows: Tensor, at: Tensor, step: int, previous: Tensor) -> Tensor:
         added, self._states[rows] = self._markov.step(previous, self._block.hidden[at], self._states[rows])
