@@ -1,7 +1,7 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
 settings checked.
 
-Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), `speculators` and NVIDIA. Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), `speculators` and NVIDIA (LiLiCorr). Knows no program.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _ALIASES = {
     "hidden_norm": ("hidden_norm", "encoder.output_norm_enc"),
     "confidence_head.proj": ("confidence_head.proj", "confidence_proj"),  # as NVIDIA's exporter has it, which nests no head
 }
-Kind = Literal["DFlash", "DSpark", "DFlash 2"]
+Kind = Literal["DFlash", "DSpark", "DFlash 2", "LiLiCorr"]
 """Drafters that differ in what stands behind the block."""
 
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
-    ("LiLiCorr", re.compile(r"lilicorr_")),
     ("Domino", re.compile(r"(^|\.)(domino|prefix_gru|embed_proj)")),
     ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
     ("multi-head latent attention", re.compile(r"kv_a_proj_with_mqa")),
@@ -82,13 +81,16 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     _check_encoder(tensors, taps, target)
     embedding = _embedding(tensors, settings, hf_config, target)
     head, token_ids = _head(tensors, settings, hf_config, target, embedding)
+    kind = _kind(tensors, settings, is_dspark)
+    if kind == "LiLiCorr":
+        head = replace(head, scale=1.0, softcap=None)  # its lattice was trained on a head's bare products
     windows = settings.windows(num_layers)
     block_size = settings.block_size(None if is_dspark else 16)
     if not 2 <= block_size <= MAX_TREE_TOKENS:
         raise SpeculativeConfigError(f"{checkpoint.folder}: a block has 2 to {MAX_TREE_TOKENS} tokens here, not {block_size}")
     conv_taps, conv_groups = _convolutions(tensors, settings)
     return BlockDraft(
-        kind=_kind(tensors, is_dspark),
+        kind=kind,
         layout=settings.layout,
         settings=settings,
         hf_config=hf_config,
@@ -114,7 +116,8 @@ def spellings(name: str) -> list[str]:
     module, _, last = name.removeprefix("model.").rpartition(".")
     modules = _ALIASES.get(module, (module, module.removeprefix("markov_head.")))
     names = [f"{alias}.{last}" if alias else last for alias in modules]
-    return [prefix + spelling for spelling in names for prefix in ("", "model.")]
+    torchs = [spelling.replace(".in_proj.", ".in_proj_") for spelling in names if ".in_proj." in spelling]  # of its attention module
+    return [prefix + spelling for spelling in [*torchs, *names] for prefix in ("", "model.")]
 
 
 def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> None:
@@ -129,7 +132,9 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
         )
 
 
-def _kind(tensors: DraftTensors, is_dspark: bool) -> Kind:
+def _kind(tensors: DraftTensors, settings: BlockSettings, is_dspark: bool) -> Kind:
+    if settings.is_lilicorr(any("lilicorr." in name for name in tensors.checkpoint.names)):
+        return "LiLiCorr"
     if any("candidate_selector." in name for name in tensors.checkpoint.names):
         return "DFlash 2"
     return "DSpark" if is_dspark else "DFlash"

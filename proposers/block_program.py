@@ -14,7 +14,7 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.fuse import fuse
-from ..kernels.program import Attention, Linear, Op, Program, RMSNorm
+from ..kernels.program import Attention, Embed, Linear, Op, Program, RMSNorm
 from .block_checkpoint import BlockDraft
 from .guessing import FEATURE
 
@@ -138,4 +138,21 @@ def product_program(weight: str, rows: int, columns: int) -> Program:
         logits="",
         best=None,
         inputs={FEATURE: columns},
+    )
+
+
+def table_program(weight: str, rows: int, columns: int) -> Program:
+    """Token ids [T] -> FINAL [T, columns], the rows of a table [rows, columns] that is the target's."""
+    return Program(
+        ops=(Embed((), ("rows",), weight),),
+        weights={weight: (rows, columns)},
+        kv_layers=(),
+        ropes={},
+        vocab_size=0,
+        max_model_len=1,
+        boundaries=(),
+        final="rows",
+        logits="",
+        best=None,
+        shared=frozenset([weight]),
     )

@@ -34,6 +34,11 @@ class BlockSettings:
             return self._speculators == "dspark"
         return "dspark" in self._architecture or self.find("markov_rank") is not None
 
+    def is_lilicorr(self, has_tensors: bool) -> bool:
+        """By any mark that servers look for, unless the config switches it off."""
+        is_named = "lilicorr" in self._architecture or self.find("projector_type") == "lilicorr"
+        return self.flag("lilicorr_enabled", is_named or has_tensors)
+
     @property
     def layout(self) -> str:
         return "speculators" if self._speculators is not None else "DeepSeek" if self.is_dspark else "z-lab"
@@ -62,7 +67,7 @@ class BlockSettings:
         kinds: list[str] = []
         if self._speculators not in (None, "dflash", "dflash2", "dspark"):
             kinds.append(str(self._speculators))
-        if self.find("projector_type") not in (None, "dflash", "dspark"):
+        if self.find("projector_type") not in (None, "dflash", "dspark", "lilicorr"):
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
             kinds.append("DFlash with attention sinks or scaled values")

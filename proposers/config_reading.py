@@ -22,7 +22,7 @@ METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
     *("dflash", "dspark", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
-OTHER_NAMES = {"ngram_gpu": "ngram", "peagle": "eagle3", "dflash2": "dflash"}
+OTHER_NAMES = {"ngram_gpu": "ngram", "peagle": "eagle3", "dflash2": "dflash", "lilicorr": "dflash"}
 """What other servers, or a checkpoint's own config, call a method of ours."""
 
 NOT_BUILT = {

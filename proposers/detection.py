@@ -21,7 +21,7 @@ _LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
-    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash")),
+    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash"), ("lilicorr", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
@@ -126,7 +126,9 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     architecture = _architecture(config)
     if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
-    return "dflash" if "dflash" in architecture or "dflash_config" in config or "selector_rank" in config else None
+    if "dflash" in architecture or "lilicorr" in architecture or "dflash_config" in config or "selector_rank" in config:
+        return "dflash"
+    return None
 
 
 def _method_of_tensors(shapes: Shapes) -> str | None:

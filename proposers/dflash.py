@@ -25,6 +25,7 @@ from .dspark import read_confidence, read_markov
 from .features import Features
 from .guessing import Drawing
 from .learned import LearnedProposer
+from .lilicorr import read_lilicorr
 from .loading import LoadedProposer, Opening, Resources
 
 
@@ -110,6 +111,8 @@ def read_correction(parts: HeadParts) -> Correction | None:
             return read_markov(parts)
         case "DFlash 2":
             return read_selector(parts)
+        case "LiLiCorr":
+            return read_lilicorr(parts)
 
 
 def _found(draft: BlockDraft, heads: Heads | None, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark drafters as folders, in every published layout, beside a pretended target."""
+"""DFlash, DFlash 2, LiLiCorr and DSpark drafters as folders, in every published layout, beside a pretended target."""
 
 from __future__ import annotations
 
@@ -79,6 +79,23 @@ def dflash2(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published
     published = z_lab(spec, sizes, **inner, **convolutions, **more)
     config = {key: value for key, value in published.config.items() if key != "block_size"}
     return replace(published, config={**config, "architectures": ["DFlash2DraftModel"], "is_causal": all(spec.causal)})
+
+
+def lilicorr(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:
+    """As NVIDIA publishes them: z-lab's form."""
+    settings = {
+        "enabled": True,
+        "candidate_topk": spec.lattice_top,
+        "hidden_size": spec.lattice_width,
+        "num_layers": spec.lattice_layers,
+        "num_heads": spec.lattice_heads,
+        "mlp_ratio": spec.lattice_ratio,
+        "factor_dim": spec.lattice_factors,
+        "vector_eps": spec.vector_eps,
+        "logit_scale": spec.lattice_scale,
+    }
+    published = z_lab(spec, sizes, **{f"lilicorr_{key}": value for key, value in settings.items()}, **more)
+    return replace(published, config={**published.config, "architectures": ["LiLiCorrDraftModel"]})
 
 
 def nvidia(spec: Spec) -> Published:
@@ -169,6 +186,17 @@ def _published() -> dict[str, Published]:
             selector_rank=8,
             selector_top_k=40,
         ),
+        "lilicorr": lilicorr(replace(base, lattice_top=4)),
+        "lilicorr, own width": replace(
+            lilicorr(
+                replace(slides, causal=(True, False), conv_taps=2, conv_groups=8, lattice_top=3, lattice_width=24, lattice_heads=3),
+                sliding,
+                conv_kernel_size=2,
+                conv_group_size=4,
+            ),
+            rename=lambda name: name.replace(".in_proj_", ".in_proj."),
+        ),
+        "lilicorr, own head": lilicorr(replace(base, own_embedding=True, own_head=True, lattice_top=1, lattice_layers=1)),
         "dspark": deepseek(replace(dspark, markov="vanilla", confidence="h, markov")),
         "dspark, gated": deepseek(replace(dspark, markov="gated", confidence="h")),
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),

@@ -41,6 +41,14 @@ class Spec:
     conv_taps: int = 0
     conv_groups: int = 0
     selector_top: int = 0  # of rank `rank`
+    lattice_top: int = 0  # LiLiCorr's candidates
+    lattice_width: int = 0  # 0 = `hidden`
+    lattice_layers: int = 2
+    lattice_heads: int = 4
+    lattice_ratio: float = 1.5
+    lattice_factors: int = 6
+    lattice_scale: float = 4.0
+    vector_eps: float = 1.0  # large enough to show
     logits_scale: float | None = None  # of its own, beside the target's head
     softcap: float | None = None
 
@@ -98,10 +106,48 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         matrix("candidate_selector.hidden_projection.weight", spec.rank, spec.hidden)
         for name in ("predecessor", "successor"):
             matrix(f"candidate_selector.{name}_codebook", spec.draft_vocab, spec.rank, size=spec.rank**0.5)
+    if spec.lattice_top:
+        _lattice(spec, matrix)
     if spec.confidence:
         matrix("confidence_head.proj.weight", 1, spec.hidden + (spec.rank if "markov" in spec.confidence else 0))
         matrix("confidence_head.proj.bias", 1)
     return weights
+
+
+def _lattice(spec: Spec, matrix: Callable[..., None]) -> None:
+    width = spec.lattice_width or spec.hidden
+    fed, start = int(width * spec.lattice_ratio), "lilicorr"
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        matrix(f"{start}.{name}.weight", rows, columns)
+        matrix(f"{start}.{name}.bias", rows)
+
+    if width != spec.hidden:
+        linear("token_proj", width, spec.hidden)
+    matrix(f"{start}.feature_mlp.0.weight", 5)
+    matrix(f"{start}.feature_mlp.0.bias", 5)
+    linear("feature_mlp.1", width, 5)
+    linear("feature_mlp.3", width, width)
+    for name in ("pass_hidden_proj", "context_proj"):
+        linear(name, width, spec.hidden)
+    for i in range(spec.lattice_layers):
+        layer = f"layers.{i}"
+        matrix(f"{start}.{layer}.attn.in_proj_weight", 3 * width, width, size=2.0)
+        matrix(f"{start}.{layer}.attn.in_proj_bias", 3 * width)
+        linear(f"{layer}.attn.out_proj", width, width)
+        linear(f"{layer}.mlp.0", fed, width)
+        linear(f"{layer}.mlp.2", width, fed)
+        for name in ("attn_norm", "mlp_norm"):
+            matrix(f"{start}.{layer}.{name}.weight", width)
+    for name in ("output_norm", "anchor_norm"):
+        matrix(f"{start}.{name}.weight", width)
+    linear("factor_input_proj", width, 3 * width)
+    for name in ("out_head", "in_head", "anchor_out_head"):
+        linear(name, spec.lattice_factors, width)
+    matrix(f"{start}.relative_slot_bias", spec.lattice_heads, 2 * spec.block_size - 1, size=3.0)
+    matrix(f"{start}.same_slot_bias", spec.lattice_heads)
+    matrix(f"{start}.slot_embedding", 1, 1, spec.block_size - 1, 1, width, size=width**0.5)
+    matrix(f"{start}.rank_embedding", 1, 1, 1, spec.lattice_top, width, size=width**0.5)
 
 
 @dataclass(frozen=True)
@@ -122,10 +168,11 @@ class Reference:
     def __init__(self, spec: Spec, weights: dict[str, Tensor], shared: Shared) -> None:
         self.spec, self._w, self._shared = spec, weights, shared
 
-    def probs(self, text: Sequence[int], count: int, guesses: Sequence[int] = (), first: int = 0) -> Tensor:
+    def probs(self, text: Sequence[int], count: int, guesses: Sequence[int] = (), first: int = 0, has_anchor: bool = True) -> Tensor:
         """[n, vocab] distributions of the guesses behind text, n = count or, with a correction, one more than the guesses given.
 
-        guesses: what is guessed before each; first: context entries before it are missing.
+        guesses: what is guessed before each; first: context entries before it are missing. has_anchor: whether LiLiCorr's lattice
+        knows the context's last state.
         """
         hidden = self.hidden(text, count, first)
         logits = self._logits(hidden)
@@ -133,6 +180,9 @@ class Reference:
             logits = logits[: len(guesses) + 1] + self._biases([text[-1], *guesses][: len(logits)], hidden)
         elif self.spec.selector_top:
             logits = torch.stack([self._selected(*place) for place in zip(logits, hidden, [text[-1], *guesses], strict=False)])
+        elif self.spec.lattice_top:
+            context = self._context(text, first)
+            logits = Lattice(self.spec, self._w, self._shared).walked(hidden, context[-1] if has_anchor and len(context) else None, guesses)
         probs = logits.softmax(-1)
         if "d2t" not in self._w:
             return probs
@@ -150,10 +200,7 @@ class Reference:
 
     def hidden(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
         """[count, hidden] behind the last norm, of the places that guess."""
-        last = len(text) - 1
-        states = [torch.cat([self._shared.state(text[: i + 1], tap) for tap in self.spec.taps]) for i in range(first, last)]
-        width = len(self.spec.taps) * self.spec.target_hidden
-        context = self._norm("hidden_norm", self._linear("fc", torch.stack(states) if states else torch.zeros(0, width)))
+        context = self._context(text, first)
         tokens = torch.tensor([text[-1]] + [self.spec.mask_token] * (count - 1 if self.spec.from_anchor else count))
         x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
         for i in range(len(self.spec.causal)):
@@ -165,6 +212,12 @@ class Reference:
                 f"{layer}.mlp_conv", self._norm(f"{layer}.post_attention_layernorm", x), lambda y, layer=layer: self._mlp(layer, y)
             )
         return self._norm("norm", x)[-count:]
+
+    def _context(self, text: Sequence[int], first: int) -> Tensor:
+        """[len(text) - 1 - first, hidden] what layers read of the target."""
+        states = [torch.cat([self._shared.state(text[: i + 1], tap) for tap in self.spec.taps]) for i in range(first, len(text) - 1)]
+        width = len(self.spec.taps) * self.spec.target_hidden
+        return self._norm("hidden_norm", self._linear("fc", torch.stack(states) if states else torch.zeros(0, width)))
 
     def _mlp(self, layer: str, y: Tensor) -> Tensor:
         gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
@@ -249,3 +302,81 @@ class Reference:
     def _linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self._w[f"{name}.weight"].T
         return y + self._w[f"{name}.bias"] if f"{name}.bias" in self._w else y
+
+
+class Lattice:
+    """LiLiCorr's head, candidate by candidate."""
+
+    def __init__(self, spec: Spec, weights: dict[str, Tensor], shared: Shared) -> None:
+        self._spec, self._shared = spec, shared
+        self._w = {name.removeprefix("lilicorr."): tensor for name, tensor in weights.items()}
+
+    def walked(self, hidden: Tensor, context: Tensor | None, guesses: Sequence[int]) -> Tensor:
+        """[len(guesses) + 1, vocab], at most len(hidden): what each place is drawn from behind the guess before it."""
+        spec = self._spec
+        width = spec.lattice_width or spec.hidden
+        cells = [(place, token, x) for place, h in enumerate(hidden) for token, x in self._candidates(place, h)]
+        states = [x for _, _, x in cells]
+        for i in range(spec.lattice_layers):
+            states = self._layer(f"layers.{i}", [place for place, _, _ in cells], states)
+        anchor = self._norm("anchor_norm", torch.zeros(width) if context is None else self._linear("context_proj", context))
+        into: list[dict[int, Tensor]] = [{} for _ in hidden]
+        out_of: list[dict[int, Tensor]] = [{} for _ in hidden]
+        for (place, token, _), x in zip(cells, states, strict=True):
+            x = self._norm("output_norm", x)
+            factors = F.silu(self._linear("factor_input_proj", torch.cat([x, anchor, x * anchor])))
+            into[place][token], out_of[place][token] = self._unit("in_head", factors), self._unit("out_head", factors)
+        before = self._unit("anchor_out_head", anchor)
+        rows: list[Tensor] = []
+        for place, guess in zip(range(len(hidden)), [*guesses, -1], strict=False):
+            scores = torch.full((spec.vocab,), -torch.inf)
+            for token, vector in into[place].items():
+                scores[token] = spec.lattice_scale * (before @ vector)
+            rows.append(scores)
+            before = out_of[place].get(guess, before)
+        return torch.stack(rows)
+
+    def _candidates(self, place: int, h: Tensor) -> list[tuple[int, Tensor]]:
+        """Tokens, the best first, and what the transformer reads of each."""
+        spec, head = self._spec, self._w["lm_head.weight"] if self._spec.own_head else self._shared.head
+        log_probs = (head @ h).log_softmax(0)
+        tokens = log_probs.argsort(descending=True)[: spec.lattice_top].tolist()
+        found: list[tuple[int, Tensor]] = []
+        for rank, token in enumerate(tokens):
+            own = float(log_probs[token])
+            share = rank / (spec.lattice_top - 1) if spec.lattice_top > 1 else 0.0
+            features = torch.tensor([own, math.exp(own), own - float(log_probs[tokens[0]]), share, float(rank == 0)])
+            centred = features - features.mean()
+            features = centred / (centred.pow(2).mean() + 1e-5).sqrt() * self._w["feature_mlp.0.weight"] + self._w["feature_mlp.0.bias"]
+            x = self._shared.embedding[token]
+            x = self._linear("token_proj", x) if spec.lattice_width else x
+            x = x + self._linear("pass_hidden_proj", h)
+            x = x + self._linear("feature_mlp.3", F.silu(self._linear("feature_mlp.1", features)))
+            found.append((token, x + self._w["slot_embedding"][0, 0, place, 0] + self._w["rank_embedding"][0, 0, 0, rank]))
+        return found
+
+    def _layer(self, name: str, places: Sequence[int], states: Sequence[Tensor]) -> list[Tensor]:
+        weight, bias = self._w[f"{name}.attn.in_proj_weight"], self._w[f"{name}.attn.in_proj_bias"]
+        parts = [(weight @ self._norm(f"{name}.attn_norm", x) + bias).chunk(3) for x in states]
+        made: list[Tensor] = []
+        for place, x, (query, _, _) in zip(places, states, parts, strict=True):
+            heads: list[Tensor] = []
+            for head in range(self._spec.lattice_heads):
+                q = query.chunk(self._spec.lattice_heads)[head]
+                keys, values = (torch.stack([p[of].chunk(self._spec.lattice_heads)[head] for p in parts]) for of in (1, 2))
+                apart = [self._w["relative_slot_bias"][head, place - other + self._spec.block_size - 1] for other in places]
+                same = [self._w["same_slot_bias"][head] * (place == other) for other in places]
+                heads.append((keys @ q / math.sqrt(len(q)) + torch.stack(apart) + torch.stack(same)).softmax(0) @ values)
+            x = x + self._linear(f"{name}.attn.out_proj", torch.cat(heads))
+            made.append(x + self._linear(f"{name}.mlp.2", F.silu(self._linear(f"{name}.mlp.0", self._norm(f"{name}.mlp_norm", x)))))
+        return made
+
+    def _unit(self, name: str, x: Tensor) -> Tensor:
+        y = self._linear(name, x)
+        return y / max(float(y.norm()), self._spec.vector_eps)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean() + self._spec.eps).sqrt() * self._w[f"{name}.weight"]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return self._w[f"{name}.weight"] @ x + self._w[f"{name}.bias"]
