@@ -154,10 +154,13 @@ def read_lilicorr(parts: HeadParts) -> Lattice:
     width = _whole(settings, "hidden_size", least=0) or model
     fed, factors = int(width * _positive(settings, "mlp_ratio")), _whole(settings, "factor_dim")
     if draft.token_ids is not None:
-        raise SpeculativeConfigError(f"{settings.folder} is a LiLiCorr with a vocabulary of its own, which none is trained with: take another")
+        raise SpeculativeConfigError(
+            f"{settings.folder} is a LiLiCorr with a vocabulary of its own, which is not supported: take one that guesses all the target's"
+        )
     if draft.from_anchor:
         raise SpeculativeConfigError(
-            f"{settings.folder} is a LiLiCorr that guesses from the last known token's place ('sample_from_anchor'), which its lattice lacks"
+            f"{settings.folder} is a LiLiCorr that guesses in the last known token's place ('sample_from_anchor'), which is not supported: "
+            "its lattice begins at the first mask"
         )
     if model != parts.target.hidden_size:
         raise SpeculativeConfigError(

@@ -39,6 +39,17 @@ def drop(name: str) -> Change:
     return lambda tensors: tensors.pop(name)
 
 
+def lattice(**settings: Any) -> dict[str, Any]:
+    """The settings of "lilicorr" with some others, None = left out."""
+    named = {key if key == "target_layer_ids" else f"lilicorr_{key}": value for key, value in settings.items()}
+    inner = PUBLISHED["lilicorr"].config["dflash_config"] | named
+    return {"dflash_config": {key: value for key, value in inner.items() if value is not None}}
+
+
+def own_vocabulary(tensors: dict[str, Tensor]) -> None:
+    tensors |= {"lm_head.weight": torch.ones(40, 32), "d2t": torch.zeros(40, dtype=torch.int64)}
+
+
 @pytest.mark.parametrize(
     "name, change, config, words",
     [
@@ -49,7 +60,25 @@ def drop(name: str) -> Change:
         ("dflash2", drop("layers.1.mlp_conv.base_kernel"), {}, "no tensor 'layers.1.mlp_conv.base_kernel'"),
         ("dflash2", put("layers.0.attention_conv.base_kernel", 2, 32), {}, "kernels \\[2, taps, width\\]"),
         ("dflash2, speculators", None, {"selector_top_k": None}, "'selector_top_k' must be a positive integer"),
-        ("z-lab", put("lilicorr_head.weight", 4, 4), {}, "LiLiCorr"),
+        ("z-lab", put("lilicorr.same_slot_bias", 4), {}, "'lilicorr_candidate_topk' must be an integer, at least 1, not None"),
+        ("z-lab", None, {"architectures": ["LiLiCorrDraftModel"]}, "'lilicorr_candidate_topk' must be an integer"),
+        ("lilicorr", None, lattice(hidden_size=None), "'lilicorr_hidden_size' must be an integer, at least 0, not None"),
+        ("lilicorr", None, lattice(num_layers=True), "'lilicorr_num_layers' must be an integer, at least 1, not True"),
+        ("lilicorr", None, lattice(logit_scale=0), "'lilicorr_logit_scale' must be a positive number, not 0"),
+        ("lilicorr", None, lattice(vector_eps=float("inf")), "'lilicorr_vector_eps' must be a positive number, not inf"),
+        ("lilicorr", None, lattice(num_heads=5), "5 heads of width 32"),
+        ("lilicorr", None, lattice(candidate_topk=61), "61 candidates out of 60 tokens"),
+        ("lilicorr", None, lattice(enabled=False), "norms that no known drafter of its kind has"),
+        ("lilicorr", None, lattice(num_layers=1), "norms that no known drafter of its kind has"),
+        ("lilicorr", None, lattice(num_layers=3), "no tensor 'lilicorr.layers.2.attn_norm.weight'"),
+        ("lilicorr", None, lattice(hidden_size=24), "no tensor 'lilicorr.token_proj.weight'"),
+        ("lilicorr", None, lattice(mlp_ratio=2), "is 48 x 32, but 64 x 32 is needed"),
+        ("lilicorr", None, {"block_size": 5}, "'lilicorr.relative_slot_bias' in .* is 4 x 11, but 4 x 9 is needed"),
+        ("lilicorr", drop("lilicorr.layers.1.attn.in_proj_bias"), {}, "no tensor 'lilicorr.layers.1.attn.in_proj_bias'"),
+        ("lilicorr", put("lilicorr.rank_embedding", 1, 1, 1, 8, 32), {}, "1 x 1 x 1 x 4 x 32 is needed"),
+        ("lilicorr", own_vocabulary, {}, "LiLiCorr with a vocabulary of its own"),
+        ("lilicorr", None, {"sample_from_anchor": True}, "guesses in the last known token's place"),
+        ("z-lab, wide", None, lattice(target_layer_ids=[0, 7, 2, 4]), "reads embeddings of width 48, the target's are 32 wide"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "projector_type": "domino"}}, "domino"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "attention_sink_bias": True}}, "attention sinks"),
         ("z-lab", put("layers.0.self_attn.sinks", 4), {}, "attention sinks"),
@@ -104,6 +133,8 @@ def test_more_tokens_than_a_block_has_are_refused(tmp_path: Path) -> None:
         ("z-lab", put("layers.0.left_over", 1), ["unused tensors: layers.0.left_over"]),
         ("z-lab, sliding", None, ["causal in layers 0, windows in layers 0"]),
         ("speculators", None, ["layout of speculators", "guesses 40 tokens of its own; embedding: its own, head: its own"]),
+        ("lilicorr", None, ["LiLiCorr in the layout of z-lab", "lattice of each place's best 4: 2 layers of width 32"]),
+        ("lilicorr, own width", None, ["convolutions of 2 tokens", "best 3: 2 layers of width 24"]),
         ("dspark", None, ["DSpark in the layout of DeepSeek", "Markov head: vanilla, confidence head: yes", "last known token's place"]),
         ("dspark, no heads", None, ["Markov head: none, confidence head: none"]),
     ],

@@ -115,6 +115,7 @@ NETWORKS = [
     ({"method": "mlp_speculator", "model": "M", "quantization": "int4"}, MlpSpeculatorConfig("M", quantization="int4")),
     ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
     ({"method": "dflash2", "model": "M"}, BlockConfig("M", "dflash")),
+    ({"method": "lilicorr", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
 ]
 

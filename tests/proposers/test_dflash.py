@@ -67,7 +67,7 @@ def test_guesses_are_the_references(make: MakeDrafter, name: str, execution: Exe
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", ["z-lab, sliding", "z-lab, narrow windows", "dspark"])
+@pytest.mark.parametrize("name", ["z-lab, sliding", "z-lab, narrow windows", "lilicorr", "lilicorr, own width", "dspark"])
 def test_rows_of_different_lengths_ask_for_different_counts(make: MakeDrafter, name: str, execution: Execution) -> None:
     """Fewer guesses are fewer masks."""
     drafter = make(name)
@@ -87,15 +87,16 @@ def test_a_prompt_of_one_token_is_guessed_from(make: MakeDrafter) -> None:
     assert check(engine, drafter, engine.step(accept(0))) == 1
 
 
-def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: MakeDrafter) -> None:
-    drafter = make("z-lab", embed_scale=2.5, logits_scale=0.5, softcap=4.0)
+@pytest.mark.parametrize("name", ["z-lab", "lilicorr"])
+def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: MakeDrafter, name: str) -> None:
+    drafter = make(name, embed_scale=2.5, logits_scale=0.5, softcap=4.0)
     engine = drafter.run(num_speculative_tokens=4)
     engine.add("a", text(1, 9))
     engine.step(accept(0))
     assert check(engine, drafter, engine.step(accept(2))) == 1
 
 
-@pytest.mark.parametrize("name", ["z-lab", "speculators", "dspark, gated"])
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "lilicorr", "dspark, gated"])
 def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
     engine = drafter.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")
@@ -112,7 +113,7 @@ def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> 
     assert surprises > 3
 
 
-@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "dspark, speculators"])
+@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "lilicorr", "dspark, speculators"])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_chunked_prefill_changes_nothing(make: MakeDrafter, name: str, chunk: int) -> None:
     drafter = make(name)
@@ -133,7 +134,7 @@ def test_a_small_ingestion_budget_only_delays(make: MakeDrafter) -> None:
     assert checked > 3
 
 
-@pytest.mark.parametrize("name", ["z-lab, sliding", "dspark, rnn"])
+@pytest.mark.parametrize("name", ["z-lab, sliding", "lilicorr", "dspark, rnn"])
 @pytest.mark.parametrize("asks", [False, True])
 def test_prefix_cache_hits_change_nothing(make: MakeDrafter, name: str, asks: bool) -> None:
     """A second request takes over three blocks of a first one, whatever follows them, while both live."""
@@ -154,7 +155,7 @@ def test_prefix_cache_hits_change_nothing(make: MakeDrafter, name: str, asks: bo
     assert check(engine, drafter, engine.step(accept(0))) == 2
 
 
-@pytest.mark.parametrize("name", ["z-lab, causal", "dspark"])
+@pytest.mark.parametrize("name", ["z-lab, causal", "lilicorr", "dspark"])
 def test_the_order_of_the_batch_changes_nothing(make: MakeDrafter, name: str) -> None:
     def run(order: Sequence[str]) -> list[dict[str, Guess]]:
         engine = drafter.run(num_speculative_tokens=4)
@@ -234,7 +235,7 @@ def test_k_is_the_configs_else_the_checkpoints_else_a_block(make: MakeDrafter) -
     assert make("dspark").open().max_tokens == 6
 
 
-@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "dspark"])
+@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "lilicorr", "dspark"])
 def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
 

@@ -196,7 +196,7 @@ def _published() -> dict[str, Published]:
             ),
             rename=lambda name: name.replace(".in_proj_", ".in_proj."),
         ),
-        "lilicorr, own head": lilicorr(replace(base, own_embedding=True, own_head=True, lattice_top=1, lattice_layers=1)),
+        "lilicorr, own head": lilicorr(replace(base, own_embedding=True, own_head=True, lattice_top=5, lattice_layers=1)),
         "dspark": deepseek(replace(dspark, markov="vanilla", confidence="h, markov")),
         "dspark, gated": deepseek(replace(dspark, markov="gated", confidence="h")),
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),

@@ -116,16 +116,16 @@ class PretendedEngine:
     def step(
         self,
         choose: Choose,
-        ceiling: int = 4,
+        ceiling: int | Mapping[str, int] = 4,
         chunk: int = 1000,
         order: Sequence[str] | None = None,
         asks: bool = True,
         ingest: int = 1000,
     ) -> dict[str, Guess]:
-        """One step over all requests. asks False: the proposer is not asked at all."""
+        """One step over all requests. ceiling: of each, or of all; asks False: the proposer is not asked at all."""
         names = list(self.requests) if order is None else list(order)
         afters = {name: min(len(r.tokens), r.computed + chunk) for name in names for r in [self.requests[name]]}
-        rows = [self._row(name, afters[name], ceiling) for name in names]
+        rows = [self._row(name, afters[name], ceiling if isinstance(ceiling, int) else ceiling[name]) for name in names]
         draft = self.proposer.propose(DraftContext(rows, ingest, self.block_size)) if asks else Draft.empty(len(rows))
         self.filled.update({name: n for (_, name), n in draft.filled.items()})
         guesses = {name: Guess.of(draft, i, self.requests[name].tokens) for i, name in enumerate(names)}
