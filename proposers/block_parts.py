@@ -37,6 +37,7 @@ class HeadParts:
         kv = executor.allocate(1, 16)  # it has no layers that would write there
 
         def embed(token_ids: Tensor) -> Tensor:
+            # A batch is made on the host: on a device this waits for the ids, once a block.
             batch = single_tokens(token_ids.tolist(), has_logits=False).batch()
             return executor.run(batch, kv, (FINAL,)).hidden[FINAL].float()
 

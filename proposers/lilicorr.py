@@ -59,7 +59,7 @@ class Lattice:
 
     def states(self, candidates: Tensor, log_probs: Tensor, hidden: Tensor) -> Tensor:
         """[n, top, h] of the candidates [n, top] of n places, all but where they are; log_probs likewise, hidden [n, H]."""
-        ranks = torch.arange(self.top, device=candidates.device)
+        ranks = torch.arange(self.top, device=candidates.device, dtype=torch.float32)
         best = log_probs[:, :1]
         features = [log_probs, log_probs.exp(), log_probs - best, (ranks / max(self.top - 1, 1)).expand_as(log_probs)]
         features.append((ranks == 0).float().expand_as(log_probs))
@@ -142,7 +142,7 @@ class _Path:
         else:
             out_of = self._starts[rows]
         edges = self._lattice.scale * torch.einsum("nf,ncf->nc", out_of, self._into[at])
-        scores = torch.full((len(at), self._columns), -torch.inf, device=at.device)
+        scores = torch.full((len(at), self._columns), -torch.inf, device=at.device, dtype=torch.float32)
         return scores.scatter_(1, self._candidates[at], edges)
 
 

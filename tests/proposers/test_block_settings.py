@@ -123,3 +123,19 @@ def test_layers_of_other_kinds(config: BlockSettings, words: str) -> None:
 )
 def test_who_published_it(config: dict[str, Any], expected: str) -> None:
     assert settings(config).layout == expected
+
+
+@pytest.mark.parametrize(
+    "config, has_tensors, expected",
+    [
+        ({"architectures": ["LiLiCorrDraftModel"]}, False, True),
+        ({"dflash_config": {"projector_type": "lilicorr"}}, False, True),
+        ({"dflash_config": {"lilicorr_enabled": True}}, False, True),
+        ({"dflash_config": {"lilicorr_enabled": False}}, True, False),
+        ({"architectures": ["DFlashDraftModel"]}, True, True),
+        ({"architectures": ["DFlashDraftModel"]}, False, False),
+    ],
+)
+def test_what_marks_a_lilicorr(config: dict[str, Any], has_tensors: bool, expected: bool) -> None:
+    assert settings(config).is_lilicorr(has_tensors) == expected
+    assert not settings(config).other_kinds()
