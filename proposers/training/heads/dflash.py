@@ -121,9 +121,7 @@ class DFlash(Head):
         labels, learned = blocks.ahead(0)
         weights = learned * torch.exp((1 - blocks.offsets) / self.settings.decay)
         rows = (learned * blocks.offsets).nonzero()[:, 0]
-        states, head = self.scored(hidden, labels)
-        dtype = product_type(hidden)
-        total, right = linear_cross_entropy(states[rows].to(dtype), head.to(dtype), labels[rows], weights[rows])
+        total, right = self.cross_entropy(hidden, labels, rows, weights[rows])
         weight = float(weights[rows].sum())
         metrics = {"loss": (float(total.detach()), weight)}
         for depth in range(1, self.settings.block_size):
@@ -131,9 +129,9 @@ class DFlash(Head):
             metrics[f"accuracy_{depth}"] = float((right[tried] > 0).sum()), float(tried.sum())
         return Losses(total, weight, metrics)
 
-    def scored(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, n] and [V, n], whose products are the scores of each slot. hidden [R, hidden]: of `forward`; labels [R]: its tokens."""
-        return hidden, self.target.head
+    def cross_entropy(self, hidden: Tensor, labels: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """As `linear_cross_entropy`, of the slots `rows`. hidden [R, hidden]: of `forward`; labels [R]: the tokens that slots stand for."""
+        return scores_loss(hidden[rows], self.target.head, labels[rows], weights)
 
     def published(self) -> dict[str, Any]:
         """Settings of config.json beside those of the layers."""
@@ -154,6 +152,12 @@ class DFlash(Head):
             **self.published(),
         }
         write_published(folder, config, self.state_dict())
+
+
+def scores_loss(states: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`linear_cross_entropy`, its products in the type that pays where the states lie."""
+    dtype = product_type(states)
+    return linear_cross_entropy(states.to(dtype), head.to(dtype), labels, weights)
 
 
 def layer_config(target: FrozenTarget, settings: DFlashSettings) -> Qwen3Config:

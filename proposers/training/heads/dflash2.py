@@ -2,6 +2,9 @@
 
 Convolutions around each sublayer begin as nothing at all, the selector too: at first it is a DFlash. The selector learns with the true
 token before each guess, over the whole vocabulary: its score <A[p] * (P h), B[c]> is one more product beside the target's head.
+
+Where only the sum of both scores is learned, a place's own scores need not know which tokens are good, and those that are chosen among
+when it serves lack the right one too often: so these are learned by themselves as well.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..frozen import FrozenTarget
-from .dflash import DFlash, DFlashSettings
+from .dflash import DFlash, DFlashSettings, scores_loss
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class DFlash2Settings(DFlashSettings):
     conv_group_size: int = 16        # columns that share a kernel
     selector_rank: int = 64          # published: 256, beside vocabularies of 150,000 tokens and more
     selector_top_k: int = 16         # guesses of a place among which the selector chooses
+    own_share: float = 0.5           # of the loss: a place's own scores alone
 
 
 class Convolution(nn.Module):
@@ -68,8 +72,10 @@ class DFlash2(DFlash):
     settings: DFlash2Settings  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, target: FrozenTarget, settings: DFlash2Settings | None = None):
-        """Raises ValueError as DFlash does, and for groups that do not divide the width."""
+        """Raises ValueError as DFlash does, for groups that do not divide the width, and for a selector that has no share of the loss."""
         settings = settings or DFlash2Settings()
+        if not 0 <= settings.own_share < 1:
+            raise ValueError(f"own_share must be from 0 to below 1, not {settings.own_share}")
         super().__init__(target, settings)
         width = self.config.hidden_size
         if width % settings.conv_group_size:
@@ -89,10 +95,16 @@ class DFlash2(DFlash):
         kernels = layer.mlp_conv.kernels(x)
         return hidden + layer.mlp_conv(layer.mlp(layer.mlp_conv(x, kernels, 0, offsets)), kernels, 1, offsets)
 
-    def scored(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        selector = self.candidate_selector
-        context = selector.predecessor_codebook[labels.roll(1)] * selector.hidden_projection(hidden)  # a block's slots stand side by side
-        return torch.cat([hidden, context], -1), torch.cat([self.target.head, selector.successor_codebook], -1)
+    def cross_entropy(self, hidden: Tensor, labels: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        selector, share, head = self.candidate_selector, self.settings.own_share, self.target.head
+        before = labels.roll(1)[rows]  # a block's slots stand side by side
+        hidden, labels = hidden[rows], labels[rows]
+        context = selector.predecessor_codebook[before] * selector.hidden_projection(hidden)
+        chosen, right = scores_loss(
+            torch.cat([hidden, context], -1), torch.cat([head, selector.successor_codebook], -1), labels, weights * (1 - share)
+        )
+        own, _ = scores_loss(hidden, head, labels, weights * share)
+        return chosen + own, right
 
     def published(self) -> dict[str, Any]:
         shared, settings = super().published(), self.settings

@@ -65,16 +65,18 @@ def test_its_export_guesses_as_it_does(target: Tapped, tmp_path: Path, settings:
         check_guesses(guesses, lambda text, path, count=count: of_the_best(*with_edges(head, text, path, count), 5), count)
 
 
-def test_the_loss_knows_the_true_token_before(target: Tapped) -> None:
-    """Over the whole vocabulary; else as DFlash's."""
-    head = made(target, replace(SETTINGS, anchor_share=1.0, decay=3.0))
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_the_loss_knows_the_true_token_before(target: Tapped, share: float) -> None:
+    """Over the whole vocabulary; else as DFlash's. A share of it is that of the scores without the selector."""
+    head = made(target, replace(SETTINGS, anchor_share=1.0, decay=3.0, own_share=share))
     text = texts(1, 14, seed=5)[0]
     losses = head.loss(document(text))
     total = 0.0
     for anchor in range(13):
         for depth in range(1, min(5, 14 - anchor)):
-            _, scores = with_edges(head, text[: anchor + 1], text[anchor + 1 : anchor + depth], 4)
-            total -= float(torch.exp(torch.tensor((1 - depth) / 3.0))) * float(scores.log_softmax(-1)[text[anchor + depth]])
+            both = with_edges(head, text[: anchor + 1], text[anchor + 1 : anchor + depth], 4)
+            own, chosen = (float(scores.log_softmax(-1)[text[anchor + depth]]) for scores in both)
+            total -= float(torch.exp(torch.tensor((1 - depth) / 3.0))) * (share * own + (1 - share) * chosen)
     assert float(losses.total.detach()) == pytest.approx(total, rel=1e-4)
 
 
@@ -107,6 +109,10 @@ def test_defaults_fit_any_target(target: Tapped, tmp_path: Path) -> None:
     assert config["dflash_config"].items() >= more.items()
 
 
-def test_groups_that_do_not_divide_the_width(target: Tapped) -> None:
-    with pytest.raises(ValueError, match="conv_group_size must divide"):
-        DFlash2(target.frozen, replace(SETTINGS, conv_group_size=24))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [(replace(SETTINGS, conv_group_size=24), "conv_group_size must divide"), (replace(SETTINGS, own_share=1.0), "own_share must be")],
+)
+def test_settings_that_it_cannot_have(target: Tapped, settings: DFlash2Settings, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DFlash2(target.frozen, settings)
