@@ -44,7 +44,7 @@ class Prompt:
 def load(name: str, path: Path | None = None) -> list[Prompt]:
     """The set of that name, or the one in a file: name may be its path, too. Raises PromptSetError."""
     if path is None and name in (*OWN, ALL):
-        return [prompt for one in (OWN if name == ALL else (name,)) for prompt in read(FOLDER / f"{one}.jsonl")]
+        return [prompt for one in (OWN if name == ALL else (name,)) for prompt in read(next(FOLDER.glob(f"{one}.jsonl*")))]
     path = path or (Path(name) if Path(name).is_file() else None)
     if path is not None:
         return read(path)

@@ -37,7 +37,7 @@ from .parts import Paths, leave_facts, processor, run_of, some
 from .prompts import write_prompts
 from .run import Machine, say
 
-PROMPTS = "prompts.jsonl"
+PROMPTS = "prompts.jsonl.gz"
 GROUND_TRUTH_SHARE = 0.4             # of an MLP speculator's tokens: its first stage reads the target's own training text
 
 EXAMPLES = """\

@@ -5,6 +5,7 @@ Categories are those of the prompt sets (prompt_sets.py). Answers are not kept: 
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,10 @@ FENCE = "```"
 
 
 def write_prompts(path: Path, prompts: Sequence[tuple[str, Prompt]], seed: int) -> None:
-    """JSON lines of category, messages and, for code to be edited, prediction. prompts: (domain, prompt)."""
+    """JSON lines of category, messages and, for code to be edited, prediction; packed where the path ends in .gz.
+
+    prompts: (domain, prompt).
+    """
     rows: list[dict[str, Any]] = []
     for category, domains in CATEGORIES.items():
         waiting = [[prompt for of, prompt in prompts if of == domain and is_plain(prompt)] for domain in domains]
@@ -33,7 +37,8 @@ def write_prompts(path: Path, prompts: Sequence[tuple[str, Prompt]], seed: int) 
             if category == "edits" and (code := code_of(prompt.messages[-1]["content"])):
                 row["prediction"] = code
             rows.append(row)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def is_plain(prompt: Prompt) -> bool:

@@ -55,15 +55,14 @@ def take(url: str) -> None:
             page.wait_for_timeout(1000)
             return page
 
-        for name, look in (("light", {}), ("dark", {"color_scheme": "dark"})):
-            page = opened(**look)
-            ask(page, EDIT.format(code=CODE))
-            page.click("#race-open")  # so that the strip has both speeds
-            page.wait_for_selector("#race[data-state=done]", timeout=120_000)
-            page.click("#race-close")
-            page.locator(".message .token:not(.of-target)").nth(18).hover()
-            page.wait_for_timeout(300)
-            keep(page, name)
+        page = opened()
+        ask(page, EDIT.format(code=CODE))
+        page.click("#race-open")  # so that the strip has both speeds
+        page.wait_for_selector("#race[data-state=done]", timeout=120_000)
+        page.click("#race-close")
+        page.locator(".message .token:not(.of-target)").nth(18).hover()
+        page.wait_for_timeout(300)
+        keep(page, "light")
         page = opened()
         page.fill("#prompt", EDIT.format(code=CODE))
         page.emulate_media(reduced_motion="no-preference")
@@ -71,9 +70,6 @@ def take(url: str) -> None:
         page.wait_for_selector("#race[data-state=replaying]", timeout=120_000)
         page.wait_for_timeout(3_500)
         keep(page, "race")
-        page = opened(viewport={"width": 360, "height": 720}, device_scale_factor=2, has_touch=True)
-        ask(page, FUNCTION)
-        keep(page, "phone")
         page = opened(viewport={"width": 1200, "height": 980})
         page.click("#tab-metrics")
         with_load(page, url)

@@ -18,12 +18,13 @@ def asked(text: str, *tools: object) -> Prompt:
     return Prompt([{"role": "user", "content": text}], list(tools), {"role": "assistant", "content": "Well."})
 
 
-def test_the_file_is_a_prompt_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
+def test_the_file_is_a_prompt_set(tmp_path: Path, name: str) -> None:
     prompts = [("edits", asked(f"Rename x to y{number}.\n\n{CODE}")) for number in range(3)]
     prompts += [("talk", asked(f"Hello {number}")) for number in range(100)]
     prompts += [("tools", asked("What is the weather?")), ("talk", asked("Ring me", {"type": "function"}))]
-    write_prompts(tmp_path / "prompts.jsonl", prompts, 0)
-    found = read(tmp_path / "prompts.jsonl")
+    write_prompts(tmp_path / name, prompts, 0)
+    found = read(tmp_path / name)
     assert [one.category for one in found] == ["edits"] * 3 + ["chat"] * (PER_CATEGORY // 3)
     assert {one.prediction for one in found} == {CODE, None}
     assert all("Ring" not in one.turns[0] for one in found), "prompts with tools are no plain questions"
