@@ -1,7 +1,8 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
 settings checked.
 
-Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), `speculators` and NVIDIA (LiLiCorr). Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress) and
+`speculators`. Knows no program.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from .draft_tensors import DraftTensors
 from .loading import TargetView
 
 _LAYER_TYPES = ("qwen3", "qwen2", "llama", "mistral")
+_OF_DOMINO = ("logits_correction", "domino_head", "logit_head")  # what `speculators`, now and once, and first files nest its head in
 _ALIASES = {
     "fc": ("fc", "encoder.fc"),
     "hidden_norm": ("hidden_norm", "encoder.output_norm_enc"),
     "confidence_head.proj": ("confidence_head.proj", "confidence_proj"),  # as NVIDIA's exporter has it, which nests no head
+    **{part: (part, *(f"{of}.{part}" for of in _OF_DOMINO)) for part in ("prefix_gru", "embed_proj.0", "embed_proj.2")},
 }
-Kind = Literal["DFlash", "DSpark", "DFlash 2", "LiLiCorr"]
+Kind = Literal["DFlash", "DSpark", "DFlash 2", "LiLiCorr", "Domino", "XPress"]
 """Drafters that differ in what stands behind the block."""
 
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
-    ("Domino", re.compile(r"(^|\.)(domino|prefix_gru|embed_proj)")),
+    ("Domino with fused layers or projected states", re.compile(r"(^|\.)(layer_fusion_weights$|hidden_proj\.)")),
     ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
     ("multi-head latent attention", re.compile(r"kv_a_proj_with_mqa")),
     ("mixture-of-experts", re.compile(r"\.experts\.")),
@@ -89,6 +92,7 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     if not 2 <= block_size <= MAX_TREE_TOKENS:
         raise SpeculativeConfigError(f"{checkpoint.folder}: a block has 2 to {MAX_TREE_TOKENS} tokens here, not {block_size}")
     conv_taps, conv_groups = _convolutions(tensors, settings)
+    kind = _kind(tensors, settings, is_dspark)
     return BlockDraft(
         kind=kind,
         layout=settings.layout,
@@ -98,7 +102,7 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         windows=windows,
         causal=settings.causal(num_layers, is_dspark),
         block_size=block_size,
-        from_anchor=settings.flag("sample_from_anchor", is_dspark),
+        from_anchor=settings.from_anchor(is_dspark, kind == "Domino"),
         mask_token=_mask_token(checkpoint, settings, embedding),
         embedding=embedding,
         head=head,
@@ -133,9 +137,15 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
 
 
 def _kind(tensors: DraftTensors, settings: BlockSettings, is_dspark: bool) -> Kind:
-    if settings.is_lilicorr(any("lilicorr." in name for name in tensors.checkpoint.names)):
+    """By its tensors, and by what it calls itself, so that a head which is missing is missed. An XPress may have a selector, too."""
+    names = tensors.checkpoint.names
+    if settings.is_lilicorr(any("lilicorr." in name for name in names)):
         return "LiLiCorr"
-    if any("candidate_selector." in name for name in tensors.checkpoint.names):
+    if settings.is_called("xpress") or any("xpress_head." in name or "refiner_head." in name for name in names):
+        return "XPress"
+    if settings.is_called("domino") or any("prefix_gru." in name for name in names):
+        return "Domino"
+    if any("candidate_selector." in name for name in names):
         return "DFlash 2"
     return "DSpark" if is_dspark else "DFlash"
 

@@ -56,13 +56,13 @@ class BlockGuesser:
         able = [feed for feed in feeds if feed.count]
         if not able:
             return Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
-        logits, hidden = self._fill(able, block_size)
+        logits, hidden, anchors = self._fill(able, block_size)
         columns = self._stages[-1].block.token_ids
         if self._heads is None:
             return pick(feeds, logits, self._drawing, columns)
         self._heads = self._heads.on(logits.device)  # nobody knows before the first of them comes
         context = None if read is None else _context_of(able, reading, read, hidden)
-        return draw(feeds, logits, hidden, context, self._drawing, columns, self._heads, waits=logits.device.type == "cpu")
+        return draw(feeds, logits, hidden, context, anchors, self._drawing, columns, self._heads, waits=logits.device.type == "cpu")
 
     @property
     def _reads_context(self) -> bool:
@@ -81,9 +81,9 @@ class BlockGuesser:
                 inputs = {CONTEXT: output.hidden[FINAL].float().contiguous()}
         return inputs[CONTEXT] if self._reads_context else None
 
-    def _fill(self, feeds: Sequence[Feed], block_size: int) -> tuple[Tensor, Tensor]:
-        """Scores [sum of counts, V] of each feed's guesses, and the states [sum of counts, H] that they were made of (none if
-        nobody wants them)."""
+    def _fill(self, feeds: Sequence[Feed], block_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Scores [sum of counts, V] of each feed's guesses, the states [sum of counts, H] that they were made of (none if nobody
+        wants them), and those in the last known tokens' places [feeds, H] if these have no guess."""
         hidden = torch.zeros(0, dtype=torch.float32)
         for i, stage in enumerate(self._stages):
             is_last = i == len(self._stages) - 1
@@ -95,7 +95,13 @@ class BlockGuesser:
             hidden = output.hidden[FINAL].float().contiguous() if wanted else hidden
             if is_last:
                 assert output.logits is not None
-                return output.logits, hidden[upload(batch.logits_indices, hidden.device)] if wanted else hidden
+                if not wanted:
+                    return output.logits, hidden, None
+                if self._from_anchor:
+                    return output.logits, hidden[upload(batch.logits_indices, hidden.device)], None
+                places = torch.cat([batch.logits_indices, batch.query_start_loc[:-1].long()])  # on their way together
+                states = hidden[upload(places, hidden.device)]
+                return output.logits, states[: -len(feeds)], states[-len(feeds) :]
         raise AssertionError("a drafter without layers")
 
 

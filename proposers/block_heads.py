@@ -32,6 +32,8 @@ class Block:
     counts: Sequence[int]
     tokens: Tensor  # [rows] int64, the last known token of each
     context: Tensor | None = None  # [rows, H] what the drafter made of the target's states just before it; a row that read none has zeros
+    anchors: Tensor | None = None  # [rows, H] as hidden, in its own place; None where that has the first guess
+    before: Tensor | None = None  # [rows] int64, the token before it, or itself if it is the first
 
     @property
     def num_rows(self) -> int:
@@ -102,6 +104,7 @@ def draw(
     logits: Tensor,
     hidden: Tensor,
     context: Tensor | None,
+    anchors: Tensor | None,
     drawing: Drawing,
     columns: Tensor | None,
     heads: Heads,
@@ -109,17 +112,17 @@ def draw(
 ) -> Guesses:
     """Guesses of all feeds, left to right. logits [sum of counts, V], hidden [sum of counts, H]; columns: `Executor.token_ids`.
 
-    context [feeds that want guesses, H]: see `Block`. waits: for each guess's trust, so that those behind one that is not trusted are not
-    even drawn. Else all are, and left out in the end: on a device, where to wait takes longer than to draw.
+    context, anchors [feeds that want guesses, H]: see `Block`. waits: for each guess's trust, so that those behind one that is not
+    trusted are not even drawn. Else all are, and left out in the end: on a device, where to wait takes longer than to draw.
     """
     rows = [_Row(i, feed) for i, feed in enumerate(feeds) if feed.count]
     start = 0
     for row in rows:
         row.start, start = start, start + row.feed.count
     confidence, device = heads.confidence, logits.device
-    previous = upload(torch.tensor([row.feed.row.token_ids[-1] for row in rows], dtype=torch.int64), device)
+    before, previous = upload(torch.tensor([_last_two(row.feed.row.token_ids) for row in rows], dtype=torch.int64).view(-1, 2), device).T
     numbers = torch.arange(len(rows), device=device)
-    block = Block(logits, hidden, [row.start for row in rows], [row.feed.count for row in rows], previous, context)
+    block = Block(logits, hidden, [row.start for row in rows], [row.feed.count for row in rows], previous, context, anchors, before)
     walk = _Plain(logits) if heads.correction is None or not rows else heads.correction.begin(block)
     going = rows
     drawn: list[_Drawn] = []
@@ -140,6 +143,10 @@ def draw(
         sure = share_of(by_token, previous) if trusted is None else trusted
         drawn.append(_Drawn(going, previous, sure, by_token if drawing.return_probs else None))
     return _guesses(feeds, drawn, drawing, None if confidence is None else heads.threshold)
+
+
+def _last_two(token_ids: Sequence[int]) -> tuple[int, int]:
+    return token_ids[-2] if len(token_ids) > 1 else token_ids[-1], token_ids[-1]
 
 
 @dataclass(frozen=True)

@@ -156,3 +156,21 @@ def table_program(weight: str, rows: int, columns: int) -> Program:
         best=None,
         shared=frozenset([weight]),
     )
+
+
+def embedding_program(draft: BlockDraft, weight: str, rows: int) -> Program:
+    """Token ids [T] -> FINAL [T, rows]: their embeddings, as the block has them, by a weight [rows, H]."""
+    table, width = draft.embedding, int(draft.hf_config.hidden_size)
+    return Program(
+        ops=(Embed((), ("embedded",), table.weight, table.scale), Linear(("embedded",), ("product",), (weight,))),
+        weights={table.weight: (table.rows, width), weight: (rows, width)},
+        kv_layers=(),
+        ropes={},
+        vocab_size=0,
+        max_model_len=1,
+        boundaries=(),
+        final="product",
+        logits="",
+        best=None,
+        shared=frozenset({table.weight}) if table.is_shared else frozenset(),
+    )

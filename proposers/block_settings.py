@@ -39,6 +39,9 @@ class BlockSettings:
         is_named = "lilicorr" in self._architecture or self.find("projector_type") == "lilicorr"
         return self.flag("lilicorr_enabled", is_named or has_tensors)
 
+    def is_called(self, kind: str) -> bool:
+        return kind in (self._speculators, self.find("projector_type")) or kind in self._architecture
+
     @property
     def layout(self) -> str:
         return "speculators" if self._speculators is not None else "DeepSeek" if self.is_dspark else "z-lab"
@@ -55,6 +58,14 @@ class BlockSettings:
         value = self.find(key)
         return float(value) if isinstance(value, int | float) else default
 
+    def from_anchor(self, is_dspark: bool, is_domino: bool) -> bool:
+        """Whether the last known token's own place has the first guess.
+
+        A Domino says so as shift_label, and `speculators`, whose own name is another, means it where nothing is said.
+        """
+        shifts = self.flag("shift_label", self._speculators == "domino") if is_domino else is_dspark
+        return self.flag("sample_from_anchor", shifts)
+
     def block_size(self, default: int | None) -> int:
         value = self.find("block_size")
         value = default if value is None else value
@@ -63,14 +74,16 @@ class BlockSettings:
         return value
 
     def other_kinds(self) -> list[str]:
-        """Drafters of the same family that are no DFlash and no DSpark."""
+        """Drafters of the same family that are none of those that are read."""
         kinds: list[str] = []
-        if self._speculators not in (None, "dflash", "dflash2", "dspark"):
+        if self._speculators not in (None, "dflash", "dflash2", "dspark", "domino", "xpress"):
             kinds.append(str(self._speculators))
-        if self.find("projector_type") not in (None, "dflash", "dspark", "lilicorr"):
+        if self.find("projector_type") not in (None, "dflash", "dspark", "lilicorr", "domino"):
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
             kinds.append("DFlash with attention sinks or scaled values")
+        if self.find("fusion_mode") is not None or self.flag("use_correction_target_fusion", False):
+            kinds.append("Domino with fused layers")
         return kinds
 
     def taps(self, num_draft_layers: int, num_layers: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and
     *("attention_backend", "kv_cache_dtype", "code_revision", "index_share_for_mtp_iteration", "disable_padded_drafter_batch"),
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes", "draft_lm_head_quantization", "use_local_argmax_reduction"),
     *("draft_load_config", "synthetic_acceptance_rates", "synthetic_acceptance_length", "enable_adaptive_verification"),
-    *("dspark_draft_topk", "xpress_topc", "fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+    *("dspark_draft_topk", "xpress_topc", "xpress_num_passes", "fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
     *("disable_mqa_scorer", "disable_logprobs", "posterior_threshold", "posterior_alpha"),
 )
 ALIASES = {

@@ -22,12 +22,11 @@ METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
     *("dflash", "dspark", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
-OTHER_NAMES = {"ngram_gpu": "ngram", "peagle": "eagle3", "dflash2": "dflash", "lilicorr": "dflash"}
-"""What other servers, or a checkpoint's own config, call a method of ours."""
-
-NOT_BUILT = {
-    "xpress": "its Jacobi passes are not built; a dflash or dspark checkpoint works",
+OTHER_NAMES = {
+    **{"ngram_gpu": "ngram", "peagle": "eagle3"},
+    **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress"), "dflash"),
 }
+"""What other servers, or a checkpoint's own config, call a method of ours."""
 
 
 def read_speculative_config(text: str, target: str | None = None) -> SpeculativeConfig:
@@ -123,8 +122,6 @@ def _method(entry: ConfigEntry, target: str | None) -> str:
         if method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp, ...: one name per model type in older versions
             return "mtp"
         method = OTHER_NAMES.get(method, method)
-        if method in NOT_BUILT:
-            raise SpeculativeConfigError(f"method {method!r} is known and not available: {NOT_BUILT[method]}")
         if method in ("draft_model", "pard") and (parallel := entry.flag("parallel_drafting")) is not None:
             return "pard" if parallel else "draft_model"
     if method not in METHODS:

@@ -25,6 +25,7 @@ _NAME_PARTS = (
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
+    *(("-xpress", "dflash"), ("speculator.xpress", "dflash"), ("-domino", "dflash"), ("speculator.domino", "dflash")),
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
 )
 
@@ -120,13 +121,15 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     """Settings that only one format has."""
     kind = config.get("speculators_model_type")
     if isinstance(kind, str):
-        return {"peagle": "eagle3", "dflash2": "dflash", "independent": "draft_model"}.get(kind, kind)
+        names = {"peagle": "eagle3", "dflash2": "dflash", "domino": "dflash", "xpress": "dflash", "independent": "draft_model"}
+        return names.get(kind, kind)
     if str(config.get("model_type")).endswith("_mtp"):
         return "mtp"
     architecture = _architecture(config)
     if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
-    if "dflash" in architecture or "lilicorr" in architecture or "dflash_config" in config or "selector_rank" in config:
+    is_called = any(name in architecture for name in ("dflash", "lilicorr", "domino", "xpress"))
+    if is_called or {"dflash_config", "selector_rank"} & config.keys():
         return "dflash"
     return None
 

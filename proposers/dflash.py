@@ -1,6 +1,6 @@
-"""DFlash and DSpark: a few layers that fill in a whole block at once, reading the target's own states (Chen et al. 2026; DeepSeek 2026).
+"""DFlash and what grew out of it: a few layers that fill in a whole block at once, reading the target's own states (Chen et al. 2026).
 
-Tells what a checkpoint is made of and binds its programs; block_guessing.py runs them, dspark.py has DSpark's own heads.
+Tells what a checkpoint is made of and binds its programs; block_guessing.py runs them. What stands behind the block has files of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 from .config import BlockConfig
 from .config_entry import SpeculativeConfigError
 from .dflash2 import read_selector
+from .domino import read_domino
 from .draft_layers import readable_length
 from .draft_tensors import DraftTensors
 from .drafting import OwnCache, Pairing
@@ -27,6 +28,7 @@ from .guessing import Drawing
 from .learned import LearnedProposer
 from .lilicorr import read_lilicorr
 from .loading import LoadedProposer, Opening, Resources
+from .xpress import read_xpress
 
 
 def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
@@ -113,6 +115,10 @@ def read_correction(parts: HeadParts) -> Correction | None:
             return read_selector(parts)
         case "LiLiCorr":
             return read_lilicorr(parts)
+        case "Domino":
+            return read_domino(parts)
+        case "XPress":
+            return read_xpress(parts)
 
 
 def _found(draft: BlockDraft, heads: Heads | None, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ NETWORKS = [
     ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
     ({"method": "dflash2", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "lilicorr", "model": "M"}, BlockConfig("M", "dflash")),
+    ({"method": "domino", "model": "M"}, BlockConfig("M", "dflash")),
+    ({"method": "xpress", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
 ]
 

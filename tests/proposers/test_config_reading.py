@@ -18,7 +18,6 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ({"method": "ngram", "num_speculative_tokenz": 3}, "did you mean 'num_speculative_tokens'"),
         ({"method": "ngrma"}, "did you mean 'ngram'"),
         ({"method": 7}, "unknown speculative method 7"),
-        ({"method": "xpress", "model": "M"}, "'xpress' is known and not available: its Jacobi passes"),
         ({"model": "D", "tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),
@@ -95,6 +94,8 @@ def test_known_keys_without_effect_warn_once_by_the_users_names_and_null_is_not_
         "speculative config: no effect with method 'ngram', ignored: enforce_eager, shared_storage_path, speculative_num_steps",
     )
     assert "confidence_threshold" in parse_speculative_config({"method": "dflash", "model": "M", "confidence_threshold": 0.5}).warnings[0]
+    of_vllm = {"method": "xpress", "model": "M", "xpress_topc": 512, "xpress_num_passes": 6}
+    assert "xpress_num_passes, xpress_topc" in parse_speculative_config(of_vllm).warnings[0]
 
 
 @pytest.mark.parametrize("text", ['{"method": "off"}', "method: off", "{method: 'off'}"])

@@ -67,7 +67,13 @@ def test_guesses_are_the_references(make: MakeDrafter, name: str, execution: Exe
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", ["z-lab, sliding", "z-lab, narrow windows", "lilicorr", "lilicorr, own width", "dspark"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("z-lab, sliding", "z-lab, narrow windows", "lilicorr", "lilicorr, own width", "dspark"),
+        *("domino", "domino, masks", "xpress"),
+    ],
+)
 def test_rows_of_different_lengths_ask_for_different_counts(make: MakeDrafter, name: str, execution: Execution) -> None:
     """Fewer guesses are fewer masks."""
     drafter = make(name)
@@ -96,7 +102,7 @@ def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: 
     assert check(engine, drafter, engine.step(accept(2))) == 1
 
 
-@pytest.mark.parametrize("name", ["z-lab", "speculators", "lilicorr", "dspark, gated"])
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "lilicorr", "dspark, gated", "domino", "xpress, speculators"])
 def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
     engine = drafter.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")
@@ -155,7 +161,7 @@ def test_prefix_cache_hits_change_nothing(make: MakeDrafter, name: str, asks: bo
     assert check(engine, drafter, engine.step(accept(0))) == 2
 
 
-@pytest.mark.parametrize("name", ["z-lab, causal", "lilicorr", "dspark"])
+@pytest.mark.parametrize("name", ["z-lab, causal", "lilicorr", "dspark", "domino", "xpress"])
 def test_the_order_of_the_batch_changes_nothing(make: MakeDrafter, name: str) -> None:
     def run(order: Sequence[str]) -> list[dict[str, Guess]]:
         engine = drafter.run(num_speculative_tokens=4)
@@ -233,9 +239,12 @@ def test_k_is_the_configs_else_the_checkpoints_else_a_block(make: MakeDrafter) -
     assert speculators.open(num_speculative_tokens=2).max_tokens == 2
     assert make("z-lab").open().max_tokens == 5
     assert make("dspark").open().max_tokens == 6
+    assert make("domino").open().max_tokens == 6
+    assert make("domino, masks").open().max_tokens == 5
+    assert make("xpress").open().max_tokens == 5
 
 
-@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "lilicorr", "dspark"])
+@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "lilicorr", "dspark", "domino", "xpress", "xpress, DFlash 2"])
 def test_only_what_is_guessed_comes_from_a_device(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from block_checkpoints import Drafter, deepseek, speculators
+from block_checkpoints import Drafter, deepseek, domino, speculators, xpress_speculators
 from block_reference import Spec
 from fixed_k import fixed
 from ten_tokens import DRAWN, FASTEST, GREEDY, NETWORKS, TOKEN_IDS, drafts_of
@@ -36,6 +36,8 @@ METHODS = {
     "dflash": "bidirectional",
     "dflash_2": "windows, some layers causal",
     "dflash_3": "DFlash 2",
+    "dflash_4": "Domino",
+    "dflash_5": "XPress",
     "dspark": "rnn",
     "dspark_2": "cut by confidence",
 }
@@ -48,6 +50,8 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         speculators(DEMO, "dflash"),
         speculators(replace(DEMO, windows=(9, None), causal=(True, False)), "dflash", sliding),
         speculators(replace(DEMO, conv_taps=2, conv_groups=16, selector_top=3), "dflash2", selector_rank=8, selector_top_k=3),
+        domino(replace(DEMO, draft_vocab=DEMO.vocab, own_head=False, gru=24, gru_mixed=16, from_anchor=True), shift_label=True),
+        xpress_speculators(replace(DEMO, refiner=8, refiner_mlp=16, passes=3)),
         speculators(replace(DEMO, markov="rnn"), "dspark", markov_rank=8, markov_head_type="rnn", sample_from_anchor=False),
         deepseek(dspark),
     ]
@@ -59,8 +63,10 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         {"model": models[0]},
         {"model": models[1], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
         {"model": models[2], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
-        {"model": models[3], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
-        {"model": models[4], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
+        {"model": models[3], "num_speculative_tokens": 6, "draft_sample_method": "probabilistic"},
+        {"model": models[4], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": models[5], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": models[6], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
     ]
 
 

@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2, LiLiCorr and DSpark drafters as folders, in every published layout, beside a pretended target."""
+"""DFlash drafters, and those that grew out of them, as folders, in every published layout, beside a pretended target."""
 
 from __future__ import annotations
 
@@ -98,6 +98,42 @@ def lilicorr(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Publishe
     return replace(published, config={**published.config, "architectures": ["LiLiCorrDraftModel"]})
 
 
+def domino(spec: Spec, **more: Any) -> Published:
+    """SpecForge's: z-lab's form as well."""
+    published = z_lab(spec, projector_type="domino", gru_hidden_dim=spec.gru, emb_dim=spec.gru_mixed, **more)
+    return replace(published, config={**published.config, "architectures": ["DominoDraftModel"], "emb_dim": spec.gru_mixed})
+
+
+def in_head(name: str) -> Callable[[str], str]:
+    """A Domino whose head's tensors have this before their names."""
+    return lambda tensor: f"{name}.{tensor}" if tensor.startswith(("prefix_gru.", "embed_proj.")) else tensor
+
+
+def xpress(spec: Spec, **more: Any) -> Published:
+    published = z_lab(spec)
+    head = {"xpress_rank": spec.refiner, "xpress_mlp_hidden": spec.refiner_mlp, "xpress_num_passes": spec.passes}
+    named = {"architectures": ["Qwen3XPressModel"], "xpress_block_size": spec.block_size, "sample_from_anchor": False}
+    return replace(published, config={**published.config, **named, **head, **more})
+
+
+_OF_REFINER = {
+    **{"w1": "token_embed", "w2": "readout", "mix.L": "mix_l"},
+    **{f"mlp.{part}_proj": f"mlp_{part}" for part in ("gate", "up", "down")},
+}
+
+
+def xpress_speculators(spec: Spec, **more: Any) -> Published:
+    published = speculators(spec, "xpress", xpress_rank=spec.refiner, xpress_mlp_ratio=2, num_jacobi_passes=spec.passes, **more)
+
+    def rename(name: str) -> str:
+        if not name.startswith("xpress_head."):
+            return name
+        part = name.removeprefix("xpress_head.").removesuffix(".weight")
+        return f"refiner_head.{_OF_REFINER.get(part, part)}{'.weight' if name.endswith('.weight') else ''}"
+
+    return replace(published, rename=rename)
+
+
 def nvidia(spec: Spec) -> Published:
     """z-lab's form, with DSpark's heads beside the layers."""
     heads = {"projector_type": "dspark", "markov_rank": spec.rank, "markov_head_type": spec.markov, "use_confidence_head": True}
@@ -146,6 +182,9 @@ def _published() -> dict[str, Published]:
     aliases = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
     reduced = replace(base, draft_vocab=40, own_head=True, own_embedding=True, bias=True)
     convolved = replace(base, conv_taps=2, conv_groups=8, selector_top=5)
+    recurrent = replace(base, gru=12, gru_mixed=10)
+    refined = replace(base, refiner=8, refiner_mlp=12, passes=6)
+    shifted: dict[str, Any] = {"projector_type": "domino", "shift_label": True, "pure_draft_prefix_len": 0}
     return {
         "z-lab": z_lab(base),
         "z-lab, aliases": replace(z_lab(replace(base, theta=500000.0)), rename=lambda name: aliases.get(name, name)),
@@ -197,6 +236,38 @@ def _published() -> dict[str, Published]:
             rename=lambda name: name.replace(".in_proj_", ".in_proj."),
         ),
         "lilicorr, own head": lilicorr(replace(base, own_embedding=True, own_head=True, lattice_top=5, lattice_layers=1)),
+        "domino": domino(replace(recurrent, from_anchor=True, gru_first=1), shift_label=True, pure_draft_prefix_len=1),
+        "domino, masks": domino(replace(recurrent, own_embedding=True), shift_label=False),
+        "domino, first files": replace(domino(replace(recurrent, gru_first=2), pure_draft_prefix_len=2), rename=in_head("logit_head")),
+        "domino, speculators": replace(
+            speculators(
+                replace(reduced, own_embedding=False, gru=12, gru_mixed=10, gru_first=1, from_anchor=True),
+                "domino",
+                gru_hidden_dim=12,
+                logits_correction_emb_dim=10,
+            ),
+            rename=in_head("logits_correction"),
+        ),
+        "domino, speculators, masks": replace(
+            speculators(replace(recurrent, gru_first=1), "domino", sample_from_anchor=False, pure_draft_prefix_len=1),
+            rename=in_head("logits_correction"),
+        ),
+        "domino, speculators once": replace(
+            speculators(replace(recurrent, from_anchor=True), "dflash", **shifted), rename=in_head("domino_head")
+        ),
+        "xpress": xpress(refined),
+        "xpress, two passes": xpress(replace(refined, passes=2, windows=(7, None), causal=(True, False)), **sliding),
+        "xpress, speculators": xpress_speculators(replace(reduced, refiner=8, refiner_mlp=16, passes=1)),
+        "xpress, speculators, from anchor": xpress_speculators(
+            replace(refined, refiner_mlp=16, from_anchor=True, passes=3), sample_from_anchor=True
+        ),
+        "xpress, DFlash 2": xpress_speculators(
+            replace(convolved, refiner=8, refiner_mlp=16, passes=1, selector_top=9),
+            xpress_backbone="dflash2",
+            xpress_selector=True,
+            selector_rank=8,
+            selector_top_k=9,
+        ),
         "dspark": deepseek(replace(dspark, markov="vanilla", confidence="h, markov")),
         "dspark, gated": deepseek(replace(dspark, markov="gated", confidence="h")),
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),

@@ -49,6 +49,12 @@ class Spec:
     lattice_factors: int = 6
     lattice_scale: float = 4.0
     vector_eps: float = 1.0  # large enough to show
+    gru: int = 0  # Domino's state
+    gru_mixed: int = 0
+    gru_first: int = 0  # guess that is corrected
+    refiner: int = 0  # XPress's rank
+    refiner_mlp: int = 0
+    passes: int = 0
     logits_scale: float | None = None  # of its own, beside the target's head
     softcap: float | None = None
 
@@ -108,6 +114,21 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
             matrix(f"candidate_selector.{name}_codebook", spec.draft_vocab, spec.rank, size=spec.rank**0.5)
     if spec.lattice_top:
         _lattice(spec, matrix)
+    if spec.gru:
+        matrix("prefix_gru.weight_ih_l0", 3 * spec.gru, spec.hidden, size=2.0)
+        matrix("prefix_gru.weight_hh_l0", 3 * spec.gru, spec.gru, size=2.0)
+        matrix("embed_proj.0.weight", spec.gru_mixed, spec.hidden + spec.gru, size=3.0)
+        matrix("embed_proj.2.weight", spec.draft_vocab, spec.gru_mixed, size=3.0)
+    if spec.refiner:
+        matrix("xpress_head.w1.weight", spec.vocab, spec.refiner, size=spec.refiner**0.5)
+        matrix("xpress_head.w2.weight", spec.draft_vocab, spec.refiner)
+        for name in ("down_h", "down_g"):
+            matrix(f"xpress_head.{name}.weight", spec.refiner, spec.hidden)
+        matrix("xpress_head.in_proj.weight", spec.refiner, 3 * spec.refiner)
+        matrix("xpress_head.mix.L", spec.refiner, spec.block_size, spec.block_size)
+        for name in ("gate", "up"):
+            matrix(f"xpress_head.mlp.{name}_proj.weight", spec.refiner_mlp, spec.refiner)
+        matrix("xpress_head.mlp.down_proj.weight", spec.refiner, spec.refiner_mlp)
     if spec.confidence:
         matrix("confidence_head.proj.weight", 1, spec.hidden + (spec.rank if "markov" in spec.confidence else 0))
         matrix("confidence_head.proj.bias", 1)
@@ -178,6 +199,10 @@ class Reference:
         logits = self._logits(hidden)
         if self.spec.markov:
             logits = logits[: len(guesses) + 1] + self._biases([text[-1], *guesses][: len(logits)], hidden)
+        elif self.spec.gru:
+            logits = self._recurrent(logits, hidden, [text[-1], *guesses])
+        elif self.spec.refiner:
+            logits = self._refined(text, self._places(text, count, first))[-count:]
         elif self.spec.selector_top:
             logits = torch.stack([self._selected(*place) for place in zip(logits, hidden, [text[-1], *guesses], strict=False)])
         elif self.spec.lattice_top:
@@ -200,6 +225,10 @@ class Reference:
 
     def hidden(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
         """[count, hidden] behind the last norm, of the places that guess."""
+        return self._places(text, count, first)[-count:]
+
+    def _places(self, text: Sequence[int], count: int, first: int) -> Tensor:
+        """All of a block, the last known token's own before the others."""
         context = self._context(text, first)
         tokens = torch.tensor([text[-1]] + [self.spec.mask_token] * (count - 1 if self.spec.from_anchor else count))
         x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
@@ -211,7 +240,7 @@ class Reference:
             x = x + self._around(
                 f"{layer}.mlp_conv", self._norm(f"{layer}.post_attention_layernorm", x), lambda y, layer=layer: self._mlp(layer, y)
             )
-        return self._norm("norm", x)[-count:]
+        return self._norm("norm", x)
 
     def _context(self, text: Sequence[int], first: int) -> Tensor:
         """[len(text) - 1 - first, hidden] what layers read of the target."""
@@ -295,6 +324,59 @@ class Reference:
                 e = output.tanh()
             rows.append(w2 @ e)
         return torch.stack(rows)
+
+    def _recurrent(self, logits: Tensor, hidden: Tensor, read: Sequence[int]) -> Tensor:
+        """Domino's scores of as many places as there are tokens to read, one before each."""
+        spec, rows = self.spec, list(logits[: len(read)])
+        embedding = self._w["embed_tokens.weight"] if spec.own_embedding else self._shared.embedding * self._shared.embed_scale
+        given, kept = (self._w[f"prefix_gru.weight_{kind}_l0"].split(spec.gru) for kind in ("ih", "hh"))
+        state = torch.zeros(spec.gru)
+        for i in range(len(rows)):
+            e = embedding[read[i]]
+            reset, update = ((given[gate] @ e + kept[gate] @ state).sigmoid() for gate in (0, 1))
+            state = update * state + (1 - update) * torch.tanh(given[2] @ e + reset * (kept[2] @ state))
+            if i >= spec.gru_first:
+                mixed = F.silu(self._linear("embed_proj.0", torch.cat([hidden[i], state])))
+                rows[i] = rows[i] + self._linear("embed_proj.2", mixed)
+        return torch.stack(rows)
+
+    def _refined(self, text: Sequence[int], h: Tensor) -> Tensor:
+        """XPress's scores of all places of a block."""
+        spec, name, last = self.spec, "xpress_head", len(text) - 1
+        own = self._logits(h)
+        # by position in the text: what place k is for, and what stands before that
+        known = {last: text[-1], last - 1: text[-2] if last else text[-1]}
+        of_place = [last + k + int(spec.from_anchor) for k in range(len(h))]
+        said = known | {at: token for at, token in zip(of_place, self._starts(text, own, h), strict=True) if at > last}
+        refined = own
+        for _ in range(spec.passes):
+            x: list[Tensor] = []
+            for k, at in enumerate(of_place):
+                states = self._linear(f"{name}.down_h", h[k]), self._linear(f"{name}.down_g", h.mean(0))
+                x.append(self._linear(f"{name}.in_proj", torch.cat([*states, self._w[f"{name}.w1.weight"][said[at - 1]]])))
+            rows: list[Tensor] = []
+            for k in range(len(x)):
+                m = x[k].clone()
+                for j in range(k + 1):
+                    m += self._w[f"{name}.mix.L"][:, k, j] * x[j]
+                gated = F.silu(self._linear(f"{name}.mlp.gate_proj", m)) * self._linear(f"{name}.mlp.up_proj", m)
+                rows.append(own[k] + self._linear(f"{name}.w2", m + self._linear(f"{name}.mlp.down_proj", gated)))
+            refined = torch.stack(rows)
+            said = known | {at: self._token(row) for at, row in zip(of_place, refined, strict=True) if at > last}
+        return refined
+
+    def _starts(self, text: Sequence[int], own: Tensor, h: Tensor) -> list[int]:
+        """Of each place, the token that the first pass finds there."""
+        if not self.spec.selector_top:
+            return [self._token(row) for row in own]
+        starts = [] if self.spec.from_anchor else [text[-1]]
+        for k in range(len(starts), len(h)):
+            starts.append(self._token(self._selected(own[k], h[k], starts[-1] if starts else text[-1])))
+        return starts
+
+    def _token(self, logits: Tensor) -> int:
+        column = int(logits.argmax())
+        return column + int(self._w["d2t"][column]) if "d2t" in self._w else column
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.eps).sqrt() * self._w[f"{name}.weight"]

@@ -6,7 +6,7 @@ Operations that would mix devices fail as they do on a GPU, and what is copied t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -144,7 +144,8 @@ class FarExecutor:
         inputs: Mapping[str, Tensor] | None = None,
     ) -> Started:
         count = len(batch.logits_indices)
-        everything = replace(batch, full_logits=torch.arange(count))
+        moved = {f.name: here(value) for f in fields(batch) if isinstance(value := getattr(batch, f.name), Remote)}
+        everything = replace(batch, **{**moved, "full_logits": torch.arange(count)})
         found = self._executor.run(everything, kv, hidden, {name: here(tensor) for name, tensor in (inputs or {}).items()})
         states: dict[int, Tensor] = {boundary: Remote(state) for boundary, state in found.hidden.items()}
         logits = None if found.logits is None else Remote(found.logits)
