@@ -36,6 +36,7 @@ class Lattice:
     """
 
     weights: Mapping[str, Tensor]  # float32, by their names behind "lilicorr."
+    products: Mapping[str, Callable[[Tensor], Tensor]]  # [n, in] -> [n, out] by the wide ones, likewise
     embed: Callable[[Tensor], Tensor]  # token ids [n] -> [n, H] of the target's table
     top: int
     num_layers: int
@@ -66,7 +67,7 @@ class Lattice:
         normed = F.layer_norm(torch.stack(features, -1), (_FEATURES,), *self._weight_and_bias("feature_mlp.0"), _LAYER_NORM_EPS)
         told = self.linear("feature_mlp.3", F.silu(self.linear("feature_mlp.1", normed)))
         embedded = self.embed(candidates.flatten()).view(*candidates.shape, -1)
-        if "token_proj.weight" in self.weights:
+        if "token_proj" in self.products:
             embedded = self.linear("token_proj", embedded)
         return embedded + self.linear("pass_hidden_proj", hidden)[:, None] + told + self.weights["rank_embedding"]
 
@@ -99,6 +100,8 @@ class Lattice:
         return F.normalize(self.linear(name, x), dim=-1, eps=self.vector_eps)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
+        if name in self.products:
+            return self.products[name](x.flatten(0, -2)).view(*x.shape[:-1], -1) + self.weights[f"{name}.bias"]
         return F.linear(x, *self._weight_and_bias(name))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
@@ -172,20 +175,23 @@ def read_lilicorr(parts: HeadParts) -> Lattice:
             f"{settings.folder}/config.json: a lattice of {top} candidates out of {columns} tokens, {num_heads} heads of width {width}"
         )
     weights: dict[str, Tensor] = {}
+    products: dict[str, Callable[[Tensor], Tensor]] = {}
 
     def take(name: str, *shape: int) -> None:
         tensor = parts.tensors.take(f"lilicorr.{name}", *shape)
         weights[name] = tensor.to(torch.float32, copy=True)  # not a view of a file that might change
 
     def linear(name: str, rows: int, columns: int) -> None:
-        take(f"{name}.weight", rows, columns)
+        """A network of its own: there are k rows for each place, so that they take longer than the drafter's layers otherwise."""
+        products[name] = parts.product(f"lilicorr.{name}.weight", rows, columns)
         take(f"{name}.bias", rows)
 
     if width != model:
         linear("token_proj", width, model)
     take("feature_mlp.0.weight", _FEATURES)
     take("feature_mlp.0.bias", _FEATURES)
-    linear("feature_mlp.1", width, _FEATURES)
+    take("feature_mlp.1.weight", width, _FEATURES)
+    take("feature_mlp.1.bias", width)
     linear("feature_mlp.3", width, width)
     for i in range(num_layers):
         take(f"layers.{i}.attn_norm.weight", width)
@@ -208,6 +214,7 @@ def read_lilicorr(parts: HeadParts) -> Lattice:
     weights |= {name: weights[name].view(-1, width) for name in ("slot_embedding", "rank_embedding")}
     return Lattice(
         weights=weights,
+        products=products,
         embed=parts.embedding(),
         top=top,
         num_layers=num_layers,
