@@ -266,9 +266,9 @@ class Program:
                 return (widths[0],)
             case LocalConv():
                 sides, taps, width = self.weights[op.weight]
-                groups = widths[1] // (sides * taps)
                 _require(width == widths[0], op, f"does not fit width {widths[0]}")
-                _require(groups * sides * taps == widths[1] and groups > 0 and width % groups == 0, op, f"has kernels of width {widths[1]}")
+                groups = widths[1] // max(sides * taps, 1)
+                _require(groups * sides * taps == widths[1] > 0 and width % groups == 0, op, f"has kernels of width {widths[1]}")
                 _require(0 <= op.side < sides, op, f"has no side {op.side}")
                 return (width,)
             case Add():

@@ -331,7 +331,8 @@ class Binder:
             dynamic = state.buffers[kernels].view(-1, sides, taps, groups, 1)[:, op.side]
             result = (fixed[0] + dynamic[:, 0]) * rows
             for tap in range(1, taps):
-                earlier = F.pad(rows, (0, 0, 0, 0, tap, 0))[: len(rows)] * (state.places >= tap)[:, None, None]
+                earlier = F.pad(rows, (0, 0, 0, 0, tap, 0))[: len(rows)]
+                earlier = earlier.masked_fill((state.places < tap)[:, None, None], 0.0)  # of another row, which may hold NaN
                 result = result + (fixed[tap] + dynamic[:, tap]) * earlier
             state.buffers[output] = result.flatten(1)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -79,20 +79,19 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     _refuse_other_networks(tensors, settings)
     num_layers = tensors.num_layers()
     hf_config = _layer_config(tensors, settings, num_layers)
-    is_dspark = settings.is_dspark or any("markov_head." in name or "confidence_head." in name for name in checkpoint.names)
+    kind = _kind(tensors, settings)
+    is_dspark = kind == "DSpark"
     taps = settings.taps(num_layers, target.num_layers)
     _check_encoder(tensors, taps, target)
     embedding = _embedding(tensors, settings, hf_config, target)
     head, token_ids = _head(tensors, settings, hf_config, target, embedding)
-    kind = _kind(tensors, settings, is_dspark)
     if kind == "LiLiCorr":
         head = replace(head, scale=1.0, softcap=None)  # its lattice was trained on a head's bare products
     windows = settings.windows(num_layers)
     block_size = settings.block_size(None if is_dspark else 16)
     if not 2 <= block_size <= MAX_TREE_TOKENS:
         raise SpeculativeConfigError(f"{checkpoint.folder}: a block has 2 to {MAX_TREE_TOKENS} tokens here, not {block_size}")
-    conv_taps, conv_groups = _convolutions(tensors, settings)
-    kind = _kind(tensors, settings, is_dspark)
+    conv_taps, conv_groups = _convolutions(tensors, settings, int(hf_config.hidden_size))
     return BlockDraft(
         kind=kind,
         layout=settings.layout,
@@ -107,8 +106,8 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         embedding=embedding,
         head=head,
         token_ids=token_ids,
-        markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target),
-        has_confidence=tensors.has("confidence_head.proj.weight"),
+        markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target) if is_dspark else None,
+        has_confidence=is_dspark and tensors.has("confidence_head.proj.weight"),
         conv_taps=conv_taps,
         conv_groups=conv_groups,
         num_speculative_tokens=checkpoint.num_speculative_tokens,
@@ -128,7 +127,7 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
     folder, names = settings.folder, tensors.checkpoint.names
     kinds = [kind for kind, pattern in _OTHERS if any(pattern.search(name) for name in names)]
     if kind := next(iter([*kinds, *settings.other_kinds()]), None):
-        raise SpeculativeConfigError(f"{folder} is a {kind} drafter, which is known but not supported: take a plain DFlash or DSpark")
+        raise SpeculativeConfigError(f"{folder} is a {kind} drafter, which is not supported: take one of {', '.join(get_args(Kind))}")
     if masks := sorted(folder.glob("mask_embedding.*")):
         raise SpeculativeConfigError(
             f"{masks[0]} keeps the mask token's embedding outside the checkpoint, which is not supported: take a DFlash whose mask token "
@@ -136,7 +135,7 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> No
         )
 
 
-def _kind(tensors: DraftTensors, settings: BlockSettings, is_dspark: bool) -> Kind:
+def _kind(tensors: DraftTensors, settings: BlockSettings) -> Kind:
     """By its tensors, and by what it calls itself, so that a head which is missing is missed. An XPress may have a selector, too."""
     names = tensors.checkpoint.names
     if settings.is_lilicorr(any("lilicorr." in name for name in names)):
@@ -145,24 +144,26 @@ def _kind(tensors: DraftTensors, settings: BlockSettings, is_dspark: bool) -> Ki
         return "XPress"
     if settings.is_called("domino") or any("prefix_gru." in name for name in names):
         return "Domino"
-    if any("candidate_selector." in name for name in names):
+    if settings.is_called("dflash2") or any("candidate_selector." in name for name in names):
         return "DFlash 2"
+    is_dspark = settings.is_dspark or any("markov_head." in name or "confidence_head." in name for name in names)
     return "DSpark" if is_dspark else "DFlash"
 
 
-def _convolutions(tensors: DraftTensors, settings: BlockSettings) -> tuple[int, int]:
+def _convolutions(tensors: DraftTensors, settings: BlockSettings, width: int) -> tuple[int, int]:
     """Taps and groups of those around each sublayer; (0, 0) without any."""
     name = "model.layers.0.attention_conv"
     if not tensors.has(f"{name}.base_kernel"):
         return 0, 0
-    shape = tensors.shape(f"{name}.base_kernel")
-    rows = tensors.shape(f"{name}.kernel_projection.weight")[0]
-    if len(shape) != 3 or shape[0] != 2 or rows % (2 * shape[1]):
+    kernels, projection = tensors.shape(f"{name}.base_kernel"), tensors.shape(f"{name}.kernel_projection.weight")
+    taps = kernels[1] if len(kernels) == 3 and kernels[0] == 2 else 0
+    groups, left = divmod(projection[0], 2 * taps) if taps and len(projection) == 2 else (0, 0)
+    if left or not groups or width % groups:
         raise SpeculativeConfigError(
-            f"{settings.folder}: convolutions have kernels [2, taps, width] and a projection to 2 x taps x groups numbers here, not "
-            f"{list(shape)} and {rows}"
+            f"{settings.folder}: convolutions have kernels [2, taps, {width}] and a projection to 2 x taps x groups numbers, groups that "
+            f"divide the width, not {list(kernels)} and {list(projection)}"
         )
-    return shape[1], rows // (2 * shape[1])
+    return taps, groups
 
 
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:

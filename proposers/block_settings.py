@@ -52,11 +52,25 @@ class BlockSettings:
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.find(key)
+        if value not in (None, False, True):  # 0 and 1 will do
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be true or false, not {value!r}")
         return default if value is None else bool(value)
 
     def number(self, key: str, default: float) -> float:
+        """Far from where float32 ends, so that no score becomes infinite by it."""
         value = self.find(key)
-        return float(value) if isinstance(value, int | float) else default
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not abs(value) < 1e6:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be a number below a million, not {value!r}")
+        return float(value)
+
+    def count(self, key: str, most: int, least: int = 1) -> int:
+        """A setting that has no default."""
+        value = self.find(key)
+        if type(value) is not int or not least <= value <= most:
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be an integer from {least} to {most}, not {value!r}")
+        return value
 
     def from_anchor(self, is_dspark: bool, is_domino: bool) -> bool:
         """Whether the last known token's own place has the first guess.
@@ -78,7 +92,7 @@ class BlockSettings:
         kinds: list[str] = []
         if self._speculators not in (None, "dflash", "dflash2", "dspark", "domino", "xpress"):
             kinds.append(str(self._speculators))
-        if self.find("projector_type") not in (None, "dflash", "dspark", "lilicorr", "domino"):
+        if self.find("projector_type") not in (None, "dflash", "dspark", "dflash2", "lilicorr", "domino", "xpress"):
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
             kinds.append("DFlash with attention sinks or scaled values")
@@ -143,8 +157,8 @@ class BlockSettings:
         kinds = self.layers.get("layer_types")
         if kinds is None:
             return (False,) * num_layers
-        if not isinstance(kinds, list) or len(cast(list[Any], kinds)) < num_layers:
+        if not isinstance(kinds, list) or len(named := [kind for kind in cast(list[Any], kinds) if isinstance(kind, str)]) < num_layers:
             raise SpeculativeConfigError(f"{self.folder}/config.json: 'layer_types' must name {num_layers} layers, not {kinds!r}")
-        if unknown := set(cast(list[str], kinds)) - {"full_attention", "sliding_attention"}:
+        if unknown := set(named) - {"full_attention", "sliding_attention"}:
             raise SpeculativeConfigError(f"{self.folder}/config.json: layers of the types {', '.join(unknown)} are not supported")
-        return tuple(kind == "sliding_attention" for kind in cast(list[str], kinds)[:num_layers])
+        return tuple(kind == "sliding_attention" for kind in named[:num_layers])

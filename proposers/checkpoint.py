@@ -118,6 +118,13 @@ class Checkpoint:
             raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be an integer, not {value!r}")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        """A setting of config.json that is true or false."""
+        value = self.config.get(key, default)
+        if not isinstance(value, bool):
+            raise SpeculativeConfigError(f"{self.folder}/config.json: {key!r} must be true or false, not {value!r}")
+        return value
+
     def _refuse_quantised(self) -> None:
         name = next((name for name in sorted(self._tensors) if _OF_QUANTISED.search(name)), None)
         if name is not None:

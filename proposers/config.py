@@ -152,7 +152,7 @@ class MlpSpeculatorConfig:
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Block-parallel drafters: DFlash and DSpark. num_speculative_tokens None = the checkpoint's block."""
+    """Block-parallel drafters: DFlash, DSpark and others that grew out of DFlash. num_speculative_tokens None = the checkpoint's block."""
 
     model: str
     method: Literal["dflash", "dspark"]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .block_heads import Block
 from .block_parts import HeadParts
-from .config_entry import SpeculativeConfigError
 
 _MODULE = "candidate_selector"
+_MOST = 1024  # candidates of a place: their rows are gathered in every step
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,6 @@ def read_selector(parts: HeadParts) -> Selector:
     projection = tensors.take(f"{_MODULE}.hidden_projection.weight", -1, width)
     successors = tensors.take(f"{_MODULE}.successor_codebook", columns, len(projection))
     predecessors = tensors.take(f"{_MODULE}.predecessor_codebook", columns, len(projection))
-    top = draft.settings.find("selector_top_k")
-    if type(top) is not int or top < 1:
-        raise SpeculativeConfigError(f"{draft.settings.folder}/config.json: 'selector_top_k' must be a positive integer, not {top!r}")
-    # clones: a view of a file might change
-    return Selector(predecessors.clone(), successors.clone(), projection.float(), top, parts.rows_of_tokens())
+    top = draft.settings.count("selector_top_k", _MOST)
+    # copies: a view of a file might change
+    return Selector(predecessors.clone(), successors.clone(), projection.to(torch.float32, copy=True), top, parts.rows_of_tokens())

@@ -73,6 +73,12 @@ def read_domino(parts: HeadParts) -> Domino:
     """Raises SpeculativeConfigError."""
     draft, tensors = parts.draft, parts.tensors
     width = int(draft.hf_config.hidden_size)
+    known = {name.rpartition(".")[2] for name in (_READ, _KEPT)}
+    more = sorted(name for name in tensors.checkpoint.names if "prefix_gru." in name and name.rpartition(".")[2] not in known)
+    if more:
+        raise SpeculativeConfigError(
+            f"{draft.settings.folder} has {more[0]}, but a Domino's recurrent network has one layer without biases here: take one that has"
+        )
     size = tensors.take(_KEPT, -1, -1).shape[1]
     tensors.take(_KEPT, 3 * size, size)
     tensors.take(_READ, 3 * size, width)

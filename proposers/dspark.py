@@ -102,8 +102,8 @@ def read_markov(parts: HeadParts) -> Markov | None:
         draft.markov,
         embedding.clone(),  # not a view of a file that might change
         parts.product("markov_head.markov_w2.weight", draft.head.rows, embedding.shape[1]),
-        tensors.take(f"{name}.weight").float() if name else None,
-        tensors.take(f"{name}.bias").float() if name and tensors.has(f"{name}.bias") else None,
+        tensors.take(f"{name}.weight").to(torch.float32, copy=True) if name else None,
+        tensors.take(f"{name}.bias").to(torch.float32, copy=True) if name and tensors.has(f"{name}.bias") else None,
     )
 
 
@@ -111,7 +111,7 @@ def read_confidence(parts: HeadParts, correction: Correction | None) -> Confiden
     """Raises SpeculativeConfigError."""
     tensors, width = parts.tensors, int(parts.draft.hf_config.hidden_size)
     embedding = correction.embedding if isinstance(correction, Markov) else None
-    weight = tensors.take("confidence_head.proj.weight", 1, -1)[0].float()
+    weight = tensors.take("confidence_head.proj.weight", 1, -1)[0].to(torch.float32, copy=True)
     rank = 0 if embedding is None else embedding.shape[1]
     if len(weight) not in (width, width + rank):
         tensors.take("confidence_head.proj.weight", 1, width + rank)  # says what is wrong

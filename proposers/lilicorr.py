@@ -5,7 +5,6 @@ Stands behind DFlash's layers, with or without DFlash 2's convolutions around th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -21,6 +20,7 @@ from .block_settings import BlockSettings
 from .config_entry import SpeculativeConfigError
 
 _FEATURES = 5  # numbers that a candidate's own score is told by
+_MOST, _WIDEST = 64, 1 << 16  # of candidates, layers and heads; of states: attention grows with the square of places times candidates
 _LAYER_NORM_EPS = 1e-5  # torch's default, which no config says
 
 
@@ -153,9 +153,9 @@ def read_lilicorr(parts: HeadParts) -> Lattice:
     """Raises SpeculativeConfigError."""
     draft, settings = parts.draft, parts.draft.settings
     model, columns = int(draft.hf_config.hidden_size), draft.head.rows
-    top, num_layers, num_heads = (_whole(settings, name) for name in ("candidate_topk", "num_layers", "num_heads"))
-    width = _whole(settings, "hidden_size", least=0) or model
-    fed, factors = int(width * _positive(settings, "mlp_ratio")), _whole(settings, "factor_dim")
+    top, num_layers, num_heads = (settings.count(f"lilicorr_{name}", _MOST) for name in ("candidate_topk", "num_layers", "num_heads"))
+    width = settings.count("lilicorr_hidden_size", _WIDEST, least=0) or model
+    fed, factors = int(width * _positive(settings, "mlp_ratio")), settings.count("lilicorr_factor_dim", _WIDEST)
     if draft.token_ids is not None:
         raise SpeculativeConfigError(
             f"{settings.folder} is a LiLiCorr with a vocabulary of its own, which is not supported: take one that guesses all the target's"
@@ -225,18 +225,9 @@ def read_lilicorr(parts: HeadParts) -> Lattice:
     )
 
 
-def _whole(settings: BlockSettings, name: str, least: int = 1) -> int:
-    """No setting has a default: one that was trained otherwise would load, and guess badly."""
-    value = settings.find(f"lilicorr_{name}")
-    if type(value) is not int or value < least:
-        raise SpeculativeConfigError(
-            f"{settings.folder}/config.json: 'lilicorr_{name}' must be an integer, at least {least}, not {value!r}"
-        )
-    return value
-
-
 def _positive(settings: BlockSettings, name: str) -> float:
-    value = settings.find(f"lilicorr_{name}")
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    """No setting has a default: one that was trained otherwise would load, and guess badly."""
+    value = settings.number(f"lilicorr_{name}", 0.0)
+    if not value > 0:
         raise SpeculativeConfigError(f"{settings.folder}/config.json: 'lilicorr_{name}' must be a positive number, not {value!r}")
-    return float(value)
+    return value

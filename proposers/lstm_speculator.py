@@ -94,7 +94,7 @@ def _gates(speculator: MlpSpeculator, position: int) -> tuple[Program, dict[str,
     weights: dict[str, Tensor] = {}
     tables: list[str] = []
     projections: list[str] = []
-    is_tied = bool(speculator.checkpoint.config.get("tie_lstm_embs", False))
+    is_tied = speculator.checkpoint.flag("tie_lstm_embs", False)
     for gate in _GATES:
         owners = _GATES if is_tied else (gate,)
         table, rows = speculator.take([f"{owner}_emb.0.weight" for owner in owners], speculator.vocab_size, width)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kernels.program import Op, RMSNorm, Scale
 from .checkpoint import Checkpoint
-from .config_entry import SpeculativeConfigError
+from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .guessing import FEATURE
 from .loading import TargetView
 
@@ -79,15 +79,17 @@ def read_speculator(checkpoint: Checkpoint, target: TargetView) -> MlpSpeculator
         raise SpeculativeConfigError(f"{checkpoint.folder} is no MLP speculator: it has no tensor '{prefix}{_FIRST[kind]}'")
     state_width, width = _ibm_widths(checkpoint) if kind == "ibm" else _arctic_widths(checkpoint)
     vocab_size, num_positions = checkpoint.integer("vocab_size"), checkpoint.integer("n_predict")
-    if num_positions < 1:
-        raise SpeculativeConfigError(f"{checkpoint.folder}/config.json: 'n_predict' must be at least 1, not {num_positions}")
+    if not 1 <= num_positions <= MAX_NUM_SPECULATIVE_TOKENS:
+        raise SpeculativeConfigError(
+            f"{checkpoint.folder}/config.json: 'n_predict' must be from 1 to {MAX_NUM_SPECULATIVE_TOKENS}, not {num_positions}"
+        )
     for what, ours, theirs in (("states of width", state_width, target.hidden_size), ("a vocabulary of", vocab_size, target.vocab_size)):
         if ours != theirs:
             raise SpeculativeConfigError(
                 f"the MLP speculator in {checkpoint.folder} was trained for {what} {ours}, the target has {theirs}: take one that was "
                 "trained for this model"
             )
-    tied, scales = (bool(checkpoint.config.get(key, False)) for key in ("tie_weights", "scale_input"))
+    tied, scales = (checkpoint.flag(key, False) for key in ("tie_weights", "scale_input"))
     return MlpSpeculator(checkpoint, prefix, kind, vocab_size, state_width, width, num_positions, tied, scales)
 
 
@@ -109,8 +111,10 @@ def _kind(checkpoint: Checkpoint) -> Literal["ibm", "sum_rnn", "sum_lstm"]:
 
 def _ibm_widths(checkpoint: Checkpoint) -> tuple[int, int]:
     """(the target's, its own)"""
-    emb_dim = checkpoint.integer("emb_dim")
-    return emb_dim, checkpoint.integer("inner_dim", 0) or emb_dim
+    emb_dim, inner_dim = checkpoint.integer("emb_dim"), checkpoint.integer("inner_dim", 0)
+    if inner_dim < 0:
+        raise SpeculativeConfigError(f"{checkpoint.folder}/config.json: 'inner_dim' must be a width, 0 = 'emb_dim', not {inner_dim}")
+    return emb_dim, inner_dim or emb_dim
 
 
 def _arctic_widths(checkpoint: Checkpoint) -> tuple[int, int]:
@@ -130,6 +134,6 @@ def _single_width(checkpoint: Checkpoint, key: str) -> int:
             f"{checkpoint.folder}/config.json: {key!r} is {value!r}, a stack of layers of these widths, which is not supported, and "
             "which no published speculator has: take one with a single width"
         )
-    if not re.fullmatch(r"[1-9][0-9]*", text):
+    if not re.fullmatch(r"[1-9][0-9]{0,7}", text):
         raise SpeculativeConfigError(f"{checkpoint.folder}/config.json: {key!r} must be a width such as \"4096\", not {value!r}")
     return int(text)

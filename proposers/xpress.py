@@ -180,7 +180,7 @@ def read_xpress(parts: HeadParts) -> XPress:
         )
     enters = tensors.take(names["in"], rank, 3 * rank).float()
     local, whole = (tensors.take(names[part], rank, width).float() for part in ("down_h", "down_g"))
-    gate = tensors.take(names["gate"], -1, rank).float()
+    gate = tensors.take(names["gate"], -1, rank).to(torch.float32, copy=True)
     has_selector = any("candidate_selector." in name for name in tensors.checkpoint.names)
     return XPress(
         embedding.clone(),  # a view of a file might change
@@ -190,8 +190,8 @@ def read_xpress(parts: HeadParts) -> XPress:
         # files have it without what a place keeps of itself, and with numbers above the diagonal that mean nothing
         tensors.take(names["mix"], rank, places, places).float().tril() + torch.eye(places, dtype=torch.float32),
         gate,
-        tensors.take(names["up"], len(gate), rank).float(),
-        tensors.take(names["down"], rank, len(gate)).float(),
+        tensors.take(names["up"], len(gate), rank).to(torch.float32, copy=True),
+        tensors.take(names["down"], rank, len(gate)).to(torch.float32, copy=True),
         parts.product(names["w2"], draft.head.rows, rank),
         _passes(parts),
         read_selector(parts) if has_selector and settings.flag("xpress_selector", True) else None,

@@ -15,6 +15,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "prompts"
 OWN = ("edits", "json", "chat", "retrieval", "short", "maths")
+PACKED = ("edits", "retrieval")  # the long ones
 ALL, RANDOM = "all", "random"
 PUBLISHED = {
     "spec_bench": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
@@ -44,7 +45,7 @@ class Prompt:
 def load(name: str, path: Path | None = None) -> list[Prompt]:
     """The set of that name, or the one in a file: name may be its path, too. Raises PromptSetError."""
     if path is None and name in (*OWN, ALL):
-        return [prompt for one in (OWN if name == ALL else (name,)) for prompt in read(next(FOLDER.glob(f"{one}.jsonl*")))]
+        return [prompt for one in (OWN if name == ALL else (name,)) for prompt in read(_own(one))]
     path = path or (Path(name) if Path(name).is_file() else None)
     if path is not None:
         return read(path)
@@ -54,6 +55,10 @@ def load(name: str, path: Path | None = None) -> list[Prompt]:
         raise PromptSetError(f"--dataset {name} needs the file: --dataset-path FILE")
     known = f"{', '.join((*OWN, ALL, RANDOM))} (or {', '.join(PUBLISHED)} with its file)"
     raise PromptSetError(f"there is no prompt set and no file {name!r}: give a file, or one of {known}")
+
+
+def _own(name: str) -> Path:
+    return FOLDER / (f"{name}.jsonl.gz" if name in PACKED else f"{name}.jsonl")
 
 
 def random_words(num_prompts: int, num_words: int, seed: int) -> list[Prompt]:

@@ -149,6 +149,17 @@ def test_a_local_conv_mixes_the_new_tokens_of_a_row() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_a_row_that_is_no_number_leaves_the_next_one_alone() -> None:
+    program = Program((LocalConv(("x", "kernels"), ("y",), "base", 0),), {"base": (1, 2, 8)}, (), {}, 0, 16, (), "y", "", None,
+                      {"x": 8, "kernels": 8})  # fmt: skip
+    executor = TorchExecutor(program, {"base": torch.ones(1, 2, 8)}, torch.float32)
+    batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), logits_indices=torch.zeros(0, dtype=torch.int64))
+    x = torch.ones(7, 8)
+    x[:5] = torch.nan
+    found = executor.run(batch, executor.allocate(4, 4), (FINAL,), {"x": x, "kernels": torch.zeros(7, 8)}).hidden[FINAL]
+    assert found[:5].isnan().all() and torch.equal(found[5:], torch.tensor([1.0, 2.0])[:, None].expand(2, 8))
+
+
 def test_inputs_of_the_caller_are_read() -> None:
     features = torch.randn(5, 3)
     torch.testing.assert_close(run(Concat(("features", "x"), ("y",)), features=features), torch.cat((features, X), 1))

@@ -35,6 +35,10 @@ def put(name: str, *shape: int) -> Change:
     return lambda tensors: tensors.__setitem__(name, torch.zeros(shape))
 
 
+def drop_all(part: str) -> Change:
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if part in name]
+
+
 def drop(name: str) -> Change:
     return lambda tensors: tensors.pop(name)
 
@@ -58,14 +62,22 @@ def own_vocabulary(tensors: dict[str, Tensor]) -> None:
         ("dflash2", put("candidate_selector.successor_codebook", 59, 8), {}, "60 x 8 is needed"),
         ("dflash2", drop("candidate_selector.predecessor_codebook"), {}, "no tensor 'candidate_selector.predecessor_codebook'"),
         ("dflash2", drop("layers.1.mlp_conv.base_kernel"), {}, "no tensor 'layers.1.mlp_conv.base_kernel'"),
-        ("dflash2", put("layers.0.attention_conv.base_kernel", 2, 32), {}, "kernels \\[2, taps, width\\]"),
-        ("dflash2, speculators", None, {"selector_top_k": None}, "'selector_top_k' must be a positive integer"),
-        ("z-lab", put("lilicorr.same_slot_bias", 4), {}, "'lilicorr_candidate_topk' must be an integer, at least 1, not None"),
+        ("dflash2", put("layers.0.attention_conv.base_kernel", 2, 32), {}, "kernels \\[2, taps, 32\\]"),
+        ("dflash2", put("layers.0.attention_conv.base_kernel", 2, 0, 32), {}, "kernels \\[2, taps, 32\\]"),
+        ("dflash2", put("layers.0.attention_conv.kernel_projection.weight"), {}, "kernels \\[2, taps, 32\\]"),
+        ("dflash2", put("layers.0.attention_conv.kernel_projection.weight", 20, 32), {}, "groups that divide the width"),
+        ("dflash2", drop_all("candidate_selector."), {}, "no tensor 'candidate_selector.hidden_projection.weight'"),
+        ("dflash2, speculators", None, {"selector_top_k": 10**30}, "from 1 to 1024"),
+        ("dflash2, three taps", None, {"output_multiplier": float("nan")}, "'output_multiplier' must be a number below a million, not nan"),
+        ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "attention_sink_bias": "no"}}, "must be true or false, not 'no'"),
+        ("z-lab", None, {"layer_types": [1, 2]}, "'layer_types' must name 2 layers"),
+        ("dflash2, speculators", None, {"selector_top_k": None}, "'selector_top_k' must be an integer from 1 to 1024, not None"),
+        ("z-lab", put("lilicorr.same_slot_bias", 4), {}, "'lilicorr_candidate_topk' must be an integer from 1 to 64, not None"),
         ("z-lab", None, {"architectures": ["LiLiCorrDraftModel"]}, "'lilicorr_candidate_topk' must be an integer"),
-        ("lilicorr", None, lattice(hidden_size=None), "'lilicorr_hidden_size' must be an integer, at least 0, not None"),
-        ("lilicorr", None, lattice(num_layers=True), "'lilicorr_num_layers' must be an integer, at least 1, not True"),
+        ("lilicorr", None, lattice(hidden_size=None), "'lilicorr_hidden_size' must be an integer from 0 to 65536, not None"),
+        ("lilicorr", None, lattice(num_layers=True), "'lilicorr_num_layers' must be an integer from 1 to 64, not True"),
         ("lilicorr", None, lattice(logit_scale=0), "'lilicorr_logit_scale' must be a positive number, not 0"),
-        ("lilicorr", None, lattice(vector_eps=float("inf")), "'lilicorr_vector_eps' must be a positive number, not inf"),
+        ("lilicorr", None, lattice(vector_eps=float("inf")), "'lilicorr_vector_eps' must be a number below a million, not inf"),
         ("lilicorr", None, lattice(num_heads=5), "5 heads of width 32"),
         ("lilicorr", None, lattice(candidate_topk=61), "61 candidates out of 60 tokens"),
         ("lilicorr", None, lattice(enabled=False), "norms that no known drafter of its kind has"),
@@ -86,6 +98,7 @@ def own_vocabulary(tensors: dict[str, Tensor]) -> None:
         ("domino", put("prefix_gru.weight_ih_l0", 36, 31), {}, "36 x 32 is needed"),
         ("domino", put("embed_proj.0.weight", 10, 43), {}, "any x 44 is needed"),
         ("domino", put("embed_proj.2.weight", 59, 10), {}, "60 x 10 is needed"),
+        ("domino", put("prefix_gru.bias_ih_l0", 36), {}, "one layer without biases"),
         ("domino", put("layer_fusion_weights", 2, 3), {}, "Domino with fused layers"),
         ("domino", put("hidden_proj.0.weight", 2, 3), {}, "Domino with fused layers or projected states"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "fusion_mode": "flare"}}, "Domino with fused layers"),

@@ -102,7 +102,7 @@ def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: 
     assert check(engine, drafter, engine.step(accept(2))) == 1
 
 
-@pytest.mark.parametrize("name", ["z-lab", "speculators", "lilicorr", "dspark, gated", "domino", "xpress, speculators"])
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "dflash2", "lilicorr", "dspark, gated", "domino", "xpress, speculators"])
 def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
     engine = drafter.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")

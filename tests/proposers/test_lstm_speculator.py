@@ -283,7 +283,7 @@ def test_tables_are_kept_once_in_memory(layout: str, count: int, tmp_path: Path)
         ("lstm", {"input_hidden_dim": 32}, "", {}, "trained for states of width 32, the target has 24"),
         ("lstm", {"input_hidden_dim": None}, "", {}, "'input_hidden_dim' must be an integer"),
         ("lstm", {"vocab_size": 60}, "", {}, "trained for a vocabulary of 60, the target has 50"),
-        ("lstm", {"n_predict": 0}, "", {}, "'n_predict' must be at least 1"),
+        ("lstm", {"n_predict": 0}, "", {}, "'n_predict' must be from 1 to 64"),
         ("lstm", {"tie_weights": False}, "", {}, "'tie_weights' must be true"),
         ("lstm", {"method": "sum_gru"}, "", {}, "'method' is 'sum_gru', .* take one of these"),
         ("lstm", {"method": "sum_rnn"}, "", {}, r"is no MLP speculator: it has no tensor 'proj\.0\.0\.weight'"),

@@ -226,7 +226,7 @@ def _copies_of_first() -> set[str]:
         ({"vocab_size": 60}, "", {}, "trained for a vocabulary of 60, the target has 50"),
         ({"inner_dim": 48}, "", {}, r"'speculator\.emb\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
         ({"n_predict": "4"}, "", {}, "'n_predict' must be an integer"),
-        ({"n_predict": 0}, "", {}, "'n_predict' must be at least 1"),
+        ({"n_predict": 0}, "", {}, "'n_predict' must be from 1 to 64"),
         ({}, "speculator.head.3.weight", {}, r"no tensor 'speculator\.head\.3\.weight'"),
         ({}, "speculator.proj.0.weight", {}, "is no MLP speculator"),
         ({}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),

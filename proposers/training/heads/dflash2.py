@@ -51,7 +51,7 @@ class Convolution(nn.Module):
         fixed = self.base_kernel[side].unflatten(-1, (self.groups, -1))
         mixed = (fixed[0] + kernels[side, 0]) * columns
         for tap in range(1, self.taps):
-            earlier = nn.functional.pad(columns, (0, 0, 0, 0, tap, 0))[:, : x.shape[1]] * (offsets >= tap)[:, None, None]
+            earlier = nn.functional.pad(columns, (0, 0, 0, 0, tap, 0))[:, : x.shape[1]].masked_fill((offsets < tap)[:, None, None], 0.0)
             mixed = mixed + (fixed[tap] + kernels[side, tap]) * earlier
         return mixed.flatten(-2)
 
