@@ -1,4 +1,4 @@
-"""DFlash drafters and what grew out of them, written out plainly: random weights, and guesses by recomputing everything from the text. No cache."""
+"""DFlash drafters and what grew out of them, written out plainly: random weights, guesses by recomputing all from the text. No cache."""
 
 from __future__ import annotations
 
