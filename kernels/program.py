@@ -6,7 +6,7 @@ Knows no checkpoint, no model family and nothing that runs it: any executor can 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .layout import KVLayerSpec
@@ -282,6 +282,25 @@ class Program:
                 return (1, 1)
             case TopK():
                 return (op.k, op.k)
+
+
+def row_program(
+    ops: Iterable[Op],
+    weights: Mapping[str, tuple[int, ...]],
+    inputs: Mapping[str, int] | None = None,
+    final: str = "",
+    boundaries: tuple[str, ...] = (),
+    best: ArgMax | None = None,
+    token_map: str = "",
+    shared: frozenset[str] = frozenset(),
+) -> Program:
+    """A network whose rows know nothing of each other: no cache, no positions. best: the op behind its logits, None = it has none."""
+    logits = "" if best is None else best.inputs[0]
+    made = Program(
+        ops=tuple(ops), weights=weights, kv_layers=(), ropes={}, vocab_size=0, max_model_len=1, boundaries=boundaries, final=final,
+        logits=logits, best=best, inputs=inputs or {}, token_map=token_map, shared=shared,
+    )  # fmt: skip
+    return made if best is None else replace(made, vocab_size=made.buffers[logits])
 
 
 def matrices_of(op: Op) -> tuple[tuple[str, ...], ...]:

@@ -14,7 +14,7 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.fuse import fuse
-from ..kernels.program import Attention, Embed, Linear, Op, Program, RMSNorm
+from ..kernels.program import Attention, Embed, Linear, Op, Program, RMSNorm, row_program
 from .block_checkpoint import BlockDraft
 from .guessing import FEATURE
 
@@ -126,51 +126,18 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
 
 def product_program(weight: str, rows: int, columns: int) -> Program:
     """FEATURE [T, columns] -> FINAL [T, rows] by a weight [rows, columns]."""
-    return Program(
-        ops=(Linear((FEATURE,), ("product",), (weight,)),),
-        weights={weight: (rows, columns)},
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=(),
-        final="product",
-        logits="",
-        best=None,
-        inputs={FEATURE: columns},
-    )
+    product = Linear((FEATURE,), ("product",), (weight,))
+    return row_program((product,), {weight: (rows, columns)}, {FEATURE: columns}, final="product")
 
 
 def table_program(weight: str, rows: int, columns: int) -> Program:
     """Token ids [T] -> FINAL [T, columns], the rows of a table [rows, columns] that is the target's."""
-    return Program(
-        ops=(Embed((), ("rows",), weight),),
-        weights={weight: (rows, columns)},
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=(),
-        final="rows",
-        logits="",
-        best=None,
-        shared=frozenset([weight]),
-    )
+    return row_program((Embed((), ("rows",), weight),), {weight: (rows, columns)}, final="rows", shared=frozenset({weight}))
 
 
 def embedding_program(draft: BlockDraft, weight: str, rows: int) -> Program:
     """Token ids [T] -> FINAL [T, rows]: their embeddings, as the block has them, by a weight [rows, H]."""
     table, width = draft.embedding, int(draft.hf_config.hidden_size)
-    return Program(
-        ops=(Embed((), ("embedded",), table.weight, table.scale), Linear(("embedded",), ("product",), (weight,))),
-        weights={table.weight: (table.rows, width), weight: (rows, width)},
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=(),
-        final="product",
-        logits="",
-        best=None,
-        shared=frozenset({table.weight}) if table.is_shared else frozenset(),
-    )
+    ops = Embed((), ("embedded",), table.weight, table.scale), Linear(("embedded",), ("product",), (weight,))
+    weights = {table.weight: (table.rows, width), weight: (rows, width)}
+    return row_program(ops, weights, final="product", shared=frozenset({table.weight}) if table.is_shared else frozenset())

@@ -12,7 +12,7 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.layout import FINAL
-from ..kernels.program import Concat, Linear, Op, Program, RMSNorm
+from ..kernels.program import Concat, Linear, Op, Program, RMSNorm, row_program
 from .eagle_checkpoint import EagleDraft
 from .guessing import FEATURE
 
@@ -83,16 +83,4 @@ def encoder_program(draft: EagleDraft, has: Callable[[str], bool], state_width: 
     if has("fc.bias"):
         weights["fc.bias"] = (width,)
     ops.append(Linear((x,), ("fc",), ("fc.weight",), ("fc.bias",) if has("fc.bias") else ()))
-    return Program(
-        ops=tuple(ops),
-        weights=weights,
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=(),
-        final="fc",
-        logits="",
-        best=None,
-        inputs=inputs,
-    )
+    return row_program(ops, weights, inputs, final="fc")

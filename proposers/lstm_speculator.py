@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, rms_norm
 
-from ..kernels.program import ArgMax, Concat, Embed, GatherRows, Linear, Op, Program
+from ..kernels.program import ArgMax, Concat, Embed, GatherRows, Linear, Program, row_program
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE
 from .last_state import Network
@@ -107,17 +107,10 @@ def _gates(speculator: MlpSpeculator, position: int) -> tuple[Program, dict[str,
     ops += [Embed((), (buffer,), table, speculator.embedding_scale) for table, buffer in embedded.items()]
     ops.append(Concat(tuple(embedded[table] for table in tables), ("embeddings",)))
     ops.append(Linear((state, "embeddings"), ("gates",), tuple(projections)))
-    program = Program(
-        ops=tuple(ops),
+    program = row_program(
+        ops,
         weights={name: tuple(weight.shape) for name, weight in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=(),
         final="gates",
-        logits="",
-        best=None,
         inputs={FEATURE: speculator.input_width(position)},
         shared=frozenset(tables),
     )
@@ -128,21 +121,8 @@ def _head(speculator: MlpSpeculator) -> tuple[Program, dict[str, Tensor]]:
     """FEATURE [T, d] -> scores [T, V]."""
     name, weight = speculator.take(_heads(speculator), speculator.vocab_size, speculator.width)
     best = ArgMax(("logits",), ("best", "top"))
-    ops: tuple[Op, ...] = (GatherRows((FEATURE,), ("rows",)), Linear(("rows",), ("logits",), (name,)), best)
-    program = Program(
-        ops=ops,
-        weights={name: tuple(weight.shape)},
-        kv_layers=(),
-        ropes={},
-        vocab_size=speculator.vocab_size,
-        max_model_len=1,
-        boundaries=(),
-        final="",
-        logits="logits",
-        best=best,
-        inputs={FEATURE: speculator.width},
-    )
-    return program, {name: weight}
+    ops = GatherRows((FEATURE,), ("rows",)), Linear(("rows",), ("logits",), (name,)), best
+    return row_program(ops, {name: tuple(weight.shape)}, {FEATURE: speculator.width}, best=best), {name: weight}
 
 
 def _heads(speculator: MlpSpeculator) -> list[str]:

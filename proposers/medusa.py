@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap
+from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap, row_program
 from ..kernels.started import to_lists
 from ..kernels.upload import upload
 from .config import MedusaConfig, StaticTree
@@ -85,19 +85,8 @@ def _blocks_program(found: MedusaHeads, weights: dict[str, Tensor], num_heads: i
             ops.append(Add((x, activated), (y,)))
             x = y
         last.append(x)
-    return Program(
-        ops=tuple(ops),
-        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=0,
-        max_model_len=1,
-        boundaries=tuple(last),
-        final="",
-        logits="",
-        best=None,
-        inputs={FEATURE: found.width},
-    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    return row_program(ops, shapes, {FEATURE: found.width}, boundaries=tuple(last))
 
 
 def _output_program(found: MedusaHeads, target: TargetView) -> Program:
@@ -112,16 +101,9 @@ def _output_program(found: MedusaHeads, target: TargetView) -> Program:
         ops.append(Softcap((scores,), ("capped",), target.logits_softcap))
         scores = "capped"
     best = ArgMax((scores,), ("best", "top"))
-    return Program(
-        ops=(*ops, best),
+    return row_program(
+        (*ops, best),
         weights={name: (found.vocab_size, found.width)} | ({} if found.token_ids is None else {TOKEN_MAP: (found.vocab_size,)}),
-        kv_layers=(),
-        ropes={},
-        vocab_size=found.vocab_size,
-        max_model_len=1,
-        boundaries=(),
-        final="",
-        logits=scores,
         best=best,
         inputs={FEATURE: found.width},
         token_map="" if found.token_ids is None else TOKEN_MAP,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..kernels.program import Activation, ArgMax, Embed, GatherRows, Linear, Program, RMSNorm
+from ..kernels.program import Activation, ArgMax, Embed, GatherRows, Linear, Program, RMSNorm, row_program
 from . import lstm_speculator
 from .checkpoint import Checkpoint
 from .config import MlpSpeculatorConfig
@@ -106,16 +106,10 @@ def _program(speculator: MlpSpeculator, position: int, names: dict[str, str], sh
         Linear(("rows",), ("logits",), (names["head.weight"],)),
         best,
     ]
-    return Program(
-        ops=tuple(ops),
+    return row_program(
+        ops,
         weights=shapes,
-        kv_layers=(),
-        ropes={},
-        vocab_size=speculator.vocab_size,
-        max_model_len=1,
         boundaries=("state",),
-        final="",
-        logits="logits",
         best=best,
         inputs={FEATURE: speculator.input_width(position)},
         shared=frozenset(names.values()) if speculator.is_tied else frozenset(),
