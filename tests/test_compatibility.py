@@ -47,7 +47,7 @@ PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
 NAMED = {"peagle": "eagle3", "pard2": "pard", "dflash2": "dflash"}  # found in a checkpoint of that method
 
 ENGINES: dict[str, dict[str, Any]] = {
-    "chunked prefill": {"max_num_batched_tokens": 1024, "max_num_seqs": 24, "enable_prefix_caching": False},
+    "chunked prefill": {"max_num_batched_tokens": 1280, "max_num_seqs": 24, "enable_prefix_caching": False},
     "prefix cache": {"enable_prefix_caching": True},
     "sliding window": {},
     "transformers target": {"executor": "transformers"},
