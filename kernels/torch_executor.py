@@ -1,86 +1,34 @@
-"""Runs a program in torch: the readable reference of every op, and the path for machines without a native executor.
+"""Runs a program in torch: on machines without a native executor, and on GPUs.
 
-Owns the tensors of a program: weights packed as its ops want them, and rotary tables. Knows no checkpoint. On a GPU ops are
-bound to Triton kernels where triton_steps.py has one; the reference here says what they mean.
+Knows no checkpoint. What ops mean is in torch_ops.py; on a GPU they are bound to Triton kernels where triton_steps.py has one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .execution import Quantization
 from .footprint import product_bytes
 from .fp8 import FP8
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
 from .program import (
-    Activation,
-    Add,
-    ArgMax,
-    Attention,
-    Concat,
     Embed,
-    Experts,
-    GatherRows,
-    Linear,
-    LocalConv,
     Op,
     Program,
-    RMSNorm,
-    Scale,
-    Softcap,
-    TopK,
     matrices_of,
-    routers,
 )
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
+from .torch_ops import MATRIX, ROWS, Binder, Pass, Step
 from .upload import upload_packed
 from .weight_bank import NetworkWeights, WeightBank
-
-ROWS, MATRIX = "rows", "matrix"
-
-
-@dataclass
-class Pass:
-    """What the ops of one pass share."""
-
-    buffers: dict[str, Tensor]
-    batch: RaggedBatch
-    kv: TorchKV
-    tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
-    _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @cached_property
-    def plan(self) -> AttentionPlan:
-        """Made when the first reference attention asks: it reads the batch on the host."""
-        return AttentionPlan(self.batch)
-
-    @cached_property
-    def places(self) -> Tensor:
-        """[T] of each token, among the new ones of its row. Not waited for."""
-        token = torch.arange(self.batch.token_ids.shape[0], device=self.batch.token_ids.device, dtype=torch.int32)
-        starts = self.batch.query_start_loc
-        return token - starts[torch.bucketize(token, starts[1:-1], right=True)]
-
-    def rotation(self, name: str) -> tuple[Tensor, Tensor]:
-        """cos, sin [T, 1, rotated dims] of the batch's positions."""
-        if name not in self._rotations:
-            self._rotations[name] = _rotation(self.tables[name], self.batch.positions)
-        return self._rotations[name]
-
-
-Step = Callable[[Pass], None]
 
 
 @dataclass(frozen=True)
@@ -234,289 +182,3 @@ class TorchExecutor:
                 dead[last_use[name]].append(name)
             self._schedules[hidden] = [(step, tuple(names)) for step, names in zip(self._steps, dead, strict=True)]
         return self._schedules[hidden]
-
-
-class Binder:
-    """Turns ops into functions that already hold their weights, so that a pass is a loop over calls."""
-
-    def __init__(self, program: Program, weights: NetworkWeights, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
-        self.logits = program.logits
-        self.shapes = program.weights
-        self.routers = routers(program.ops)
-        self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
-        if device is not None:
-            # Tensors name their GPU by number: "cuda" would never be equal to it.
-            is_nameless = device.type == "cuda" and device.index is None
-            self.device = torch.device("cuda", torch.cuda.current_device()) if is_nameless else device
-            return
-        smallest = min(filter(weights.is_own, program.weights), key=lambda name: math.prod(self.shapes[name]), default=None)
-        self.device = torch.device("cpu") if smallest is None else weights.tensor(smallest).device
-
-    def __call__(self, op: Op) -> Step:
-        match op:
-            case Embed():
-                return self._embed(op)
-            case RMSNorm():
-                return self._rms_norm(op)
-            case Linear():
-                return self._linear(op)
-            case Attention():
-                return self._attention(op)
-            case Activation():
-                return _activation(op)
-            case Experts():
-                return self._experts(op)
-            case LocalConv():
-                return self._local_conv(op)
-            case Add(inputs=(x, y)):
-                return _elementwise(op, lambda b: b[x] + b[y])
-            case Concat(inputs=names):
-                return _elementwise(op, lambda b: torch.cat([b[name] for name in names], -1))
-            case Scale(inputs=(x,), factor=factor):
-                return _elementwise(op, lambda b: b[x] * factor)
-            case Softcap(inputs=(x,), cap=cap):
-                return _elementwise(op, lambda b: (b[x] / cap).tanh_().mul_(cap))
-            case GatherRows():
-                return _gather_rows(op)
-            case ArgMax() | TopK():
-                return _best(op)
-
-    def _embed(self, op: Embed) -> Step:
-        weight, scale, (output,) = self.rows(op.weight), op.scale, op.outputs
-
-        def step(state: Pass) -> None:
-            rows = weight.index_select(0, state.batch.token_ids)
-            state.buffers[output] = rows if scale == 1.0 else rows * scale
-
-        return step
-
-    def _rms_norm(self, op: RMSNorm) -> Step:
-        normalise = self._normaliser(self.norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one), op.eps)
-        bias = self.load(op.bias) if op.bias else None
-        (x,), (output,) = op.inputs, op.outputs
-
-        def step(state: Pass) -> None:
-            normed = normalise(state.buffers[x])
-            state.buffers[output] = normed if bias is None else normed + bias
-
-        return step
-
-    def _linear(self, op: Linear) -> Step:
-        matrix = self.matrix(op.weights)
-        bias = self.biases(op)
-        x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
-
-        def step(state: Pass) -> None:
-            buffers = state.buffers
-            if residual is not None:
-                result = torch.addmm(buffers[residual], buffers[x], matrix)
-                buffers[output] = result if bias is None else result.add_(bias)
-            elif bias is not None:
-                buffers[output] = torch.addmm(bias, buffers[x], matrix)
-            else:
-                buffers[output] = torch.mm(buffers[x], matrix)
-
-        return step
-
-    def _local_conv(self, op: LocalConv) -> Step:
-        base = self.load(op.weight)  # [sides, taps, width]
-        (x, kernels), (output,) = op.inputs, op.outputs
-        sides, taps, width = base.shape
-        groups = self.widths[kernels] // (sides * taps)
-        fixed = base[op.side].view(taps, groups, width // groups)
-
-        def step(state: Pass) -> None:
-            rows = state.buffers[x].view(-1, groups, width // groups)
-            dynamic = state.buffers[kernels].view(-1, sides, taps, groups, 1)[:, op.side]
-            result = (fixed[0] + dynamic[:, 0]) * rows
-            for tap in range(1, taps):
-                earlier = F.pad(rows, (0, 0, 0, 0, tap, 0))[: len(rows)]
-                earlier = earlier.masked_fill((state.places < tap)[:, None, None], 0.0)  # of another row, which may hold NaN
-                result = result + (fixed[tap] + dynamic[:, tap]) * earlier
-            state.buffers[output] = result.flatten(1)
-
-        return step
-
-    def _experts(self, op: Experts) -> Step:
-        matrices = [self.matrix(names) for names in matrices_of(op)]
-        gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
-        function, (x, logits), output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
-
-        def step(state: Pass) -> None:
-            rows = state.buffers[x]
-            chances, order = state.buffers[logits].float().softmax(-1).sort(dim=-1, descending=True, stable=True)
-            weights, chosen = chances[:, : op.top], order[:, : op.top]
-            if op.renormalise:
-                weights = weights / weights.sum(-1, keepdim=True)
-            results = rows.new_empty(*chosen.shape, rows.shape[1])
-            for expert in chosen.unique().tolist():
-                some = (chosen == expert).nonzero(as_tuple=True)  # (row, rank)
-                gate, up = torch.mm(rows[some[0]], gates_ups[expert]).chunk(2, -1)
-                results[some] = torch.mm(function(gate).mul_(up), downs[expert])
-            state.buffers[output] = (results * weights[..., None]).sum(1).to(rows.dtype)
-
-        return step
-
-    def _attention(self, op: Attention) -> Step:
-        spec, layer, num_heads = self.kv_layers[op.layer], op.layer, op.num_heads
-        num_rotated = num_heads + spec.num_kv_heads  # heads of q and k, which share their treatment
-        qk_width, v_shape = num_rotated * spec.k_dim, (spec.num_kv_heads, spec.v_dim)
-        normalise = None
-        if op.k_norm:
-            names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
-            head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
-            normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
-
-        def step(state: Pass) -> None:
-            buffers = state.buffers
-            packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
-            tokens = len(packed)
-            heads = packed[:, :qk_width].view(tokens, num_rotated, spec.k_dim)
-            v = packed[:, qk_width:].view(tokens, *v_shape)
-            if normalise is not None:
-                heads = normalise(heads)
-            if op.rope:
-                heads = _rotate(heads, *state.rotation(op.rope))
-            if not num_heads:
-                state.plan.write(state.kv, layer, heads, v)
-                return
-            q, k = heads[:, :num_heads], heads[:, num_heads:]
-            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap)
-            buffers[op.outputs[0]] = attended.reshape(tokens, -1)
-
-        return step
-
-    def _normaliser(self, weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
-        """x -> x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 within; weight [n] or [heads, n].
-
-        sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n): half the torch calls of the textbook form.
-        """
-        size = weight.shape[-1]
-        weight = weight * math.sqrt(size)
-        floor = torch.tensor(math.sqrt(size * eps), device=self.device, dtype=torch.float32)
-        dtype = self.dtype
-
-        def normalise(x: Tensor) -> Tensor:
-            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-            normed = (x / torch.hypot(length, floor)).mul_(weight)
-            return normed if dtype == torch.float32 else normed.to(dtype)
-
-        return normalise
-
-    def norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
-        if not name:
-            return torch.ones(size, device=self.device, dtype=torch.float32)
-        return self.weights.tensor(name).to(self.device).float() + (1.0 if add_one else 0.0)
-
-    def rows(self, name: str) -> Tensor:
-        """[rows, width], for looking rows up."""
-        return self.weights.get((name,), ROWS, self.dtype, lambda: self.load(name))
-
-    def matrix(self, names: tuple[str, ...]) -> Tensor:
-        """[in, out], side by side."""
-        return self.weights.get(names, MATRIX, self.dtype, lambda: self.packed(names))
-
-    def packed(self, names: tuple[str, ...]) -> Tensor:
-        """`matrix`, kept by nobody; a view of the rows of an embedding that is a matrix too (a tied head)."""
-        first, *others = names
-        if others:
-            matrix = torch.cat([self.weights.tensor(name).to(self.device, self.dtype) for name in names]).t()
-        else:
-            matrix = (self.rows if first in self._embeddings else self.load)(first).t()
-        # [in, out] in memory; bfloat16 kernels, and GPUs, like the stored layout as well or better
-        return matrix.contiguous() if self.dtype == torch.float32 and self.device.type == "cpu" else matrix
-
-    def load(self, name: str) -> Tensor:
-        copy = self.weights.is_own(name) and self.device.type == "cpu"  # never a view of a file that might change
-        return self.weights.tensor(name).to(self.device, self.dtype, copy=copy)
-
-    def biases(self, op: Linear) -> Tensor | None:
-        """[out], of all its weights; zeros where only some have one."""
-        return torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
-
-    def _bias(self, weight: str, bias: str) -> Tensor:
-        return self.load(bias) if bias else torch.zeros(self.shapes[weight][0], dtype=self.dtype, device=self.device)
-
-
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> Step:
-    output = op.outputs[0]
-
-    def step(state: Pass) -> None:
-        state.buffers[output] = compute(state.buffers)
-
-    return step
-
-
-def _gather_rows(op: GatherRows) -> Step:
-    (x,), (output,) = op.inputs, op.outputs
-
-    def step(state: Pass) -> None:
-        state.buffers[output] = state.buffers[x].index_select(0, state.batch.logits_indices)
-
-    return step
-
-
-def _activation(op: Activation) -> Step:
-    function, names, output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
-
-    def step(state: Pass) -> None:
-        first = state.buffers[names[0]]
-        if not op.gated:
-            state.buffers[output] = function(first)
-            return
-        gate, up = (first, state.buffers[names[1]]) if len(names) == 2 else first.chunk(2, -1)
-        state.buffers[output] = function(gate).mul_(up)
-
-    return step
-
-
-def _best(op: ArgMax | TopK) -> Step:
-    (x,), (indices, values) = op.inputs, op.outputs
-
-    def step(state: Pass) -> None:
-        buffers = state.buffers
-        if isinstance(op, TopK):
-            buffers[values], buffers[indices] = buffers[x].topk(op.k)
-        else:
-            buffers[values], buffers[indices] = max_of_rows(buffers[x])
-
-    return step
-
-
-def max_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Greatest entry of each row of scores [n, V] and its column, the lowest among equals; NaN counts as greatest.
-
-    The same as scores.max(-1), which on CPUs compares one by one: the maxima of blocks are found with vector instructions,
-    then only the first best block is searched. Up to seven times as fast for large n * V.
-    """
-    (num_rows, width), block = scores.shape, 64
-    if width % block or scores.numel() < 16384:
-        values, columns = scores.max(-1)
-        return values, columns
-    blocks = scores.view(num_rows, width // block, block)
-    best_block = blocks.amax(-1).argmax(-1)
-    inside, offset = blocks.gather(1, best_block[:, None, None].expand(-1, 1, block))[:, 0].max(-1)
-    return inside, best_block * block + offset
-
-
-def _rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos | cos and -sin | sin, [T, 1, 2 n] each: gathered once, used by every layer."""
-    cos, sin = table.index_select(0, positions)[:, None].chunk(2, -1)
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of heads [T, heads, dim]: x1 | x2 -> x1 cos - x2 sin | x2 cos + x1 sin. What cos lacks in width stays."""
-    width = cos.shape[-1]
-    if width < heads.shape[-1]:
-        return torch.cat((_rotate(heads[..., :width], cos, sin), heads[..., width:]), -1)
-    return torch.addcmul(heads * cos, heads.roll(width // 2, -1), sin)

@@ -16,7 +16,7 @@ from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
 from .program import Activation, ArgMax, Attention, Experts, Linear, Op, RMSNorm, matrices_of
-from .torch_executor import MATRIX, Binder, Pass, Step
+from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
 from .triton.attention import ragged_paged_attention

@@ -29,7 +29,8 @@ from foretoken.kernels.program import (
     Softcap,
     TopK,
 )
-from foretoken.kernels.torch_executor import TorchExecutor, max_of_rows, on_device
+from foretoken.kernels.torch_executor import TorchExecutor, on_device
+from foretoken.kernels.torch_ops import max_of_rows
 from foretoken.kernels.upload import ALIGNMENT
 
 IDS = [3, 1, 4, 1, 5]

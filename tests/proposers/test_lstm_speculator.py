@@ -13,18 +13,16 @@ import pytest
 import torch
 from elsewhere import compare, with_far_states
 from fixed_k import fixed
-from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of
-from pretended_engine import EXECUTIONS, TORCH, Guess
+from last_state_runs import VOCAB, WIDTH, opened, resources, save, state_of
+from mlp_speculator_runs import guesses_of, is_drawn_as_the_target_would, load, started
+from pretended_engine import EXECUTIONS, Guess
 from torch import Tensor
 
 from foretoken import LLM, SamplingParams
-from foretoken.kernels import noise
 from foretoken.kernels.execution import Execution
 from foretoken.proposers import mlp_speculator
-from foretoken.proposers.base import Draw
 from foretoken.proposers.config import MlpSpeculatorConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
-from foretoken.proposers.loading import LoadedProposer
 
 POSITIONS, INNER = 4, 40
 GATES = ("input", "forget", "cell", "output")
@@ -139,26 +137,6 @@ PUBLISHED = {
 }
 
 
-def _load(folder: Path, published: Published, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-    saved = save(folder / "speculator", published.config, published.tensors)
-    return mlp_speculator.load(MlpSpeculatorConfig(str(saved), quantization="none", **settings), resources(folder, execution))
-
-
-def _run(loaded: LoadedProposer, temperatures: tuple[float, ...] = (0.0, 0.0, 0.0), return_probs: bool = False) -> Run:
-    run = Run(loaded.open(opened(return_probs=return_probs)), seed=4)
-    for i, temperature in enumerate(temperatures):
-        run.add(f"r{i}", 4 + i, Draw(temperature, 7 + i, i))
-    return run
-
-
-def _guesses(run: Run, steps: int = 12) -> list[tuple[str, Guess]]:
-    """Of all rows over many steps, with ceilings that change."""
-    found: list[tuple[str, Guess]] = []
-    for step in range(steps):
-        found += run.step({name: 1 + (step + i) % 5 for i, name in enumerate(run.texts)}).items()
-    return [(name, guess) for name, guess in found if guess.tokens]
-
-
 def _expected(published: Published, guess: Guess) -> list[Tensor]:
     return published.steps(state_of(guess.text[:-1]), [guess.text[-1], *guess.tokens[:-1]])
 
@@ -167,10 +145,10 @@ def _expected(published: Published, guess: Guess) -> list[Tensor]:
 @pytest.mark.parametrize("layout", PUBLISHED)
 def test_chains_are_the_best_tokens_of_the_formula(layout: str, execution: Execution, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    loaded = _load(tmp_path, published, execution)
+    loaded = load(tmp_path, published, execution)
     n = published.config["n_predict"]
     assert loaded.found[0].startswith(f"{n} of {n} positions") and len(loaded.found) == 1, "all tensors are known"
-    guesses = _guesses(_run(loaded))
+    guesses = guesses_of(started(loaded))
     assert len(guesses) > 25 and {len(guess.tokens) for _, guess in guesses} == set(range(1, n + 1))
     for _, guess in guesses:
         assert guess.parents == list(range(-1, len(guess.tokens) - 1))
@@ -183,7 +161,7 @@ def test_chains_are_the_best_tokens_of_the_formula(layout: str, execution: Execu
 @pytest.mark.parametrize("layout", PUBLISHED)
 def test_scores_are_the_formulas_number_by_number(layout: str, execution: Execution, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    recurrence: Any = _load(tmp_path, published, execution).open(opened())._heads._recurrence  # type: ignore[attr-defined]
+    recurrence: Any = load(tmp_path, published, execution).open(opened())._heads._recurrence  # type: ignore[attr-defined]
     states, tokens = torch.randn(2, WIDTH), [[3, 7], [1, 0], [4, VOCAB - 1], [1, 1]][: published.config["n_predict"]]
     expected = [published.steps(state, [row[i] for row in tokens]) for i, state in enumerate(states)]
     carried = recurrence.begin(states)
@@ -195,18 +173,12 @@ def test_scores_are_the_formulas_number_by_number(layout: str, execution: Execut
 @pytest.mark.parametrize("layout", ["lstm", "rnn, tied"])
 def test_rows_that_sample_draw_under_the_targets_own_noise(layout: str, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    run = _run(_load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7))
+    run = started(load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7))
     differing = 0
-    for name, guess in _guesses(run):
-        draw = run.texts[name].draw
+    for name, guess in guesses_of(run):
         for j, (token, logits) in enumerate(zip(guess.tokens, _expected(published, guess), strict=True)):
-            wanted = best = int(logits.argmax())
-            if draw.temperature:
-                key = noise.keys([noise.stream(draw.seed, draw.choice)], [len(guess.text) + j])
-                is_clear = noise.margin(logits[None] / draw.temperature, key)[0] > 1e-3
-                wanted = int(noise.sample(logits[None] / draw.temperature, key)[0]) if is_clear else token
-            assert token == wanted
-            differing += token != best
+            assert is_drawn_as_the_target_would(guess, run.texts[name].draw, j, logits)
+            differing += token != int(logits.argmax())
     assert differing > 5
 
 
@@ -214,9 +186,9 @@ def test_rows_that_sample_draw_under_the_targets_own_noise(layout: str, tmp_path
 @pytest.mark.parametrize("layout", ["lstm, tied embeddings, scaled", "rnn"])
 def test_p_q_rules_get_the_distributions_that_tokens_were_drawn_from(layout: str, execution: Execution, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    loaded = _load(tmp_path, published, execution, draft_sample_method="probabilistic")
-    run = _run(loaded, (0.0, 1.0, 0.7), return_probs=True)
-    for name, guess in _guesses(run):
+    loaded = load(tmp_path, published, execution, draft_sample_method="probabilistic")
+    run = started(loaded, (0.0, 1.0, 0.7), return_probs=True)
+    for name, guess in guesses_of(run):
         temperature = run.texts[name].draw.temperature
         assert guess.probs is not None and guess.probs.shape == (len(guess.tokens), VOCAB)
         for token, probs, logits in zip(guess.tokens, guess.probs, _expected(published, guess), strict=True):
@@ -228,8 +200,8 @@ def test_p_q_rules_get_the_distributions_that_tokens_were_drawn_from(layout: str
 
 def test_the_batch_does_not_matter(tmp_path: Path) -> None:
     """A row that drops out takes its cell along."""
-    loaded = _load(tmp_path, PUBLISHED["lstm"], draft_sample_method="probabilistic")
-    runs = [_run(loaded, (0.0, 1.0, 0.7)) for _ in range(3)]
+    loaded = load(tmp_path, PUBLISHED["lstm"], draft_sample_method="probabilistic")
+    runs = [started(loaded, (0.0, 1.0, 0.7)) for _ in range(3)]
     for run in runs:
         run.step({})
         run.step({})
@@ -244,9 +216,9 @@ def test_the_batch_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_positions_keep_the_constants_of_all(layout: str, count: int, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    loaded = _load(tmp_path, published, num_speculative_tokens=count)
+    loaded = load(tmp_path, published, num_speculative_tokens=count)
     assert len(loaded.found) == 1 and loaded.found[0].startswith(f"{count} of 4 positions")
-    for _, guess in _guesses(_run(loaded)):
+    for _, guess in guesses_of(started(loaded)):
         assert len(guess.tokens) <= count
         assert guess.confidence == pytest.approx([float(torch.softmax(x, -1).max()) for x in _expected(published, guess)], abs=1e-5)
 
@@ -257,9 +229,9 @@ def test_tied_tensors_may_be_kept_once_in_the_file_under_any_of_their_names(held
     published = PUBLISHED["lstm, tied embeddings, scaled"]
     gone = {f"{gate}_emb.0.weight" for gate in GATES if gate != held} | {f"head.{i}.weight" for i in (0, 1, 3)}
     once = {prefix + name: tensor for name, tensor in published.tensors.items() if name not in gone}
-    again = _run(_load(tmp_path / "all", published))
-    run = _run(_load(tmp_path / "once", Published(published.config, once)))
-    assert [guess.tokens for _, guess in _guesses(run)] == [guess.tokens for _, guess in _guesses(again)]
+    again = started(load(tmp_path / "all", published))
+    run = started(load(tmp_path / "once", Published(published.config, once)))
+    assert [guess.tokens for _, guess in guesses_of(run)] == [guess.tokens for _, guess in guesses_of(again)]
 
 
 @pytest.mark.parametrize(("layout", "count"), [("lstm", 4), ("lstm, tied embeddings, scaled", 1)])
@@ -310,15 +282,15 @@ def test_what_does_not_fit_is_refused_in_a_line(
     published = PUBLISHED[layout]
     changed = Published({**published.config, **change}, {name: t for name, t in published.tensors.items() if name != without})
     with pytest.raises(SpeculativeConfigError, match=message) as error:
-        _load(tmp_path, changed, **settings)
+        load(tmp_path, changed, **settings)
     assert "\n" not in str(error.value)
 
 
 def test_widths_may_be_numbers_and_a_missing_method_is_the_first_one(tmp_path: Path) -> None:
     published = PUBLISHED["rnn, tied"]
     config = {**published.config, **{key: INNER for key in ("inner_dim", "emb_dim", "proj_dim")}}
-    run = _run(_load(tmp_path, Published({key: x for key, x in config.items() if key != "method"}, published.tensors)))
-    for _, guess in _guesses(run):
+    run = started(load(tmp_path, Published({key: x for key, x in config.items() if key != "method"}, published.tensors)))
+    for _, guess in guesses_of(run):
         assert guess.tokens == [int(logits.argmax()) for logits in _expected(published, guess)]
 
 
@@ -348,7 +320,7 @@ def test_only_what_is_guessed_comes_from_a_device(drawn: bool, return_probs: boo
     settings: dict[str, Any] = {"draft_sample_method": "probabilistic"} if drawn else {}
 
     def play(is_far: bool) -> list[dict[str, Guess]]:
-        run = _run(_load(tmp_path / str(is_far), PUBLISHED["lstm, tied embeddings, scaled"], **settings), (0.0, 1.0, 2.0), return_probs)
+        run = started(load(tmp_path / str(is_far), PUBLISHED["lstm, tied embeddings, scaled"], **settings), (0.0, 1.0, 2.0), return_probs)
         if is_far:
             with_far_states(run.proposer)
         return [run.step({f"r{i}": 1 + (step + i) % 5 for i in range(3)}) for step in range(12)]

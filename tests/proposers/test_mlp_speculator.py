@@ -13,8 +13,9 @@ import pytest
 import torch
 from elsewhere import compare, with_far_states
 from fixed_k import fixed
-from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of
-from pretended_engine import EXECUTIONS, TORCH, Guess
+from last_state_runs import VOCAB, WIDTH, opened, resources, save, state_of
+from mlp_speculator_runs import guesses_of, is_drawn_as_the_target_would, load, started
+from pretended_engine import EXECUTIONS, Guess
 from torch import Tensor
 from torch.nn.functional import gelu
 
@@ -22,10 +23,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.kernels import noise
 from foretoken.kernels.execution import Execution
 from foretoken.proposers import mlp_speculator
-from foretoken.proposers.base import Draw
 from foretoken.proposers.config import MlpSpeculatorConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
-from foretoken.proposers.loading import LoadedProposer
 
 POSITIONS, INNER = 4, 40
 
@@ -96,34 +95,14 @@ PUBLISHED = {
 }
 
 
-def _load(folder: Path, published: Published, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-    saved = save(folder / "speculator", published.config, published.tensors)
-    return mlp_speculator.load(MlpSpeculatorConfig(str(saved), quantization="none", **settings), resources(folder, execution))
-
-
-def _run(loaded: LoadedProposer, temperatures: tuple[float, ...] = (0.0, 0.0, 0.0), return_probs: bool = False) -> Run:
-    run = Run(loaded.open(opened(return_probs=return_probs)), seed=4)
-    for i, temperature in enumerate(temperatures):
-        run.add(f"r{i}", 4 + i, Draw(temperature, 7 + i, i))
-    return run
-
-
-def _guesses(run: Run, steps: int = 12) -> list[tuple[str, Guess]]:
-    """Of all rows over many steps, with ceilings that change."""
-    found: list[tuple[str, Guess]] = []
-    for step in range(steps):
-        found += run.step({name: 1 + (step + i) % 5 for i, name in enumerate(run.texts)}).items()
-    return [(name, guess) for name, guess in found if guess.tokens]
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("layout", PUBLISHED)
 def test_chains_are_the_best_tokens_of_the_formula(layout: str, execution: Execution, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    loaded = _load(tmp_path, published, execution)
+    loaded = load(tmp_path, published, execution)
     n = published.config["n_predict"]
     assert loaded.found[0].startswith(f"{n} of {n} positions") and len(loaded.found) == 1
-    guesses = _guesses(_run(loaded))
+    guesses = guesses_of(started(loaded))
     assert len(guesses) > 25 and max(len(guess.tokens) for _, guess in guesses) == n
     for _, guess in guesses:
         assert guess.parents == list(range(-1, len(guess.tokens) - 1))
@@ -136,7 +115,7 @@ def test_chains_are_the_best_tokens_of_the_formula(layout: str, execution: Execu
 @pytest.mark.parametrize("layout", ["tied, scaled", "untied"])
 def test_scores_and_states_are_the_formulas_number_by_number(layout: str, tmp_path: Path) -> None:
     published = PUBLISHED[layout]
-    proposer: Any = _load(tmp_path, published).open(opened())
+    proposer: Any = load(tmp_path, published).open(opened())
     state, tokens = torch.randn(WIDTH), [3, 1, 4, 1]
     recurrence = proposer._heads._recurrence
     carried = recurrence.begin(state[None])
@@ -147,29 +126,20 @@ def test_scores_and_states_are_the_formulas_number_by_number(layout: str, tmp_pa
 
 def test_rows_that_sample_draw_under_the_targets_own_noise(tmp_path: Path) -> None:
     published = PUBLISHED["untied"]
-    run = _run(_load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7))
+    run = started(load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7))
     differing = 0
-    for name, guess in _guesses(run):
-        draw = run.texts[name].draw
+    for name, guess in guesses_of(run):
         expected = published.steps(state_of(guess.text[:-1]), [guess.text[-1], *guess.tokens[:-1]])
         for j, (token, logits) in enumerate(zip(guess.tokens, expected, strict=True)):
-            best = int(logits.argmax())
-            wanted = best
-            if draw.temperature:
-                key = noise.keys([noise.stream(draw.seed, draw.choice)], [len(guess.text) + j])
-                if noise.margin(logits[None] / draw.temperature, key)[0] > 1e-3:
-                    wanted = int(noise.sample(logits[None] / draw.temperature, key)[0])
-                else:
-                    wanted = token
-            assert token == wanted
-            differing += token != best
+            assert is_drawn_as_the_target_would(guess, run.texts[name].draw, j, logits)
+            differing += token != int(logits.argmax())
     assert differing > 5
 
 
 def test_p_q_rules_get_the_distributions_that_tokens_were_drawn_from(tmp_path: Path) -> None:
     published = PUBLISHED["tied"]
-    run = _run(_load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7), return_probs=True)
-    for name, guess in _guesses(run):
+    run = started(load(tmp_path, published, draft_sample_method="probabilistic"), (0.0, 1.0, 0.7), return_probs=True)
+    for name, guess in guesses_of(run):
         draw = run.texts[name].draw
         expected = published.steps(state_of(guess.text[:-1]), [guess.text[-1], *guess.tokens[:-1]])
         assert guess.probs is not None and guess.probs.shape == (len(guess.tokens), VOCAB)
@@ -183,8 +153,8 @@ def test_p_q_rules_get_the_distributions_that_tokens_were_drawn_from(tmp_path: P
 
 
 def test_the_batch_does_not_matter(tmp_path: Path) -> None:
-    loaded = _load(tmp_path, PUBLISHED["tied"], draft_sample_method="probabilistic")
-    runs = [_run(loaded, (0.0, 1.0, 0.7)) for _ in range(3)]
+    loaded = load(tmp_path, PUBLISHED["tied"], draft_sample_method="probabilistic")
+    runs = [started(loaded, (0.0, 1.0, 0.7)) for _ in range(3)]
     for run in runs:
         run.step({})
         run.step({})
@@ -201,9 +171,9 @@ def test_tied_weights_are_kept_once_in_memory_and_may_be_kept_once_in_the_file(t
     assert len(once) == 6
     saved = save(tmp_path / "once", published.config, once)
     whole, small = resources(tmp_path), resources(tmp_path)
-    run = _run(mlp_speculator.load(MlpSpeculatorConfig(str(saved)), small))
-    again = _run(_load(tmp_path, published))
-    assert [guess.tokens for _, guess in _guesses(run)] == [guess.tokens for _, guess in _guesses(again)]
+    run = started(mlp_speculator.load(MlpSpeculatorConfig(str(saved)), small))
+    again = started(load(tmp_path, published))
+    assert [guess.tokens for _, guess in guesses_of(run)] == [guess.tokens for _, guess in guesses_of(again)]
     bound: list[int] = []
 
     def bind(program: Any, weights: Any, quantization: Any) -> Any:
@@ -238,14 +208,14 @@ def test_what_does_not_fit_is_refused(
     untied = PUBLISHED["untied"]
     changed = Published({**untied.config, **change}, {name: t for name, t in untied.tensors.items() if name != without})
     with pytest.raises(SpeculativeConfigError, match=message):
-        _load(tmp_path, changed, **settings)
+        load(tmp_path, changed, **settings)
 
 
 def test_fewer_positions_keep_the_constants_of_all(tmp_path: Path) -> None:
     published = PUBLISHED["untied"]
-    loaded = _load(tmp_path, published, num_speculative_tokens=2)
+    loaded = load(tmp_path, published, num_speculative_tokens=2)
     assert loaded.found == ("2 of 4 positions, state of width 40",)
-    for _, guess in _guesses(_run(loaded)):
+    for _, guess in guesses_of(started(loaded)):
         assert len(guess.tokens) <= 2
         expected = published.steps(state_of(guess.text[:-1]), [guess.text[-1], *guess.tokens[:-1]])
         assert guess.confidence == pytest.approx([float(torch.softmax(logits, -1).max()) for logits in expected], abs=1e-5)
@@ -281,7 +251,7 @@ def test_only_what_is_guessed_comes_from_a_device(drawn: bool, return_probs: boo
     settings: dict[str, Any] = {"draft_sample_method": "probabilistic"} if drawn else {}
 
     def play(is_far: bool) -> list[dict[str, Guess]]:
-        run = _run(_load(tmp_path / str(is_far), PUBLISHED["tied, scaled"], **settings), (0.0, 1.0, 2.0), return_probs)
+        run = started(load(tmp_path / str(is_far), PUBLISHED["tied, scaled"], **settings), (0.0, 1.0, 2.0), return_probs)
         if is_far:
             with_far_states(run.proposer)
         return [run.step({f"r{i}": 1 + (step + i) % 5 for i in range(3)}) for step in range(12)]

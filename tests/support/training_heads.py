@@ -17,6 +17,9 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedCo
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program, load_program_executor
+from foretoken.proposers import dflash
+from foretoken.proposers.config import BlockConfig
+from foretoken.proposers.detection import detect_method
 from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
 from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.frozen import FrozenTarget
@@ -123,6 +126,19 @@ class Tapped(TinyTarget):
 
     def state(self, text: Sequence[int], boundary: int) -> Tensor:
         return self.frozen(document(text), (boundary - 1,)).layers[boundary - 1][-1]
+
+
+def check_export(
+    head: DFlash, target: TinyTarget, folder: Path, scores: Callable[[Sequence[int], Sequence[int], int], Tensor]
+) -> None:
+    """What is served from the folder guesses by scores(text, guesses so far, guesses wanted) [V]."""
+    head.export(folder)
+    assert detect_method(str(folder)) == "dflash"
+    for count in (4, 2):
+        config = BlockConfig(str(folder), "dflash", num_speculative_tokens=count, quantization="none")
+        guesses = target.guesses(dflash.load(config, target.resources), texts(3, 9, seed=3))
+        assert {len(guess.tokens) for guess in guesses} == {count}
+        check_guesses(guesses, lambda text, path, count=count: scores(text, path, count), count)
 
 
 def block_states(head: DFlash, text: Sequence[int], count: int) -> Tensor:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, UnshiftedStream, block_states, check_guesses, document, rounded, texts
+from training_heads import VOCAB, Tapped, Training, UnshiftedStream, block_states, check_export, document, rounded, texts
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
-from foretoken.proposers.detection import detect_method
 from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings, published_taps
 from foretoken.proposers.training.packing import Packed, PackedStream
 
@@ -38,13 +37,7 @@ def test_its_export_guesses_as_it_does(target: Tapped, tmp_path: Path, settings:
     for name, parameter in head.named_parameters():      # so that none can be forgotten unnoticed
         parameter.data += (0.2 if "norm" in name else 0.1) * torch.randn_like(parameter)
     rounded(head)
-    head.export(tmp_path / "head")
-    assert detect_method(str(tmp_path / "head")) == "dflash"
-    for count in (4, 2):
-        config = BlockConfig(str(tmp_path / "head"), "dflash", num_speculative_tokens=count, quantization="none")
-        guesses = target.guesses(dflash.load(config, target.resources), texts(3, 9, seed=3))
-        assert {len(guess.tokens) for guess in guesses} == {count}
-        check_guesses(guesses, lambda text, path, count=count: recomputed(head, text, count)[len(path)], count)
+    check_export(head, target, tmp_path / "head", lambda text, path, count: recomputed(head, text, count)[len(path)])
 
 
 def test_the_loss_is_the_published_one(target: Tapped) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, block_states, check_guesses, document, rounded, texts
+from training_heads import VOCAB, Tapped, Training, block_states, check_export, document, rounded, texts
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
-from foretoken.proposers.detection import detect_method
 from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings
 from foretoken.proposers.training.heads.dflash2 import DFlash2, DFlash2Settings
 from foretoken.proposers.training.packing import Packed
@@ -56,13 +55,7 @@ def of_the_best(own: Tensor, scores: Tensor, count: int) -> Tensor:
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, causal=True, conv_kernel_size=3)], ids=["open", "causal"])
 def test_its_export_guesses_as_it_does(target: Tapped, tmp_path: Path, settings: DFlash2Settings) -> None:
     head = made(target, settings)
-    head.export(tmp_path / "head")
-    assert detect_method(str(tmp_path / "head")) == "dflash"
-    for count in (4, 2):
-        config = BlockConfig(str(tmp_path / "head"), "dflash", num_speculative_tokens=count, quantization="none")
-        guesses = target.guesses(dflash.load(config, target.resources), texts(3, 9, seed=3))
-        assert {len(guess.tokens) for guess in guesses} == {count}
-        check_guesses(guesses, lambda text, path, count=count: of_the_best(*with_edges(head, text, path, count), 5), count)
+    check_export(head, target, tmp_path / "head", lambda text, path, count: of_the_best(*with_edges(head, text, path, count), 5))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
