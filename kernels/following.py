@@ -32,6 +32,7 @@ class Follower:
     count: int  # guesses that it is fed
     table: array[int]  # blocks of every place that it may come to stand on
     draws: bool  # whether whole rows of scores are wanted behind its tokens
+    adapter: int = 0  # as in RaggedBatch
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Followers:
     full_logits: Tensor  # as in RaggedBatch
     block_size: int
     vocab_size: int  # ids that can be read; others become some that can be, and nobody uses what follows
+    adapters: Tensor | None = None  # as in RaggedBatch
 
     @classmethod
     def of(cls, rows: Sequence[Follower], device: torch.device, block_size: int, vocab_size: int) -> Followers:
@@ -63,11 +65,15 @@ class Followers:
                 np.array([1 + row.count for row in rows], np.int32),
                 np.arange(starts[-1]),
                 np.array(drawn, np.int64),
+                np.array([row.adapter for row in rows], np.int32),
             ],
             device,
         )
-        numbers, moved_tables, moved_starts, sizes, every, full_logits = parts
-        return cls(numbers, moved_tables, moved_starts, sizes, every, full_logits, block_size, vocab_size)
+        numbers, moved_tables, moved_starts, sizes, every, full_logits, adapters = parts
+        has_adapters = any(row.adapter for row in rows)
+        return cls(
+            numbers, moved_tables, moved_starts, sizes, every, full_logits, block_size, vocab_size, adapters if has_adapters else None
+        )
 
     def batch(self, token_ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor, tree_mask: Tensor) -> RaggedBatch:
         """With what only the device knows. Scores are wanted everywhere."""
@@ -83,6 +89,7 @@ class Followers:
             logits_indices=self.every,
             full_logits=self.full_logits,
             block_size=self.block_size,
+            adapters=self.adapters,
         )
 
 

@@ -104,6 +104,7 @@ class GraphExecutor:
         self.weight_bytes = network.weight_bytes
         self.token_ids = None if network.token_ids is None else network.token_ids.cpu()  # drafters read it on the host
         self.bank = network.bank
+        self.adapters = network.adapters
         self.recurrent = network.recurrent
         self.program = network.program
         self.device = network.device
@@ -349,7 +350,7 @@ class GraphExecutor:
         if tables is None or len(tables) < rung.rows:
             blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
             tables = self._tables[id(kv)] = block_tables(rung.rows, blocks, self.device)
-        return StaticBatch(rung, tables, kv.block_size)
+        return StaticBatch(rung, tables, kv.block_size, self.adapters is not None)
 
     def _inputs(self, rung: Rung) -> dict[str, Tensor]:
         """name -> [T, width]"""

@@ -52,6 +52,13 @@ class RaggedBatch:
     full_logits: Tensor  # [M] int64, ascending indices into logits_indices whose whole logits row is wanted
     block_size: int
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
+    adapters: Tensor | None = None  # [R] int32, slot of the row's adapter in the network's AdapterBank, 0 = none; None = all 0
+
+    @cached_property
+    def rows_of_tokens(self) -> Tensor:
+        """[T] int64; padding counts to the last row. Not waited for."""
+        tokens = torch.arange(self.token_ids.shape[0], device=self.token_ids.device, dtype=torch.int32)
+        return torch.bucketize(tokens, self.query_start_loc[1:-1], right=True)
 
     @cached_property
     def in_c(self) -> BatchView:
@@ -72,6 +79,7 @@ class RaggedBatch:
             address(self.tree_mask, wide),
             address(self.logits_indices, wide),
             None if self.first_places is None else address(self.first_places, narrow),
+            None if self.adapters is None else address(self.adapters, narrow),
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .adapters import AdapterBank
 from .execution import Execution
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, address
 from .native_abi import (
@@ -116,6 +117,7 @@ class NativeExecutor:
         execution: Execution,
         isa: str | None = None,
         bank: WeightBank | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         library = load()
         assert library is not None, "supports() says whether there is a library"
@@ -132,6 +134,7 @@ class NativeExecutor:
         self._most_choosable = 0 if self.token_ids is None else int(self.token_ids.max()) + 1
         held = NetworkWeights(weights, program.shared, bank)
         self.bank = held.bank
+        self.adapters = adapters
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
         lowered = lower(program)
         binder = _Binder(library, program, lowered, held, execution)

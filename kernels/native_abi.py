@@ -125,6 +125,7 @@ class BatchView(ctypes.Structure):
         ("tree_mask", c_void_p),
         ("logits_indices", c_void_p),
         ("first_places", c_void_p),
+        ("adapters", c_void_p),
     ]
 
 

@@ -51,6 +51,19 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """What each row's adapter adds to a product (LoRA, Hu et al. 2021): (x @ down.T) @ up [+ residual]; without an adapter, 0 [+ residual].
+
+    inputs: (x,) or (x, residual). weights: those of the product, whose factors stand in an AdapterBank and change while the network
+    serves. Rows find theirs by the batch's `adapters`.
+    """
+
+    inputs: tuple[str] | tuple[str, str]
+    outputs: tuple[str]
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Attention:
     """Normalise and rotate q and k, write k and v to cache layer `layer`, attend.
 
@@ -176,7 +189,8 @@ class TopK:
 
 
 Op = (
-    Embed | RMSNorm | Linear | Attention | Activation | Experts | LocalConv | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
+    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | Add | Concat | GatherRows | Scale | Softcap
+    | ArgMax | TopK
 )
 
 
@@ -236,11 +250,13 @@ class Program:
                 for name in filter(None, (op.weight, op.bias)):
                     _require(self.weights[name] == (widths[0],), op, f"does not fit width {widths[0]}")
                 return (widths[0],)
-            case Linear():
+            case Linear() | LowRank():
                 shapes = [self.weights[name] for name in op.weights]
                 out = sum(shape[0] for shape in shapes)
                 _require(all(shape[1] == widths[0] for shape in shapes), op, f"does not fit width {widths[0]}")
                 _require(widths[1:] in ([], [out]), op, "residual does not fit the output")
+                if isinstance(op, LowRank):
+                    return (out,)
                 biases = [(self.weights[name], (shape[0],)) for name, shape in zip(op.biases, shapes, strict=False) if name]
                 _require(all(shape == wanted for shape, wanted in biases), op, "biases do not fit the weights")
                 _require(len(op.biases) in (0, len(shapes)), op, "needs a bias name for each weight")

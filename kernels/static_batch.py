@@ -109,15 +109,16 @@ class StaticBatch:
     wanted scores those of token 0 again: computed, and nobody looks.
     """
 
-    def __init__(self, rung: Rung, tables: Tensor, block_size: int) -> None:
-        """tables: see `block_tables`."""
+    def __init__(self, rung: Rung, tables: Tensor, block_size: int, has_adapters: bool = False) -> None:
+        """tables: see `block_tables`. has_adapters: whether rows of the network may have some."""
         self.rung, self._device = rung, tables.device
         tokens, rows = rung.tokens, rung.rows
         wide, narrow = torch.int64, torch.int32
+        optional = [name for name, there in (("first_places", rung.has_firsts), ("adapters", has_adapters)) if there]
         self._layout = [
             *((name, tokens, wide) for name in ("token_ids", "positions", "slot_mapping", "tree_mask")),
             ("logits_indices", rung.scores, wide),
-            *((name, rows, narrow) for name in ("seq_lens", "num_causal", *(("first_places",) if rung.has_firsts else ()))),
+            *((name, rows, narrow) for name in ("seq_lens", "num_causal", *optional)),
             ("query_start_loc", rows + 1, narrow),
         ]
         num_bytes = sum(_aligned(count * dtype.itemsize) for _, count, dtype in self._layout)

@@ -13,17 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .adapters import AdapterBank, adapted
 from .chain import run_chain_by_steps
 from .execution import Quantization
 from .footprint import product_bytes
 from .fp8 import FP8
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
-from .program import (
-    Embed,
-    Op,
-    Program,
-    matrices_of,
-)
+from .program import Embed, Op, Program, matrices_of
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
 from .torch_ops import MATRIX, ROWS, Binder, Pass, Step
@@ -90,10 +86,14 @@ class TorchExecutor:
         device: torch.device | str | None = None,
         kernels: Kernels | None = None,
         has_fp8_cache: bool = False,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """kernels: how ops are computed where they have a kernel; None = on a GPU the Triton ones, else the reference for all.
 
-        has_fp8_cache: keys and values are kept as e4m3, whatever dtype is."""
+        has_fp8_cache: keys and values are kept as e4m3, whatever dtype is. adapters: on the device; rows may have them."""
+        self.adapters = adapters
+        if adapters is not None:
+            program = adapted(program)
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
         self.vocab_size = program.vocab_size
@@ -105,7 +105,7 @@ class TorchExecutor:
         self.recurrent = program.recurrent
         held = NetworkWeights(weights, program.shared, bank)
         self.bank = held.bank
-        bind = Binder(program, held, dtype, None if device is None else torch.device(device))
+        bind = Binder(program, held, dtype, None if device is None else torch.device(device), adapters)
         self.device = bind.device
         self.token_ids: Tensor | None = weights[program.token_map].to(self.device).long() if program.token_map else None
         if kernels is None and self.device.type == "cuda":
@@ -142,7 +142,7 @@ class TorchExecutor:
         assert isinstance(kv, TorchKV)
         with torch.inference_mode():
             given = {name: tensor.to(self.device, self.dtype) for name, tensor in (inputs or {}).items()}
-            state = Pass(given, batch, kv, self._tables)
+            state = Pass(given, batch, kv, self._tables, self.adapters)
             buffers = state.buffers
             for step, dead in self._schedule(hidden):
                 step(state)

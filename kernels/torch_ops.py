@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .adapters import AdapterBank, adapters_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .layout import RaggedBatch
 from .program import (
@@ -27,6 +28,7 @@ from .program import (
     GatherRows,
     Linear,
     LocalConv,
+    LowRank,
     Op,
     Program,
     RMSNorm,
@@ -50,6 +52,7 @@ class Pass:
     batch: RaggedBatch
     kv: TorchKV
     tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
+    adapters: AdapterBank | None = None
     _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @cached_property
@@ -60,9 +63,13 @@ class Pass:
     @cached_property
     def places(self) -> Tensor:
         """[T] of each token, among the new ones of its row. Not waited for."""
-        token = torch.arange(self.batch.token_ids.shape[0], device=self.batch.token_ids.device, dtype=torch.int32)
-        starts = self.batch.query_start_loc
-        return token - starts[torch.bucketize(token, starts[1:-1], right=True)]
+        tokens = torch.arange(self.batch.token_ids.shape[0], device=self.batch.token_ids.device, dtype=torch.int32)
+        return tokens - self.batch.query_start_loc[self.batch.rows_of_tokens]
+
+    @cached_property
+    def has_adapter(self) -> Tensor | None:
+        """See `adapters_of_tokens`."""
+        return None if self.adapters is None else adapters_of_tokens(self.batch, self.adapters.num_slots)
 
     def rotation(self, name: str) -> tuple[Tensor, Tensor]:
         """cos, sin [T, 1, rotated dims] of the batch's positions."""
@@ -77,7 +84,15 @@ Step = Callable[[Pass], None]
 class Binder:
     """Turns ops into functions that already hold their weights, so that a pass is a loop over calls."""
 
-    def __init__(self, program: Program, weights: NetworkWeights, dtype: torch.dtype, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        weights: NetworkWeights,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        adapters: AdapterBank | None = None,
+    ) -> None:
+        self.adapters = adapters
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
         self.logits = program.logits
         self.shapes = program.weights
@@ -99,6 +114,8 @@ class Binder:
                 return self._rms_norm(op)
             case Linear():
                 return self._linear(op)
+            case LowRank():
+                return self._low_rank(op)
             case Attention():
                 return self._attention(op)
             case Activation():
@@ -154,6 +171,22 @@ class Binder:
                 buffers[output] = torch.addmm(bias, buffers[x], matrix)
             else:
                 buffers[output] = torch.mm(buffers[x], matrix)
+
+        return step
+
+    def _low_rank(self, op: LowRank) -> Step:
+        assert self.adapters is not None, "a program with adapters needs a bank"
+        factors = self.adapters.factors[op.weights]
+        x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
+        out = sum(self.shapes[name][0] for name in op.weights)
+
+        def step(state: Pass) -> None:
+            rows, others = state.buffers[x], None if residual is None else state.buffers[residual]
+            if state.has_adapter is None:
+                state.buffers[output] = rows.new_zeros(len(rows), out) if others is None else others
+                return
+            added = factors.added(rows, state.has_adapter)
+            state.buffers[output] = added if others is None else others + added
 
         return step
 

@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from .adapters import AdapterBank
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .config_limits import cannot_be_taken_back, entry, max_positions, refuse_layers, servable_positions
@@ -100,6 +101,7 @@ class TransformersExecutor:
         self.recurrent: tuple[str, int] | None = None
         self.token_ids: Tensor | None = None
         self.bank = _bank(self._model)
+        self.adapters: AdapterBank | None = None
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from . import native, torch_executor
+from .adapters import AdapterBank
 from .config_limits import entry
 from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
@@ -50,10 +51,12 @@ def load_program_executor(
     max_model_len: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
     bank: WeightBank | None = None,
+    adapters: AdapterBank | None = None,
 ) -> Executor:
     """The network of a checkpoint, ready to run: natively where that is possible and preferred, else in torch.
 
     bank: of a network of the same files, of which hf_config may ask for fewer layers. What it has in the same format is kept once.
+    adapters: that its rows may have.
     Raises WeightError, UnsupportedModel where supports() is False, UnsupportedExecution for formats that would need the
     native executor. Weights are read one by one, and nothing of the files stays mapped.
     """
@@ -63,20 +66,25 @@ def load_program_executor(
         tensors.rename(HEAD, EMBEDDING)  # of two equal tensors some savers keep the one whose name comes first
     check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
     weights = _CheckedTensors(tensors, program.weights, progress)
-    return bind_program(program if bank is None else replace(program, shared=frozenset(program.weights)), weights, execution, bank)
+    return bind_program(program if bank is None else replace(program, shared=frozenset(program.weights)), weights, execution, bank, adapters)
 
 
 def bind_program(
-    program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None
+    program: Program,
+    weights: Mapping[str, Tensor],
+    execution: Execution,
+    bank: WeightBank | None = None,
+    adapters: AdapterBank | None = None,
 ) -> Executor:
     """A network of these weights, run natively where that is possible and preferred, else in torch.
 
     bank: of another network, which holds the weights in program.shared; they may be missing among `weights`.
+    adapters: that rows may have.
     Raises UnsupportedExecution for formats that would need the native executor, and where no executor can use what the bank has.
     """
     refusal = native.supports(program, execution)
     if refusal is None and (bank is None or native.has_weights(program, weights, bank)):
-        return native.NativeExecutor(program, weights, execution, bank=bank)
+        return native.NativeExecutor(program, weights, execution, bank=bank, adapters=adapters)
     if execution.needs_native:
         narrow = "int8 needs" if execution.on_gpu else "int8 and int4 need"
         raise UnsupportedExecution(f"{narrow} the native executor: {refusal or _ELSEWHERE}")
@@ -84,12 +92,12 @@ def bind_program(
         raise UnsupportedExecution(f"the torch executor cannot use what the native one has packed, and {refusal or _ELSEWHERE}")
     has_fp8_cache = execution.kv_cache == "fp8"
     if not execution.on_gpu:
-        return torch_executor.TorchExecutor(program, weights, execution.dtype, bank, has_fp8_cache=has_fp8_cache)
+        return torch_executor.TorchExecutor(program, weights, execution.dtype, bank, None, None, has_fp8_cache, adapters)
     from .graphs import GraphExecutor
     from .triton_steps import TritonKernels  # Triton is there only where torch is built for GPUs
 
     kernels = TritonKernels(execution.batch_invariant, execution.quantization, execution.narrow_head)
-    network = torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels, has_fp8_cache)
+    network = torch_executor.TorchExecutor(program, weights, execution.dtype, bank, execution.device, kernels, has_fp8_cache, adapters)
     return GraphExecutor(network)
 
 

@@ -159,6 +159,7 @@ struct BatchView {
   const int64_t* tree_mask;     // [T]
   const int64_t* logits_indices;  // [N]
   const int32_t* first_places;  // [R] places before it are seen by nobody; null = all 0
+  const int32_t* adapters;      // [R] slot of the row's adapter, 0 = none; null = all 0
 };
 
 // Some query vectors of a row against a run of segments, for one kv head. A tile is at most 16 vectors: heads of the group, token by token,

@@ -1,0 +1,132 @@
+"""Adapters beside a network's weights (LoRA, Hu et al. 2021): the ops that add them, and the memory in which they come and go.
+
+An adapter adds (x @ down.T) @ up to products of its rows alone: rows of one batch may have different ones, or none. Knows no file and no
+name of an adapter: to a network they are numbered slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .layout import RaggedBatch
+from .program import GatherRows, Linear, LowRank, Op, Program, routers
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """What a network is to have room for."""
+
+    num_slots: int  # adapters at once
+    rank: int  # the greatest of any
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What all slots add to one product, whose weights stand side by side. A weight that a slot leaves alone has zeros there."""
+
+    down: Tensor  # [weights, slots, rank, in]
+    ups: tuple[Tensor, ...]  # of each weight [slots, rank, out]
+    ranks: Tensor  # [weights, slots] int32, on the host: leading rows of down and up that may be other than 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.nbytes + sum(up.nbytes for up in self.ups)
+
+    def added(self, rows: Tensor, has_adapter: Tensor) -> Tensor:
+        """[T, sum of out] what the slots add for rows [T, in], of which row t has adapter s where has_adapter [T, slots + 1] says so."""
+        num_weights, num_slots, rank, width = self.down.shape
+        # All slots in one product; those of others are taken out before they can meet the row's own.
+        inner = torch.mm(rows, self.down.view(-1, width).t()).view(-1, num_weights, num_slots, rank)
+        inner = inner.masked_fill(~has_adapter[:, None, 1:, None], 0.0)
+        return torch.cat([torch.mm(inner[:, i].flatten(1), up.view(num_slots * rank, -1)) for i, up in enumerate(self.ups)], -1)
+
+
+class AdapterBank:
+    """Room for the adapters of one network. Slots are numbered from 1 on; 0 means no adapter.
+
+    Its tensors stay where they are: whoever runs the network may keep their addresses. Written between two passes.
+    """
+
+    def __init__(
+        self,
+        products: Iterable[tuple[str, ...]],
+        shapes: Mapping[str, tuple[int, ...]],
+        room: AdapterRoom,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """products: the weights of each that can be adapted, with their shapes [out, in]. dtype: of the factors."""
+        num_slots, rank = self.num_slots, self.rank = room.num_slots, room.rank
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of what can be adapted
+        self.factors: dict[tuple[str, ...], Factors] = {}
+        for names in products:
+            sizes = [shapes[name] for name in names]
+            self.shapes.update(zip(names, sizes, strict=True))
+            self.factors[names] = Factors(
+                torch.zeros(len(sizes), num_slots, rank, sizes[0][1], dtype=dtype, device=device),
+                tuple(torch.zeros(num_slots, rank, out, dtype=dtype, device=device) for out, _ in sizes),
+                torch.zeros(len(sizes), num_slots, dtype=torch.int32),
+            )
+
+    @classmethod
+    def of(cls, program: Program, room: AdapterRoom, dtype: torch.dtype, device: torch.device | str = "cpu") -> AdapterBank:
+        """For a program's network, or for `adapted` of it."""
+        return cls([op.weights for op in adaptable(program)], program.weights, room, dtype, device)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(factors.num_bytes for factors in self.factors.values())
+
+    def put(self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Fill a slot. pairs: weight -> down [r, in], up [out, r], r at most `rank`; what has none is left as it is by the network."""
+        assert 1 <= slot <= self.num_slots and pairs.keys() <= self.shapes.keys(), "no such slot, or weights that have no factors"
+        for names, factors in self.factors.items():
+            for i, name in enumerate(names):
+                down, up = factors.down[i, slot - 1], factors.ups[i][slot - 1]
+                down.zero_()
+                up.zero_()
+                factors.ranks[i, slot - 1] = 0
+                if name in pairs:
+                    its_down, its_up = pairs[name]
+                    size = len(its_down)
+                    down[:size].copy_(its_down)
+                    up[:size].copy_(its_up.t())
+                    factors.ranks[i, slot - 1] = size
+
+
+def adapters_of_tokens(batch: RaggedBatch, num_slots: int) -> Tensor | None:
+    """[T, num_slots + 1], which slot's adapter each token has, 0 being none; None: no row has any. Not waited for."""
+    if batch.adapters is None:
+        return None
+    slots = torch.arange(num_slots + 1, device=batch.adapters.device, dtype=torch.int32)
+    return batch.adapters[batch.rows_of_tokens][:, None] == slots
+
+
+def adaptable(program: Program) -> list[Linear]:
+    """The products that adapters may add to: all over every token, but for those that choose experts."""
+    decide = routers(program.ops)
+    of_scores: set[str] = set()  # buffers with a row for each of logits_indices
+    found: list[Linear] = []
+    for op in program.ops:
+        if isinstance(op, GatherRows) or any(name in of_scores for name in op.inputs):
+            of_scores.update(op.outputs)
+        elif isinstance(op, Linear) and op.outputs[0] not in decide:
+            found.append(op)
+    return found
+
+
+def adapted(program: Program) -> Program:
+    """The network with what adapters add: each product takes it as its residual, the product's own residual among it."""
+    found = {id(op) for op in adaptable(program)}
+    ops: list[Op] = []
+    for op in program.ops:
+        if isinstance(op, Linear) and id(op) in found:
+            added = f"{op.outputs[0]}+adapter"
+            ops.append(LowRank(op.inputs, (added,), op.weights))
+            op = replace(op, inputs=(op.inputs[0], added))
+        ops.append(op)
+    return replace(program, ops=tuple(ops))
