@@ -66,7 +66,9 @@ def load_program_executor(
         tensors.rename(HEAD, EMBEDDING)  # of two equal tensors some savers keep the one whose name comes first
     check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
     weights = _CheckedTensors(tensors, program.weights, progress)
-    return bind_program(program if bank is None else replace(program, shared=frozenset(program.weights)), weights, execution, bank, adapters)
+    if bank is not None:
+        program = replace(program, shared=frozenset(program.weights))
+    return bind_program(program, weights, execution, bank, adapters)
 
 
 def bind_program(
