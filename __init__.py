@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from .engine.llm_metrics import Counter, Gauge, Histogram, Vector
     from .engine.llm_prompts import TextPrompt, TokensPrompt
     from .engine.outputs import CompletionOutput, RequestOutput
-    from .engine.request import SamplingParams
+    from .engine.request import LoRARequest, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "CompletionOutput", "Counter", "Gauge", "GrammarSpec", "GuidedDecodingParams", "Histogram", "RequestOutput", "SamplingParams",
-    "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "Vector", "__version__",
+    "LLM", "CompletionOutput", "Counter", "Gauge", "GrammarSpec", "GuidedDecodingParams", "Histogram", "LoRARequest", "RequestOutput",
+    "SamplingParams", "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "Vector", "__version__",
 ]  # fmt: skip
 _HOMES = {
     "llm": {"LLM"},
-    "request": {"SamplingParams"},
+    "request": {"LoRARequest", "SamplingParams"},
     "grammar_spec": {"GrammarSpec", "GuidedDecodingParams", "StructuredOutputsParams"},
     "llm_metrics": {"Counter", "Gauge", "Histogram", "Vector"},
     "llm_prompts": {"TextPrompt", "TokensPrompt"},

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, ref
 
 from .engine_thread import Abort, Call, EngineThread, Stop
-from .errors import EngineDead, QueueFull, RequestFailed, ShuttingDown
-from .request import SamplingParams, TokenDelta
+from .errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from .request import Adapter, SamplingParams, TokenDelta
 from .stats import EngineStats
 from .token_stream import TokenStream
 
 if TYPE_CHECKING:
+    from .adapters import Adapters
     from .boot import Engine
     from .core import EngineCore
 
@@ -57,8 +58,9 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: str | None = None,
     ) -> TokenStream:
-        """Queue a request; iterate over the result for the deltas of all its choices. request_id must be unique.
+        """Queue a request; iterate over the result for the deltas of all its choices. request_id must be unique. adapter: by name.
 
         Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead at once, before anything is queued.
         """
@@ -69,7 +71,10 @@ class AsyncEngine:
         if not self._thread.is_alive:
             raise EngineDead("the engine does not run")
         self._admit(params.n)
-        requests = self.engine.intake.requests(request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt, tenant)
+        its_adapter = None if adapter is None else self._adapters().require(adapter)
+        requests = self.engine.intake.requests(
+            request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt, tenant, its_adapter
+        )
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
         stream = TokenStream([request.request_id for request in requests], self._abort)
         reference = ref(stream)
@@ -77,6 +82,29 @@ class AsyncEngine:
             self._streams[request.request_id] = reference
             self._thread.put(request)
         return stream
+
+    async def load_adapter(self, name: str, path: str, replace: bool = False) -> Adapter:
+        """Read an adapter and let requests ask for it by name. replace: one of that name may be there already.
+
+        Raises InvalidRequest, ModelLoadError, and what `call` raises.
+        """
+        adapters = self._adapters()
+
+        def require_new() -> None:
+            if not replace and adapters.get(name) is not None:
+                raise InvalidRequest(f"the adapter {name!r} is loaded already: unload it first, or say load_inplace", "lora_name")
+
+        def add(core: EngineCore) -> Adapter:
+            require_new()
+            return adapters.add(name, path, weights, core.scheduler.requests.values())
+
+        require_new()
+        weights = await asyncio.to_thread(adapters.read, path)
+        return await self.call(add)
+
+    def unload_adapter(self, name: str) -> Adapter:
+        """No new request gets it; those that have begun with it go on. Raises InvalidRequest."""
+        return self._adapters().remove(name)
 
     async def call(self, work: Callable[[EngineCore], T]) -> T:
         """What `work` returns or raises, done by the engine thread between two steps: it delays them, so it should be short.
@@ -155,6 +183,11 @@ class AsyncEngine:
         if self._thread.is_alive:
             await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
         self._fail_calls(lambda: EngineDead("the engine has been stopped"))
+
+    def _adapters(self) -> Adapters:
+        if self.engine.adapters is None:
+            raise InvalidRequest("adapters are not served: start with enable_lora (--enable-lora)", "model", "model_not_found")
+        return self.engine.adapters
 
     def _admit(self, num_choices: int) -> None:
         """Bound what is in flight: every seat taken and the queue full. An idle engine takes any request. Raises QueueFull."""

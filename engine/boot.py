@@ -13,6 +13,7 @@ from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.rounds import RoundsExecutor
 from ..proposers.config import SpeculativeConfig
 from ..proposers.proposer_set import ProposerSet
+from .adapters import Adapters, room_for
 from .committer import Committer
 from .config import EngineConfig, ModelConfig
 from .controller import Controller
@@ -59,6 +60,7 @@ class Engine:
     proposer_names: tuple[str, ...]  # in the order of TokenDelta.sources
     learned: tuple[str, ...]  # those whose guesses depend on weights from a folder
     banner: tuple[str, ...]  # lines for people: what is served, by what means, and why
+    adapters: Adapters | None = None  # None = none are served
 
     @property
     def num_spec_tokens(self) -> int:
@@ -74,7 +76,8 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     speculative, why = choose_speculation(config)
     native.set_threads(config.model.threads or native.usable_cores())
-    model = load_model(config.model, progress)
+    model = load_model(config.model, progress, room=None if config.adapters is None else room_for(config.adapters, progress))
+    adapters = _load_adapters(config, model, progress)
     torch.set_num_threads(_torch_threads(config.model, model))
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
@@ -103,9 +106,21 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         f"kv cache    {capacity:,} tokens in {drafters.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({drafters.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
         + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
+        *(() if adapters is None else (f"adapters    {adapters.describe()}",)),
         *_gpu_lines(model, drafters),
     )
-    return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner)
+    return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner, adapters)
+
+
+def _load_adapters(config: EngineConfig, model: LoadedModel, progress: Progress) -> Adapters | None:
+    """Those that the configuration names. Raises ModelLoadError."""
+    if config.adapters is None or model.adapters is None:
+        return None
+    adapters = Adapters(model.adapters)
+    for module in config.adapters.modules:
+        progress(f"loading adapter {module.name}")
+        adapters.add(module.name, module.path, adapters.read(module.path, progress))
+    return adapters
 
 
 def assemble(

@@ -13,7 +13,16 @@ DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the pa
 EXECUTORS = ("auto", "native", "torch", "transformers")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FP8_NAMES = ("fp8", "fp8_e4m3")
+MOST_ADAPTERS, MOST_RANK = 256, 1024
 KV_CACHE_DTYPES = ("auto", "int8", *FP8_NAMES, "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class AdapterModule:
+    """An adapter to load: the name that requests ask for it by, and its folder or hub id."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,24 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class AdapterConfig:
+    """Adapters of the target (LoRA) that requests may ask for by name."""
+
+    modules: tuple[AdapterModule, ...] = ()  # to be loaded at the start; others may come and go
+    max_loras: int | None = None  # loaded at once; None = 4, or as many as modules
+    max_lora_rank: int | None = None  # None = 16, or the greatest of the modules'
+
+    def __post_init__(self) -> None:
+        names = [module.name for module in self.modules]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"two adapters are named {twice[0]!r}: give each a name of its own")
+        if self.max_loras is not None and not max(len(names), 1) <= self.max_loras <= MOST_ADAPTERS:
+            raise ConfigError(f"max_loras {self.max_loras} is not between {max(len(names), 1)} and {MOST_ADAPTERS}")
+        if self.max_lora_rank is not None and not 1 <= self.max_lora_rank <= MOST_RANK:
+            raise ConfigError(f"max_lora_rank {self.max_lora_rank} is not between 1 and {MOST_RANK}")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything the engine needs to know."""
 
@@ -90,6 +117,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig | None = None  # None = the default: n-gram; the embedded model's own drafters too if no model is named
+    adapters: AdapterConfig | None = None  # None = none are served
     max_queued_requests: int = 1024
     allow_synthetic_acceptance: bool = False  # acceptance by given rates, which makes outputs nonsense: for benchmarks
     speculation_corpus_dir: str | None = None  # texts that suffix and n-gram look in are kept here across restarts

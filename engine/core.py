@@ -13,7 +13,7 @@ from .committer import Committer
 from .controller import Controller
 from .plan import Grants, RoundsPlan, StepPlan, Verdict
 from .policy.base import StepTimes
-from .request import Request, TokenDelta
+from .request import Request, TokenDelta, adapter_names
 from .rounds import Rounds
 from .runner import Runner
 from .scheduler import Scheduler
@@ -113,6 +113,8 @@ class EngineCore:
             EngineStats(
                 num_running=len(self.scheduler.running),
                 num_waiting=self.scheduler.num_waiting,
+                running_adapters=adapter_names(self.scheduler.running),
+                waiting_adapters=adapter_names(self.scheduler.waiting),
                 kv_blocks_total=kv.pool.num_blocks,
                 kv_blocks_used=kv.pool.num_blocks - kv.pool.num_free,
                 num_steps=self.num_steps,

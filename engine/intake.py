@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .errors import ContextTooLong, InvalidRequest
 from .prompt_logprobs import PromptLogprobs
-from .request import Request, SamplingParams
+from .request import Adapter, Request, SamplingParams
 from .thinking_budget import ThinkingBudget, ThinkingState
 from .token_bytes import TokenBytes
 
@@ -122,11 +122,12 @@ class Intake:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: Adapter | None = None,
     ) -> list[Request]:
         """One request per choice, named request_id, or request_id-0, request_id-1, ... if n > 1. now: the engine's clock, s.
 
         tenant: whose request it is, where several parties share a server: none may learn from the prefix cache or a corpus what
-        another has asked.
+        another has asked. adapter: that the target has for it.
         Raises InvalidRequest (InvalidGrammar among them), ContextTooLong.
         """
         self._check_ids("prompt", prompt_token_ids)
@@ -151,6 +152,7 @@ class Intake:
                 choice=choice,
                 priority=priority,
                 cache_salt=".".join(part for part in (tenant, cache_salt) if part),
+                adapter=adapter,
                 corpus_id=corpus_id(tenant, params.speculation_settings.corpus_id, cache_salt),
                 prediction=prediction,
                 bad_word_ids=bad_word_ids,

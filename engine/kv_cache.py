@@ -75,7 +75,7 @@ class BlockPool:
 
 @dataclass(slots=True)
 class _Table:
-    root: bytes  # digest that stands for "no tokens yet": model and salt
+    root: bytes  # digest that stands for "no tokens yet": model, adapter and salt
     blocks: array[int] = field(default_factory=lambda: array("i"))
     digests: list[bytes] = field(default_factory=list)  # of the full committed blocks
     num_committed: int = 0
@@ -96,10 +96,13 @@ class KVCache:
         self.num_hit_tokens = 0
         self._model = model.encode()
 
-    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
-        """Open a table on the longest cached prefix; how many tokens it covers (at most len - 1: one must be computed)."""
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "", adapter: int = 0) -> int:
+        """Open a table on the longest cached prefix; how many tokens it covers (at most len - 1: one must be computed).
+
+        adapter: the number of the one that the target has for it, 0 = none; under others a text has other entries.
+        """
         assert request_id not in self.tables, f"{request_id} has a table already"
-        root = hashlib.sha256(b"%d:%s:%s" % (len(self._model), self._model, salt.encode())).digest()
+        root = hashlib.sha256(b"%d:%s:%d:%s" % (len(self._model), self._model, adapter, salt.encode())).digest()
         table = self.tables[request_id] = _Table(root)
         if not self.prefix_caching:
             return 0

@@ -29,7 +29,7 @@ from .llm_options import engine_config
 from .llm_prompts import Message, ParsedPrompt, Prompt, naming, parse_conversations, parse_prompts, turn_of
 from .model_folder import read_json
 from .outputs import EmbeddingOutput, EmbeddingRequestOutput, GrowingOutput, RequestOutput
-from .request import Request, SamplingParams
+from .request import Adapter, LoRARequest, Request, SamplingParams
 from .stats import EngineStats
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class LLM:
     model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
     list of them or JSON; None = the default (prompt lookup; the embedded model has drafters of its own), {"method": "off"} = none.
     Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
-    "int4"; GPU: "int4", "fp8"), kv_cache_dtype (CPU: "int8"; GPU: "fp8"), device ("cpu", "cuda"), seed, ...; and threads, executor,
-    kv_cache_gb, batch_invariant. Threads that share one take turns, call by call.
+    "int4"; GPU: "int4", "fp8"), kv_cache_dtype (CPU: "int8"; GPU: "fp8"), device ("cpu", "cuda"), enable_lora, max_loras,
+    max_lora_rank, seed, ...; and threads, executor, kv_cache_gb, batch_invariant. Threads that share one take turns, call by call.
 
     Raises ConfigError or ModelLoadError if that cannot work, TypeError for an unknown option.
     """
@@ -86,31 +86,32 @@ class LLM:
         use_tqdm: bool = True,
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete all prompts together; outputs in their order. One SamplingParams for all, or one per prompt; None = the model's own.
 
         At the latest an output ends where the context does, whatever its max_tokens. prompt_token_ids: an older way to give prompts.
-        priority: one per prompt, lower goes first. Raises InvalidRequest before anything runs. A prompt that fails later has
+        priority: one per prompt, lower goes first. lora_request: the adapter of all prompts, or one for each; it is loaded if it is not yet
+        (LLM(..., enable_lora=True)). Raises InvalidRequest before anything runs. A prompt that fails later has
         finish_reason "error"; the others are not affected.
         """
-        if lora_request is not None:
-            raise InvalidRequest("lora_request: adapters are not served; merge it into the model", "lora_request")
         engine, parsed = self._running(), parse_prompts(prompts if prompt_token_ids is None else prompt_token_ids)
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", given, SamplingParams, len(parsed))
         priorities = _one_each("priority", priority or 0, int, len(parsed))
+        wanted = _one_each("lora_request", lora_request, (LoRARequest, type(None)), len(parsed))
         with self._at_work():
+            adapters = _adapters(engine, wanted)
             jobs: list[Job] = []
             now = time.monotonic()
-            for index, (prompt, settings, rank) in enumerate(zip(parsed, params, priorities, strict=True)):
+            for index, (prompt, settings, rank, adapter) in enumerate(zip(parsed, params, priorities, adapters, strict=True)):
                 request_id = str(self._num_prompts + index)
                 with naming("prompts", index, len(parsed)):
                     token_ids = _token_ids(engine, prompt)
                     room = engine.model.max_model_len - len(token_ids)
                     settings = replace(settings, max_tokens=room) if (settings.max_tokens or 0) > room > 0 else settings.clone()
-                    requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt)
+                    requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt, adapter=adapter)
                 jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings.n, now)))
             self._num_prompts += len(jobs)
             self._run(engine, jobs, use_tqdm)
@@ -127,7 +128,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template. Otherwise as `generate`.
@@ -284,13 +285,25 @@ def _token_ids(engine: Engine, prompt: ParsedPrompt) -> list[int]:
     return engine.intake.encode(prompt.text or "") if prompt.token_ids is None else prompt.token_ids
 
 
-def _one_each(name: str, value: Any, kind: type, count: int) -> list[Any]:
+def _adapters(engine: Engine, wanted: Sequence[LoRARequest | None]) -> list[Adapter | None]:
+    """Each prompt's own, loaded. Raises InvalidRequest, ModelLoadError."""
+    asked = {request.lora_name: request.lora_path for request in wanted if request is not None}
+    if not asked:
+        return [None] * len(wanted)
+    if engine.adapters is None:
+        raise InvalidRequest("lora_request needs LLM(..., enable_lora=True)", "lora_request")
+    engine.adapters.ensure(asked)
+    return [None if request is None else engine.adapters.require(request.lora_name) for request in wanted]
+
+
+def _one_each(name: str, value: Any, kind: type | tuple[type, ...], count: int) -> list[Any]:
     """One value for all prompts, or a list with one for each."""
-    is_one = isinstance(value, (kind, Mapping)) or not isinstance(value, Iterable)
+    is_one = isinstance(value, kind) or isinstance(value, Mapping) or not isinstance(value, Iterable)
     values: list[Any] = [value] * count if is_one else list(value)
     for one in values:
         if not isinstance(one, kind):
-            raise TypeError(f"{name} is {kind.__name__}, one for all prompts or one for each, not {one!r}")
+            told = kind.__name__ if isinstance(kind, type) else kind[0].__name__
+            raise TypeError(f"{name} is {told}, one for all prompts or one for each, not {one!r}")
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
     return values

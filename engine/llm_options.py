@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..proposers.config import SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
-from .config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from .config import DEMO_MODEL, AdapterConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from .errors import ConfigError
 from .vllm_flags import NOTES, SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 
@@ -21,13 +21,17 @@ T = TypeVar("T")
 
 # Names of vLLM that differ from ours.
 RENAMED = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
-COUNTS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks", "threads")
+COUNTS = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks", "threads"),
+    *("max_loras", "max_lora_rank"),
+)
 LONGEST_UNSEEN_S = 0.1  # nobody watches the tokens of a script's call come, but Ctrl-C and the progress bar wait for a step's end
 ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED, "device", "batch_invariant"),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
+    *("enable_lora", "max_loras", "max_lora_rank"),
     *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", "generation_config", *ONE_DEVICE),
 )
 IGNORED = frozenset(
@@ -75,6 +79,7 @@ def engine_config(
         cache=_fill(CacheConfig, values),
         scheduler=_fill(SchedulerConfig, {"longest_unseen_s": LONGEST_UNSEEN_S, **values}),
         speculative=_speculative(speculative_config, values["model"]),
+        adapters=_fill(AdapterConfig, values) if values.get("enable_lora") else None,
         allow_synthetic_acceptance=bool(values.get("allow_synthetic_acceptance", False)),
         speculation_corpus_dir=os.fspath(values["speculation_corpus_dir"]) if "speculation_corpus_dir" in values else None,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..kernels.adapters import AdapterBank, AdapterRoom
 from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
@@ -45,6 +46,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     plan: NetworkPlan  # how it runs
+    adapters: AdapterBank | None = None  # that its rows may have
 
     def describe(self) -> str:
         """One line for the log."""
@@ -61,10 +63,11 @@ def load_model(
     native_quantization: Quantization | None = None,
     num_layers: int | None = None,
     bank: WeightBank | None = None,
+    room: AdapterRoom | None = None,
 ) -> LoadedModel:
     """Load what `config` names. Raises ModelLoadError or ConfigError, each with one sentence on what to change.
 
-    native_quantization: see plan_network. num_layers: only the first so many. bank: of a network of the same folder.
+    native_quantization: see plan_network. num_layers: only the first so many. bank: of a network of the same folder. room: for adapters.
     """
     folder = find_folder(config.model, config.revision, progress)
     hf_config = read_config(folder)
@@ -73,7 +76,7 @@ def load_model(
     tokenizer = _load_tokenizer(folder, hf_config)
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
-    executor, plan = load_executor(folder, hf_config, config, progress, native_quantization, bank)
+    executor, plan, adapters = load_executor(folder, hf_config, config, progress, native_quantization, bank, room)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
@@ -85,6 +88,7 @@ def load_model(
         max_model_len=config.max_model_len or executor.max_model_len,
         eos_token_ids=_eos_token_ids(folder, hf_config, tokenizer),
         plan=plan,
+        adapters=adapters,
     )
 
 
@@ -95,8 +99,12 @@ def load_executor(
     progress: Progress = lambda line: None,
     native_quantization: Quantization | None = None,
     bank: WeightBank | None = None,
-) -> tuple[Executor, NetworkPlan]:
-    """The network of a local folder, target or draft model, and how it runs. Raises ModelLoadError and ConfigError."""
+    room: AdapterRoom | None = None,
+) -> tuple[Executor, NetworkPlan, AdapterBank | None]:
+    """The network of a local folder, target or draft model, how it runs, and the room that it has for adapters.
+
+    Raises ModelLoadError and ConfigError.
+    """
     from ..kernels.config_limits import max_positions, refuse_layers
     from ..kernels.rope import UnsupportedModel
     from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors
@@ -110,20 +118,26 @@ def load_executor(
         if has_own_head(hf_config, tensors):
             hf_config.tie_word_embeddings = False
         plan = plan_network(config, hf_config, native_quantization)
+        if room is not None and plan.execution.batch_invariant:
+            raise ConfigError("enable_lora and batch_invariant cannot be combined on a GPU: leave one of them away")
+        adapters = None
+        if room is not None and plan.program is not None:
+            adapters = AdapterBank.of(plan.program, room, plan.execution.dtype, plan.execution.device)
         _require_memory(config, plan, tensors)
         progress(f"loading {config.model}: {plan.describe()}")
         if plan.program is not None:
-            executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank)
+            executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank, adapters)
         else:
             from ..kernels.transformers_model import TransformersExecutor, refuse_unsupported  # which takes seconds
 
             refuse_unsupported(hf_config)
             check_finite(tensors)
-            executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype)
+            executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype, room)
+            adapters = executor.adapters
     except (UnsupportedModel, WeightError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
     _check_length(limit, executor.max_model_len, folder)
-    return executor, plan
+    return executor, plan, adapters
 
 
 def _keep_layers(hf_config: transformers.PretrainedConfig, num_layers: int, folder: Path) -> None:

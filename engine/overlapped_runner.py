@@ -29,7 +29,7 @@ from ..proposers.base import ChainsAhead
 from .errors import InvalidRequest
 from .plan import PlanRow, StepPlan
 from .request import Request
-from .runner import Forward, Runner, batch_lists
+from .runner import Forward, Runner, batch_lists, slot_of
 from .sampler import Sampler
 from .verifier import Verifier
 
@@ -239,7 +239,7 @@ class OverlappedRunner(Runner):
                 return []
             count = min(count, room)
             table = array("i", row.block_table[: -(-(least + count) // plan.block_size)])
-            rows.append((request, Follower(answer, length, chain, count, table, self._wants_full_logits(request))))
+            rows.append((request, Follower(answer, length, chain, count, table, self._wants_full_logits(request), slot_of(request))))
         return rows
 
 

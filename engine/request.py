@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -254,6 +254,31 @@ class SpeculationStats:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+@dataclass(frozen=True)
+class LoRARequest:
+    """The adapter that a prompt wants, in vLLM's words; the number is vLLM's own business."""
+
+    lora_name: str
+    lora_int_id: int = 0
+    lora_path: str = ""
+
+
+@record
+class Adapter:
+    """An adapter of the target that is loaded (LoRA)."""
+
+    name: str  # that requests ask for it by
+    path: str  # as it was named when it was loaded
+    slot: int  # in the network's AdapterBank
+    rank: int
+    number: int  # no other has, nor one that had this name or slot before
+
+
+def adapter_names(requests: Iterable[Request]) -> tuple[str, ...]:
+    """Of their adapters, each once."""
+    return tuple(sorted({request.adapter.name for request in requests if request.adapter is not None}))
+
+
 @dataclass(eq=False)
 class Request:
     """One choice of one API request. Token ids and status are written by the committer, queue membership by the scheduler."""
@@ -268,6 +293,7 @@ class Request:
     choice: int = 0  # index among n; part of the noise key
     priority: int = 0  # lower goes first
     cache_salt: str = ""
+    adapter: Adapter | None = None  # that the target has for it
     corpus_id: str = ""  # whose answers it may learn from, and may learn from its own
     prediction: Sequence[int] = ()  # params.prediction as token ids
     bad_word_ids: Sequence[Sequence[int]] = ()  # params.bad_words as token ids

@@ -98,11 +98,18 @@ def batch_lists(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) ->
             if wants_full_logits(row.request):
                 lists.full_logits += range(len(wanted), len(wanted) + 1 + len(draft))
             wanted += range(root, root + 1 + len(draft))
+    if any([row.request.adapter is not None for row in plan.rows]):
+        lists.adapters = [slot_of(row.request) for row in plan.rows]
     for part in plan.scored:
         first = lists.query_start_loc[part.row] + part.offset
         lists.full_logits += range(len(wanted), len(wanted) + len(part.token_ids))
         wanted += range(first, first + len(part.token_ids))
     return lists
+
+
+def slot_of(request: Request) -> int:
+    """Of its adapter, 0 if it has none."""
+    return 0 if request.adapter is None else request.adapter.slot
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:

@@ -225,7 +225,8 @@ class Scheduler:
         if (said := request.prompt_logprobs) is not None and not said.complete:
             known = known[: said.num_scored + 1]  # what is to be scored must be computed, whatever the cache has
             self._scoring.add(request_id)
-        cached = kv.admit(request_id, known, request.cache_salt)
+        adapter = 0 if request.adapter is None else request.adapter.number
+        cached = kv.admit(request_id, known, request.cache_salt, adapter)
         has_room = kv.blocks_for(len(request.token_ids)) - kv.blocks_for(cached) <= kv.pool.num_free
         if not has_room or request.num_preemptions:
             kv.num_queried_tokens, kv.num_hit_tokens = queried, hit  # a prompt counts once, and what it finds of itself is no hit

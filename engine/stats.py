@@ -35,6 +35,8 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    running_adapters: tuple[str, ...] = ()  # names of adapters that running requests have, ...
+    waiting_adapters: tuple[str, ...] = ()  # ... and waiting ones
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0
     num_steps: int = 0

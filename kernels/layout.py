@@ -54,9 +54,9 @@ class RaggedBatch:
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
     adapters: Tensor | None = None  # [R] int32, slot of the row's adapter in the network's AdapterBank, 0 = none; None = all 0
 
-    @cached_property
+    @property
     def rows_of_tokens(self) -> Tensor:
-        """[T] int64; padding counts to the last row. Not waited for."""
+        """[T] int64; padding counts to the last row. Not waited for, and not kept: a batch's memory may be written anew."""
         tokens = torch.arange(self.token_ids.shape[0], device=self.token_ids.device, dtype=torch.int32)
         return torch.bucketize(tokens, self.query_start_loc[1:-1], right=True)
 

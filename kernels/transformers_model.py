@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from .adapters import AdapterBank
+from .adapters import AdapterBank, AdapterRoom, Factors, adapters_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .config_limits import cannot_be_taken_back, entry, max_positions, refuse_layers, servable_positions
@@ -91,7 +91,7 @@ class TransformersExecutor:
     its logits must be those of the model's own attention. Raises UnsupportedModel otherwise.
     """
 
-    def __init__(self, model: transformers.PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, room: AdapterRoom | None = None) -> None:
         refuse_unsupported(model.config)
         self._model = model.eval()
         self._config = model.config.get_text_config()
@@ -101,14 +101,20 @@ class TransformersExecutor:
         self.recurrent: tuple[str, int] | None = None
         self.token_ids: Tensor | None = None
         self.bank = _bank(self._model)
-        self.adapters: AdapterBank | None = None
+        self.adapters = None if room is None else self._with_adapters(room)
+        self._has_adapter: Tensor | None = None  # of the pass that runs, as `adapters_of_tokens` has it
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
     @classmethod
-    def load(cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype) -> TransformersExecutor:
-        """Read the safetensors of a local folder. Raises UnsupportedModel, also if weights of the network are missing."""
+    def load(
+        cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype, room: AdapterRoom | None = None
+    ) -> TransformersExecutor:
+        """Read the safetensors of a local folder. room: for adapters of its linear layers.
+
+        Raises UnsupportedModel, also if weights of the network are missing.
+        """
         refuse_unsupported(hf_config)
         try:
             loaded: Any = _without_draft_layers(hf_config).from_pretrained(
@@ -134,7 +140,7 @@ class TransformersExecutor:
             raise UnsupportedModel(
                 f"{len(absent)} weights of the network are missing or have another shape in {folder}, the first is {absent[0]!r}"
             )
-        return cls(model)
+        return cls(model, room)
 
     def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._model.device)
@@ -160,6 +166,7 @@ class TransformersExecutor:
         """
         assert isinstance(kv, TorchKV) and not inputs, "a whole model reads tokens only"
         self.check_hidden(hidden)
+        self._has_adapter = None if self.adapters is None else adapters_of_tokens(batch, self.adapters.num_slots)
         output = self._forward(batch, PagedPass(kv, AttentionPlan(batch)), bool(hidden))
         logits = self._logits(output, batch)
         top, argmax = logits.max(-1)
@@ -176,6 +183,27 @@ class TransformersExecutor:
         inputs: Mapping[str, Tensor] | None = None,
     ) -> ChainOutput:
         return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
+
+    def _with_adapters(self, room: AdapterRoom) -> AdapterBank:
+        """Let every linear layer but the head add what the adapters of its rows do."""
+        head = self._model.get_output_embeddings()
+        every = ((name, layer) for name, layer in self._model.named_modules() if type(layer) is nn.Linear and "expert" not in name)
+        layers = {name: layer for name, layer in every if layer is not head}
+        shapes = {f"{name}.weight": (layer.out_features, layer.in_features) for name, layer in layers.items()}
+        bank = AdapterBank([(name,) for name in shapes], shapes, room, self.dtype, self._model.device)
+        for name, layer in layers.items():
+            factors = bank.factors[(f"{name}.weight",)]
+
+            def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, factors: Factors = factors) -> Tensor | None:
+                if self._has_adapter is None:
+                    return None
+                rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+                if len(rows) != len(self._has_adapter):
+                    raise UnsupportedModel("a linear layer that does not see every token once cannot have an adapter")
+                return output + factors.added(rows, self._has_adapter).view(output.shape)
+
+            layer.register_forward_hook(add)
+        return bank
 
     def _forward(self, batch: RaggedBatch, foretoken_pass: PagedPass | PagedProbe | None, hidden: bool) -> Any:
         arguments: dict[str, Any] = {"input_ids": batch.token_ids[None], "position_ids": batch.positions[None]}

@@ -26,7 +26,7 @@ class Network:
     def __init__(self, subject: Subject, effort: Effort) -> None:
         """Raises ConfigError, with ModelLoadError, if the model cannot be run in this precision here."""
         config = ModelConfig(str(subject.model.folder), **subject.options)  # pyright: ignore[reportArgumentType]
-        self.executor, self.plan = load_executor(subject.model.folder, read_config(subject.model.folder), config)
+        self.executor, self.plan, _ = load_executor(subject.model.folder, read_config(subject.model.folder), config)
         set_threads(self.plan, subject.threads)
         self.num_bytes = self.executor.weight_bytes
         one_row = max(*effort.contexts, *effort.decode_contexts, effort.verified_context + max(effort.verified), effort.prompt_tokens)

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from as_on_a_gpu import bind_as_on_a_gpu, engines_elsewhere
+from random_adapters import pairs_for, save_adapter
 from random_drafters import write
 from safetensors.torch import load_file, save_file
 from tiny_models import save_llama
 from variants import slow_but
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM, LoRARequest, SamplingParams
 from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.plan import StepPlan, Verdict
 from foretoken.engine.runner import Forward
@@ -247,3 +249,30 @@ def test_states_and_logits_may_stay_on_the_device(target: Path, as_on_a_gpu: Non
     with LLM(target, {"method": "off"}, **OPTIONS) as llm:
         executor = llm._running().model.executor
         assert isinstance(executor, GraphExecutor) and executor.captured.num_graphs == 0 and executor.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_rows_keep_their_adapters_where_steps_overlap(
+    is_elsewhere: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a step that was begun behind one whose end nobody has seen."""
+    names = ["one", None, "two", "one"]
+    folders = {name: save_adapter(tmp_path / name, pairs_for(target, seed, rank=2 + seed)) for seed, name in enumerate(("one", "two"))}
+    requests = [None if name is None else LoRARequest(name, 1, str(folders[name])) for name in names]
+    draft = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3, "adaptive": False}
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+    def texts(llm: LLM) -> list[list[int]]:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, greedy, use_tqdm=False, lora_request=requests)]
+
+    with LLM(target, {"method": "off"}, enable_lora=True, **OPTIONS) as llm:
+        expected = texts(llm)
+    with engines_elsewhere(monkeypatch) if is_elsewhere else nullcontext():
+        if not is_elsewhere:
+            bind_as_on_a_gpu(monkeypatch)
+        with LLM(target, draft, enable_lora=True, **OPTIONS) as llm:
+            assert texts(llm) == expected
+            runner = llm._running().core.runner
+            assert isinstance(runner, OverlappedRunner) and runner.num_used > 5
+            assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats())

@@ -298,5 +298,5 @@ def test_tokenizers_that_need_more_than_is_installed(folder: Path):
 def test_draft_models_need_no_tokenizer(folder: Path):
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    executor, _ = load_executor(folder, read_config(folder), ModelConfig(str(folder)))
+    executor, _, _ = load_executor(folder, read_config(folder), ModelConfig(str(folder)))
     assert executor.vocab_size == VOCAB and executor.max_model_len == 128

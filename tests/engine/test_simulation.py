@@ -87,15 +87,15 @@ class ReusesWithoutEvicting(KVCache):
 class IgnoresTheSalt(KVCache):
     """Not a fault of bookkeeping but of isolation: see the test below."""
 
-    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
-        return super().admit(request_id, token_ids, "")
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "", adapter: int = 0) -> int:
+        return super().admit(request_id, token_ids, "", adapter)
 
 
 class HitsTheWholePrompt(KVCache):
     """A hit that leaves nothing to compute: no logits for the first token."""
 
-    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> int:
-        return super().admit(request_id, [*token_ids, 0], salt)
+    def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "", adapter: int = 0) -> int:
+        return super().admit(request_id, [*token_ids, 0], salt, adapter)
 
 
 @pytest.mark.parametrize(

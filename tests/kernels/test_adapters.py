@@ -9,7 +9,8 @@ from random_adapters import Pairs, merged, random_pairs
 from small_networks import random_weights, small_program
 from torch import Tensor
 
-from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted
+from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, adapters_of_tokens
+from foretoken.kernels.batch_lists import BatchLists, BatchMemory
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.program import Linear, LowRank, Program
 from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
@@ -103,3 +104,12 @@ def test_a_static_batch_takes_adapters_and_its_padding_has_none() -> None:
         assert static.batch.adapters is not None and static.batch.adapters.tolist() == [1, 0, 3, 2, *[0] * 12]
         put(dataclasses.replace(batch, adapters=None))
         assert static.batch.adapters.tolist() == [0] * 16
+
+
+def test_rows_are_looked_up_anew_where_a_batch_s_memory_is_written_again() -> None:
+    memory = BatchMemory()
+    for starts in ([0, 1, 4], [0, 3, 4]):
+        lists = BatchLists(BLOCK_SIZE, [1] * 4, [0] * 4, [0] * 4, [0] * 4, [], [], starts, [1, 1], [1, 1], [], [[0], [0]], [2, 1])
+        found = adapters_of_tokens(memory.batch(lists), 2)
+        assert found is not None
+        assert found.int().argmax(-1).tolist() == [2] * starts[1] + [1] * (4 - starts[1])

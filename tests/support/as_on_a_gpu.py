@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.request import TokenDelta
 from foretoken.kernels import started
 from foretoken.kernels import weights as weights_module
+from foretoken.kernels.adapters import AdapterBank
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.graphs import GraphExecutor, Recorder
 from foretoken.kernels.program import Program
@@ -26,8 +28,14 @@ from foretoken.kernels.weight_bank import WeightBank
 def bind_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> None:
     """Networks that are loaded from now on start and finish. recorder: of their graphs; None = no graphs."""
 
-    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
-        return GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank), recorder=recorder)
+    def bind(
+        program: Program,
+        weights: Mapping[str, Tensor],
+        execution: Execution,
+        bank: WeightBank | None = None,
+        adapters: AdapterBank | None = None,
+    ) -> GraphExecutor:
+        return GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank, adapters=adapters), recorder=recorder)
 
     monkeypatch.setattr(weights_module, "bind_program", bind)
     monkeypatch.setattr(drafters, "bind_program", bind)
@@ -40,9 +48,18 @@ def engines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
     device = Elsewhere()
     make, match, step = torch.tensor, started.match, EngineCore.step
 
-    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
+    def bind(
+        program: Program,
+        weights: Mapping[str, Tensor],
+        execution: Execution,
+        bank: WeightBank | None = None,
+        adapters: AdapterBank | None = None,
+    ) -> GraphExecutor:
         moved = {name: weight if isinstance(weight, Remote) else there(weight) for name, weight in weights.items()}
-        return GraphExecutor(TorchExecutor(program, moved, execution.dtype, bank))
+        if adapters is not None:
+            for names, factors in adapters.factors.items():
+                adapters.factors[names] = replace(factors, down=there(factors.down), ups=tuple(there(up) for up in factors.ups))
+        return GraphExecutor(TorchExecutor(program, moved, execution.dtype, bank, adapters=adapters))
 
     def tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         """The one way to make a tensor that no mode is asked about."""
