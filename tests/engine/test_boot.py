@@ -350,7 +350,9 @@ def with_graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphExecutor]:
     """Networks whose passes are recorded as on a GPU."""
     made: list[GraphExecutor] = []
 
-    def bind(program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None) -> GraphExecutor:
+    def bind(
+        program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None, adapters: None = None
+    ) -> GraphExecutor:
         made.append(GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank), recorder=FakeRecorder()))
         return made[-1]
 
