@@ -36,12 +36,13 @@ class Factors:
     def num_bytes(self) -> int:
         return self.down.nbytes + sum(up.nbytes for up in self.ups)
 
-    def added(self, rows: Tensor, has_adapter: Tensor) -> Tensor:
-        """[T, sum of out] what the slots add for rows [T, in], of which row t has adapter s where has_adapter [T, slots + 1] says so."""
+    def added(self, rows: Tensor, slots: Tensor) -> Tensor:
+        """[T, sum of out] what the adapter in slots [T] of each row adds to x @ weight.T, x [T, in] being the rows."""
         num_weights, num_slots, rank, width = self.down.shape
+        is_own = slots[:, None] == torch.arange(1, num_slots + 1, device=slots.device, dtype=torch.int32)
         # All slots in one product; those of others are taken out before they can meet the row's own.
         inner = torch.mm(rows, self.down.view(-1, width).t()).view(-1, num_weights, num_slots, rank)
-        inner = inner.masked_fill(~has_adapter[:, None, 1:, None], 0.0)
+        inner = inner.masked_fill(~is_own[:, None, :, None], 0.0)
         return torch.cat([torch.mm(inner[:, i].flatten(1), up.view(num_slots * rank, -1)) for i, up in enumerate(self.ups)], -1)
 
 
@@ -98,12 +99,9 @@ class AdapterBank:
                     factors.ranks[i, slot - 1] = size
 
 
-def adapters_of_tokens(batch: RaggedBatch, num_slots: int) -> Tensor | None:
-    """[T, num_slots + 1], which slot's adapter each token has, 0 being none; None: no row has any. Not waited for."""
-    if batch.adapters is None:
-        return None
-    slots = torch.arange(num_slots + 1, device=batch.adapters.device, dtype=torch.int32)
-    return batch.adapters[batch.rows_of_tokens][:, None] == slots
+def slots_of_tokens(batch: RaggedBatch) -> Tensor | None:
+    """[T] int32, which slot's adapter each token has, 0 being none; None: no row has any. Not waited for."""
+    return None if batch.adapters is None else batch.adapters[batch.rows_of_tokens]
 
 
 def adaptable(program: Program) -> list[Linear]:

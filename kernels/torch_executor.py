@@ -142,7 +142,7 @@ class TorchExecutor:
         assert isinstance(kv, TorchKV)
         with torch.inference_mode():
             given = {name: tensor.to(self.device, self.dtype) for name, tensor in (inputs or {}).items()}
-            state = Pass(given, batch, kv, self._tables, self.adapters)
+            state = Pass(given, batch, kv, self._tables)
             buffers = state.buffers
             for step, dead in self._schedule(hidden):
                 step(state)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .adapters import AdapterBank, adapters_of_tokens
+from .adapters import AdapterBank, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .layout import RaggedBatch
 from .program import (
@@ -52,7 +52,6 @@ class Pass:
     batch: RaggedBatch
     kv: TorchKV
     tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
-    adapters: AdapterBank | None = None
     _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @cached_property
@@ -67,9 +66,9 @@ class Pass:
         return tokens - self.batch.query_start_loc[self.batch.rows_of_tokens]
 
     @cached_property
-    def has_adapter(self) -> Tensor | None:
-        """See `adapters_of_tokens`."""
-        return None if self.adapters is None else adapters_of_tokens(self.batch, self.adapters.num_slots)
+    def slots(self) -> Tensor | None:
+        """See `slots_of_tokens`."""
+        return slots_of_tokens(self.batch)
 
     def rotation(self, name: str) -> tuple[Tensor, Tensor]:
         """cos, sin [T, 1, rotated dims] of the batch's positions."""
@@ -175,17 +174,16 @@ class Binder:
         return step
 
     def _low_rank(self, op: LowRank) -> Step:
-        assert self.adapters is not None, "a program with adapters needs a bank"
-        factors = self.adapters.factors[op.weights]
+        factors = self.factors(op)
         x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
         out = sum(self.shapes[name][0] for name in op.weights)
 
         def step(state: Pass) -> None:
             rows, others = state.buffers[x], None if residual is None else state.buffers[residual]
-            if state.has_adapter is None:
+            if state.slots is None:
                 state.buffers[output] = rows.new_zeros(len(rows), out) if others is None else others
                 return
-            added = factors.added(rows, state.has_adapter)
+            added = factors.added(rows, state.slots)
             state.buffers[output] = added if others is None else others + added
 
         return step
@@ -274,6 +272,10 @@ class Binder:
             return normed if dtype == torch.float32 else normed.to(dtype)
 
         return normalise
+
+    def factors(self, op: LowRank) -> Factors:
+        assert self.adapters is not None, "a program with adapters needs a bank"
+        return self.adapters.factors[op.weights]
 
     def norm_weight(self, name: str, size: int, add_one: bool) -> Tensor:
         if not name:

@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from .adapters import AdapterBank, AdapterRoom, Factors, adapters_of_tokens
+from .adapters import AdapterBank, AdapterRoom, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .config_limits import cannot_be_taken_back, entry, max_positions, refuse_layers, servable_positions
@@ -102,7 +102,7 @@ class TransformersExecutor:
         self.token_ids: Tensor | None = None
         self.bank = _bank(self._model)
         self.adapters = None if room is None else self._with_adapters(room)
-        self._has_adapter: Tensor | None = None  # of the pass that runs, as `adapters_of_tokens` has it
+        self._slots: Tensor | None = None  # of the pass that runs, as `slots_of_tokens` has them
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = servable_positions(model.config)
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
@@ -166,7 +166,7 @@ class TransformersExecutor:
         """
         assert isinstance(kv, TorchKV) and not inputs, "a whole model reads tokens only"
         self.check_hidden(hidden)
-        self._has_adapter = None if self.adapters is None else adapters_of_tokens(batch, self.adapters.num_slots)
+        self._slots = slots_of_tokens(batch)
         output = self._forward(batch, PagedPass(kv, AttentionPlan(batch)), bool(hidden))
         logits = self._logits(output, batch)
         top, argmax = logits.max(-1)
@@ -195,12 +195,12 @@ class TransformersExecutor:
             factors = bank.factors[(f"{name}.weight",)]
 
             def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, factors: Factors = factors) -> Tensor | None:
-                if self._has_adapter is None:
+                if self._slots is None:
                     return None
                 rows = inputs[0].reshape(-1, inputs[0].shape[-1])
-                if len(rows) != len(self._has_adapter):
+                if len(rows) != len(self._slots):
                     raise UnsupportedModel("a linear layer that does not see every token once cannot have an adapter")
-                return output + factors.added(rows, self._has_adapter).view(output.shape)
+                return output + factors.added(rows, self._slots).view(output.shape)
 
             layer.register_forward_hook(add)
         return bank

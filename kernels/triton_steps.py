@@ -15,7 +15,7 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .program import Activation, ArgMax, Attention, Experts, Linear, Op, RMSNorm, matrices_of
+from .program import Activation, ArgMax, Attention, Experts, Linear, LowRank, Op, RMSNorm, matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
@@ -24,6 +24,7 @@ from .triton.cache_write import rotate_and_store
 from .triton.experts import experts
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
 from .triton.linear_int4 import fixed_int4_linear, int4_linear
+from .triton.low_rank import MOST_TOKENS, MOST_WEIGHTS, low_rank
 from .triton.norms import rms_norm
 from .triton.quantise import quantised
 
@@ -58,6 +59,8 @@ class TritonKernels:
                 return _rms_norm(op, bind)
             case Linear():
                 return _linear(op, self._product(op, bind))
+            case LowRank():
+                return _low_rank(op, bind)
             case Attention():
                 return _attention(op, bind, SPLIT_PLACES if self.is_batch_invariant else None)
             case Activation():
@@ -139,6 +142,20 @@ def _linear(op: Linear, product: Product) -> Step:
     def step(state: Pass) -> None:
         buffers = state.buffers
         buffers[output] = product(buffers[x], None if residual is None else buffers[residual])
+
+    return step
+
+
+def _low_rank(op: LowRank, bind: Binder) -> Step:
+    factors, of_many = bind.factors(op), bind(op)
+    x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
+
+    def step(state: Pass) -> None:
+        buffers = state.buffers
+        if state.slots is None or not 0 < len(buffers[x]) <= MOST_TOKENS or len(op.weights) > MOST_WEIGHTS:
+            of_many(state)
+            return
+        buffers[output] = low_rank(buffers[x], factors, state.slots, None if residual is None else buffers[residual])
 
     return step
 

@@ -9,7 +9,7 @@ from random_adapters import Pairs, merged, random_pairs
 from small_networks import random_weights, small_program
 from torch import Tensor
 
-from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, adapters_of_tokens
+from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, slots_of_tokens
 from foretoken.kernels.batch_lists import BatchLists, BatchMemory
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.program import Linear, LowRank, Program
@@ -110,6 +110,5 @@ def test_rows_are_looked_up_anew_where_a_batch_s_memory_is_written_again() -> No
     memory = BatchMemory()
     for starts in ([0, 1, 4], [0, 3, 4]):
         lists = BatchLists(BLOCK_SIZE, [1] * 4, [0] * 4, [0] * 4, [0] * 4, [], [], starts, [1, 1], [1, 1], [], [[0], [0]], [2, 1])
-        found = adapters_of_tokens(memory.batch(lists), 2)
-        assert found is not None
-        assert found.int().argmax(-1).tolist() == [2] * starts[1] + [1] * (4 - starts[1])
+        found = slots_of_tokens(memory.batch(lists))
+        assert found is not None and found.tolist() == [2] * starts[1] + [1] * (4 - starts[1])
