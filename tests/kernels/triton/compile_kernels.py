@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from triton_compilation import builds
 
+from foretoken.kernels.adapters import Factors
 from foretoken.kernels.continuation import Continuation, Ways
 from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
@@ -38,6 +39,7 @@ from foretoken.kernels.triton import (
     following,
     linear,
     linear_int4,
+    low_rank,
     matching,
     norms,
     quantise,
@@ -166,8 +168,16 @@ def experts_of_models() -> None:
     assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
 
 
+def adapters_of(tokens: int, rank: int, slots: int, width: int, *outs: int) -> None:
+    factors = Factors(empty(len(outs), slots, rank, width), tuple(empty(slots, rank, out) for out in outs), empty(0, dtype=INT))
+    low_rank.low_rank(empty(tokens, width), factors, empty(tokens, dtype=INT), empty(tokens, sum(outs)))
+
+
 def small_ones() -> None:
     tokens = 9
+    for rank in (8, 16, 64):
+        adapters_of(tokens, rank, 4, 4096, 4096, 1024, 1024)
+        adapters_of(tokens, rank, 1, 14336, 4096)
     for width in (576, 4096, 16384):
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
         quantise.quantised(empty(tokens, width))
@@ -197,6 +207,7 @@ def early() -> None:
     q, k, v = (empty(1, heads, 128) for heads in (32, 8, 8))
     cache_write.rotate_and_store(q, k, v, empty(16, 8, 128), empty(16, 8, 128), places, places, empty(4096, 128))
     argmax.best_of_rows(x)
+    adapters_of(1, 16, 4, 4096, 14336, 14336)
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
     experts_of(1, 128, 768, 2048, 8)
 

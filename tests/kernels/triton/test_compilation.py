@@ -118,7 +118,7 @@ def test_experts(tmp_path: Path):
 def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and_before_they_write(tmp_path: Path):
     found = build("early", tmp_path)
     names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
-    names |= {"_route", "_group", "_visit", "_add_up"}
+    names |= {"_route", "_group", "_visit", "_add_up", "_inner", "_outer"}
     assert {one["name"] for one in found} == names | {"_dequantise"}
     touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|cp\.reduce|atom|red\.|ret;|prefetch|griddepcontrol\S*)")
     for one in found:
