@@ -24,7 +24,7 @@ usage: foretoken train target --data PATH ... --out DIR [flags]
 
   target      a tokenizer and a Llama-shaped model, from scratch
   draft       a small draft model for a target: it learns from what the target writes, and from its logits
-  head        a drafting head for a target: eagle3, eagle, medusa, mlp_speculator, mtp, pard, dflash or dflash2
+  head        a drafting head for a target: eagle3, eagle, medusa, mlp_speculator, mtp, pard, dflash, dflash2 or uno
   ngram-cache what follows short runs of tokens in what the target writes: counted in seconds, guesses in microseconds
   family      the embedded model and all of its drafters, by the recipe in this package
   evaluate    what the embedded family answers, and how many drafted tokens are accepted

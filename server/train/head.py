@@ -29,6 +29,7 @@ from ...proposers.training.heads.medusa import Medusa, MedusaSettings
 from ...proposers.training.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorSettings
 from ...proposers.training.heads.mtp import Mtp, MtpSettings
 from ...proposers.training.heads.pard import Pard, PardSettings
+from ...proposers.training.heads.uno import Uno, UnoSettings
 from ...proposers.training.reading import DataError
 from ...proposers.training.target import Shape
 from ...proposers.vocabularies import first_difference, read_tokenizer
@@ -108,6 +109,8 @@ def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[
             if "draft" not in given:
                 raise DataError("pard adapts a draft model: make one with `foretoken train draft`, and name it by --set draft=FOLDER")
             return _settings(PardSettings, given, num_tokens=k)
+        case "uno":
+            return _settings(UnoSettings, given, num_tokens=k)
         case "dflash":
             return _settings(DFlashSettings, given, block_size=None if k is None else k + 1)
         case "dflash2":
@@ -132,6 +135,8 @@ def make_head(target: FrozenTarget, settings: Any, counts: Tensor) -> Head:
                 return Mtp(target, settings)
             case PardSettings():
                 return Pard(target, settings)
+            case UnoSettings():
+                return Uno(target, settings)
             case DFlash2Settings():
                 return DFlash2(target, settings)
             case _:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..help_format import CommandParser
 
-METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash", "dflash2")
+METHODS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp", "pard", "dflash", "dflash2", "uno")
 MOST_N = 8                           # of kernels/ngram_table.py, which imports heavy things
 
 TARGET_EXAMPLES = """\

@@ -59,15 +59,7 @@ class Pard(Head):
         return output.last_hidden_state[0]
 
     def masks(self, batch: Packed) -> Blocks:
-        """Masks behind every token whose next but one is learned, as many as chance leaves it and the document has tokens for."""
-        distance = torch.arange(1, self.settings.num_tokens)
-        kept = (self.settings.retention**distance).clamp_min(self.settings.min_retention)
-        chance = torch.rand(len(batch.token_ids), generator=torch.Generator().manual_seed(batch.number))
-        lengths = (chance[:, None] < kept).sum(1).to(batch.token_ids.device)
-        starts = (batch.ahead(2)[1] * lengths).nonzero()[:, 0]
-        ends = torch.tensor(batch.bounds, device=starts.device)
-        room = ends[torch.searchsorted(ends, starts, right=True)] - 2 - starts
-        return Blocks(batch, starts + 1, lengths[starts].minimum(room), causal=True)
+        return slots_behind(batch, self.settings.num_tokens, self.settings.retention, self.settings.min_retention)
 
     def loss(self, batch: Packed) -> Losses:
         blocks = self.masks(batch)
@@ -86,3 +78,15 @@ class Pard(Head):
     def export(self, folder: Path) -> None:
         """A transformers model with `pard_token` in its config. The tokenizer is the draft's, unchanged: the caller saves it here."""
         copy.deepcopy(self.model).bfloat16().save_pretrained(folder)
+
+
+def slots_behind(batch: Packed, num_tokens: int, retention: float, min_retention: float) -> Blocks:
+    """Up to num_tokens - 1 slots behind every token whose next but one is learned, as many as chance leaves it and the document has
+    tokens for. Slot d is kept behind a share retention ** d of the tokens, or min_retention."""
+    kept = (retention ** torch.arange(1, num_tokens)).clamp_min(min_retention)
+    chance = torch.rand(len(batch.token_ids), generator=torch.Generator().manual_seed(batch.number))
+    lengths = (chance[:, None] < kept).sum(1).to(batch.token_ids.device)
+    starts = (batch.ahead(2)[1] * lengths).nonzero()[:, 0]
+    ends = torch.tensor(batch.bounds, device=starts.device)
+    room = ends[torch.searchsorted(ends, starts, right=True)] - 2 - starts
+    return Blocks(batch, starts + 1, lengths[starts].minimum(room), causal=True)
