@@ -68,6 +68,11 @@ class Engine:
         return self.core.controller.most_tokens
 
     @property
+    def max_loras(self) -> int | None:
+        """The most adapters at once; None = none are served."""
+        return None if self.adapters is None else self.adapters.bank.num_slots
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.model.tokenizer
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..kernels.rope import UnsupportedModel
 from .errors import EngineDead, InvalidRequest, QueueFull, RequestFailed
 from .plan import PlanRow, StepPlan
-from .request import Request, SamplingParams
+from .request import Adapter, Request, SamplingParams
 
 if TYPE_CHECKING:
     from .async_engine import AsyncEngine
@@ -50,24 +50,31 @@ class Embedder:
         text_config: Any = self._engine.engine.model.hf_config.get_text_config()
         return int(text_config.hidden_size)  # by attribute: GPT-2 calls it n_embd in its file
 
-    async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last") -> Tensor:
+    async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last", adapter: Adapter | None = None) -> Tensor:
         """[N, H] float32, one row of length 1 for each of N texts, which are token ids.
 
         Raises InvalidRequest (ContextTooLong among them), QueueFull, ShuttingDown or EngineDead before anything is computed,
-        RequestFailed if the target's states are not finite, or a drain did not wait so long.
+        RequestFailed if the target's states are not finite, or a drain did not wait so long; InvalidRequest if the adapter is unloaded
+        meanwhile.
         """
         engine = self._engine.engine
         for text in texts:
             engine.intake.check_text("input", text)
         if (num_waiting := self._engine.num_guests) >= max(engine.config.max_queued_requests, 1):
             raise QueueFull(f"the queue is full: {num_waiting:,} requests for embeddings are waiting", 1)
-        reading = Reading(texts, pooling)
+        reading = Reading(texts, pooling, adapter)
+
+        def advance(core: EngineCore) -> float:
+            if adapter is not None and (engine.adapters is None or engine.adapters.get(adapter.name) is not adapter):
+                raise InvalidRequest(f"the adapter {adapter.name!r} was unloaded meanwhile", "model", "model_not_found")
+            return reading.advance(core)
+
         with self._engine.guest():
             try:
                 while not reading.done:
                     self._engine.ask_for_time()
                     async with self._turn:
-                        seconds = await self._engine.call(reading.advance)
+                        seconds = await self._engine.call(advance)
                         if seconds and self._engine.num_in_flight:
                             await asyncio.sleep(seconds)
                     if not seconds:
@@ -97,8 +104,8 @@ class Reading:
 
     _numbers = count()
 
-    def __init__(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> None:
-        self._texts = [_Text(_request(f"embedding-{next(self._numbers)}", text)) for text in texts]
+    def __init__(self, texts: Sequence[Sequence[int]], pooling: Pooling, adapter: Adapter | None = None) -> None:
+        self._texts = [_Text(_request(f"embedding-{next(self._numbers)}", text, adapter)) for text in texts]
         self._pooling = pooling
         self.num_done = 0  # texts, the first ones
 
@@ -160,6 +167,6 @@ class Reading:
             text.pooled = states[-1].to("cpu", torch.float32, copy=True)
 
 
-def _request(name: str, token_ids: Sequence[int]) -> Request:
+def _request(name: str, token_ids: Sequence[int], adapter: Adapter | None) -> Request:
     """A text in the form that plans have rows in."""
-    return Request(name, token_ids, _UNUSED, arrival_time=0.0, max_tokens=0, seed=0)
+    return Request(name, token_ids, _UNUSED, arrival_time=0.0, max_tokens=0, seed=0, adapter=adapter)

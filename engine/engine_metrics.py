@@ -1,11 +1,12 @@
 """The engine's snapshot for Prometheus: load, and what speculation costs and brings, by proposer.
 
-Rendered when Prometheus asks, from one EngineStats; nothing is counted here. Every label value comes from a closed set:
-the configured proposers, the reasons not to speculate, depths in a draft.
+Rendered when Prometheus asks, from one EngineStats; nothing is counted here. Label values come from closed sets:
+the configured proposers, the reasons not to speculate, depths in a draft; and there are the names of the adapters in use.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,11 +21,12 @@ OFF_REASONS = (NO_PROPOSER, BATCH_SIZE, SLOWER)
 
 
 class EngineCollector(Collector):
-    """Renders what `stats` returns. labels: values of LABELS."""
+    """Renders what `stats` returns. labels: values of LABELS. max_loras: None = no adapters are served."""
 
-    def __init__(self, stats: Callable[[], EngineStats], labels: tuple[str, str]) -> None:
+    def __init__(self, stats: Callable[[], EngineStats], labels: tuple[str, str], max_loras: int | None = None) -> None:
         self._stats = stats
         self._labels = labels
+        self._max_loras = max_loras
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the names are known only with a snapshot; the registry is ours, nothing can collide
@@ -32,6 +34,8 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
         yield from self._load(stats)
+        if self._max_loras is not None:
+            yield self._adapters(stats, self._max_loras)
         yield from self._speculation(stats)
         yield from self._decision(stats)
         yield from self._proposers(stats.proposers)
@@ -49,6 +53,14 @@ class EngineCollector(Collector):
         yield self._counter("foretoken:steps", "Engine steps.", s.num_steps)
         yield self._counter("foretoken:step_seconds", "Time in engine steps.", s.step_seconds)
         yield self._counter("foretoken:target_seconds", "Time in forward passes of the target.", s.target_seconds)
+
+    def _adapters(self, s: EngineStats, max_loras: int) -> Metric:
+        """Its value is the time, as vLLM has it: whoever reads it takes the latest."""
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        family = self._gauges("vllm:lora_requests_info", "Adapters that requests have now; the value is the time.", labels)
+        names = (",".join(s.running_adapters), ",".join(s.waiting_adapters))
+        family.add_metric((*self._labels, str(max_loras), *names), time.time())
+        return family
 
     def _speculation(self, s: EngineStats) -> Iterable[Metric]:
         yield self._counter("vllm:spec_decode_num_drafts", "Drafts verified.", s.num_drafts)

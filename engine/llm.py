@@ -191,7 +191,7 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """The same as a server tells of its engine, under the same names."""
         engine = self._running()
-        return read(EngineCollector(self.stats, (engine.model.name, ENGINE)))
+        return read(EngineCollector(self.stats, (engine.model.name, ENGINE), engine.max_loras))
 
     def reset_prefix_cache(self) -> bool:
         with self._turn:
