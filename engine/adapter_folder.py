@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels.record import record
 from ..kernels.weights import WeightError, check_finite, read_tensors
 from .errors import ModelLoadError
-from .model_folder import ADAPTER, Progress, find_folder, read_json, require_files
+from .model_folder import ADAPTER, read_json, require_files
 
 FACTORS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -39,14 +39,6 @@ class AdapterWeights:
     folder: Path
     rank: int  # the greatest of any product
     pairs: Mapping[str, tuple[Tensor, Tensor]]  # weight -> down [r, in], up [out, r], float32
-
-
-def find_adapter(path: str, progress: Progress = lambda line: None) -> Path:
-    """The local folder of an adapter: a path, or a hub id, downloaded if needed. Raises ModelLoadError."""
-    folder = find_folder(path, None, progress)
-    if not (folder / ADAPTER).is_file():
-        raise ModelLoadError(f"{folder} is no adapter: it has no {ADAPTER}, which PEFT writes beside {FACTORS}")
-    return folder
 
 
 def adapter_rank(folder: Path) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 
 from ..kernels.adapters import AdapterBank, AdapterRoom
-from .adapter_folder import AdapterWeights, adapter_rank, find_adapter, read_adapter
+from .adapter_folder import AdapterWeights, adapter_rank, read_adapter
 from .config import AdapterConfig
 from .errors import InvalidRequest
-from .model_folder import Progress
+from .model_folder import Progress, find_adapter
 from .request import Adapter, Request
 
 USUAL_ADAPTERS, USUAL_RANK = 4, 16

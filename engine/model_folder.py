@@ -52,6 +52,14 @@ def find_folder(
     return _download(model, revision, progress, converting)
 
 
+def find_adapter(path: str, progress: Progress = lambda line: None) -> Path:
+    """The local folder of an adapter: a path, or a hub id, downloaded if needed. Raises ModelLoadError."""
+    folder = find_folder(path, None, progress)
+    if not (folder / ADAPTER).is_file():
+        raise ModelLoadError(f"{folder} is no adapter: it has no {ADAPTER}, which PEFT writes beside adapter_model.safetensors")
+    return folder
+
+
 def embedded(model: str) -> Path:
     """The folder of the embedded target, or of its drafter for a method. Raises ModelLoadError."""
     family = Path(__file__).parent / "demo_model"
@@ -173,8 +181,9 @@ def _unreadable(path: Path, why: str | None) -> str:
 
 
 def _adapter_sentence(folder: Path) -> str:
-    base = (read_json(folder, ADAPTER) or {}).get("base_model_name_or_path") or "its base model"
-    return f"{folder} is an adapter, which is not served by itself: merge it into {base} (peft: merge_and_unload) and serve the result"
+    base = (read_json(folder, ADAPTER) or {}).get("base_model_name_or_path") or "BASE-MODEL"
+    serve = f"foretoken serve {base} --lora-modules {folder.name}={folder}"
+    return f"{folder} is an adapter, which is served beside the model it was made for: {serve}; in scripts LLM(..., enable_lora=True)"
 
 
 def _gguf_sentence(file: Path) -> str:

@@ -9,7 +9,7 @@ SWITCHES = frozenset(
     --disable-custom-all-reduce --disable-fastapi-docs --disable-frontend-multiprocessing --disable-hybrid-kv-cache-manager
     --disable-log-requests --disable-log-stats --disable-logprobs-during-spec-decoding --disable-mm-preprocessor-cache
     --disable-nccl-for-dp-synchronization --disable-sliding-window --disable-uvicorn-access-log --enable-auto-tool-choice
-    --enable-chunked-prefill --enable-dbo --enable-eplb --enable-expert-parallel --enable-force-include-usage --enable-lora
+    --enable-chunked-prefill --enable-dbo --enable-eplb --enable-expert-parallel --enable-force-include-usage
     --enable-lora-bias --enable-log-deltas --enable-log-outputs --enable-log-requests --enable-mm-embeds
     --enable-multimodal-encoder-data-parallel --enable-offline-docs --enable-per-request-metrics --enable-prompt-adapter
     --enable-prompt-embeds --enable-prompt-tokens-details --enable-reasoning --enable-request-id-headers
@@ -36,7 +36,7 @@ TAKING_A_VALUE = frozenset(
     --load-format --log-config-file --logits-processor-pattern --logprobs-mode --long-lora-scaling-factors
     --long-prefill-token-threshold --lora-dtype --lora-extra-vocab-size --mamba-block-size --mamba-cache-dtype
     --mamba-ssm-cache-dtype --max-context-len-to-capture --max-cpu-loras --max-cudagraph-capture-size --max-log-len
-    --max-logprobs --max-long-partial-prefills --max-lora-rank --max-loras --max-num-partial-prefills --max-num-queued-tokens
+    --max-logprobs --max-long-partial-prefills --max-num-partial-prefills --max-num-queued-tokens
     --max-parallel-loading-workers --max-prompt-adapter-token --max-prompt-adapters --max-seq-len-to-capture --media-io-kwargs
     --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode --mm-processor-cache-gb --mm-processor-cache-type
     --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl --model-loader-extra-config --num-lookahead-slots
@@ -55,17 +55,17 @@ TAKING_A_VALUE = frozenset(
 TAKING_VALUES = frozenset(
     """
     --allowed-media-domains --cuda-graph-sizes --cudagraph-capture-sizes --default-mm-loras --ignore-patterns --logits-processors
-    --lora-modules --prompt-adapters
+    --prompt-adapters
     """.split()
 )
 NOTES = {
     "--block-size": "cache blocks hold 16 tokens",
     "--chat-template": "the template of the model folder is used",
-    "--enable-lora": "adapters are not served",
     **dict.fromkeys(["--hf-overrides", "--rope-scaling", "--rope-theta"], "config.json is read as it is"),
     "--generation-config": "sampling defaults are those of the API",
     "--load-format": "weights are read from safetensors",
-    "--lora-modules": "adapters are not served",
+    "--lora-dtype": "adapters have the model's dtype",
+    "--max-cpu-loras": "all adapters are where the model is; --max-loras says how many",
     "--override-generation-config": "requests say how tokens are chosen",
     "--tokenizer": "the tokenizer of the model folder is used",
     "--trust-remote-code": "code from a model folder is never run",

@@ -11,10 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ..engine.config import DEMO_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from ..engine.config import DEMO_MODEL, AdapterConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from ..engine.errors import ConfigError
 from ..engine.llm_options import devices_found
 from ..proposers.config import DraftModelConfig, EagleConfig, SpeculativeConfig
@@ -60,6 +60,7 @@ class ServerConfig:
     tool_call_parser: str | None = None  # how the model writes tool calls; None = what its chat template says
     reasoning_parser: str | None = None  # the same of its reasoning
     allowed_origins: tuple[str, ...] = ()  # exact origins, or "*"; empty = LOCAL_ORIGINS
+    allow_runtime_lora_updating: bool = False  # clients may load and unload adapters
     max_body_bytes: int = 4 * 2**20
     request_timeout_s: float = 600.0  # from a request's arrival to its last token
     drain_timeout_s: float = 30.0  # for requests in flight after SIGTERM
@@ -89,6 +90,8 @@ class ServerConfig:
         """The same of a command with flags of its own, and what all flags say by their names with underscores."""
         options = read_options(argv, variables(parser.settings), parser)
         config = cls.from_options(options.values)
+        if (variable("VLLM_ALLOW_RUNTIME_LORA_UPDATING") or "").lower() in ("1", "true"):
+            config = replace(config, allow_runtime_lora_updating=True)
         speculative = config.engine.speculative
         for warning in (*options.warnings, *_unapplied(options.values), *(speculative.warnings if speculative else ())):
             print(f"foretoken: warning: {warning}", file=sys.stderr)
@@ -105,6 +108,7 @@ class ServerConfig:
             cache=_fill(CacheConfig, values),
             scheduler=_fill(SchedulerConfig, values),
             speculative=speculation(values),
+            adapters=_adapters(values),
             **{name: values[name] for name in ENGINE_SETTINGS if name in values},
         )
         return cls(engine=engine, **_named(cls, values))
@@ -199,7 +203,22 @@ def _translate(values: dict[str, Any]) -> None:
 def _unapplied(values: Mapping[str, Any]) -> list[str]:
     """Values of our own flags that are understood and cannot be followed."""
     dtype = values.get("dtype")
-    return [f"--dtype {dtype} is not served; auto is used"] if dtype in ("half", "float16") else []
+    found = [f"--dtype {dtype} is not served; auto is used"] if dtype in ("half", "float16") else []
+    if values.keys().isdisjoint({"enable_lora", "lora_modules"}):
+        alone = ("--max-loras", "--max-lora-rank", "--allow-runtime-lora-updating")
+        found += [f"{flag} has no effect without --enable-lora" for flag in alone if flag[2:].replace("-", "_") in values]
+    return found
+
+
+def _adapters(values: Mapping[str, Any]) -> AdapterConfig | None:
+    """None if there is to be no room for any. Raises ConfigError."""
+    modules = tuple(module for word in values.get("lora_modules", ()) for module in word)
+    if not (modules or values.get("enable_lora")):
+        return None
+    own = values.get("served_model_names") or (values.get("model", DEMO_MODEL),)
+    if taken := [module.name for module in modules if module.name in own]:
+        raise ConfigError(f"--lora-modules: {taken[0]!r} is the model's own name; give the adapter another")
+    return AdapterConfig(modules, **_named(AdapterConfig, values))
 
 
 def _require_one_device(values: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ REFUSED = {
     "--ssl-certfile": "TLS is not served: put a proxy that ends TLS in front",
     "--ssl-keyfile": "TLS is not served: put a proxy that ends TLS in front",
 }
-# What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags of speculation.
+# What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags of speculation and adapters.
 ELSEWHERE = {
     **dict.fromkeys(["--speculative-algorithm", "--spec-type"], "--spec-method"),
     **dict.fromkeys(
@@ -36,6 +36,8 @@ ELSEWHERE = {
     "--speculative-eagle-topk": '"eagle_topk" in --speculative-config',
     **dict.fromkeys(["--draft-p-min", "--spec-draft-p-min"], '"confidence_threshold" in --speculative-config'),
     "--model-path": "--model",
+    **dict.fromkeys(["--lora-paths", "--lora", "--lora-scaled", "--adapters", "--lora-adapters"], "--lora-modules NAME=FOLDER ..."),
+    **dict.fromkeys(["--max-loras-per-batch", "--max-loaded-loras"], "--max-loras"),
     "--speculative-draft-model-quantization": "--speculative-model-quantization",
     "--speculative-draft-model-revision": '"revision" in --speculative-config',
 }

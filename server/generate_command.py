@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .config import ServerConfig
 from .exit_status import USAGE, failed
 from .generate_options import GenerateParser
-from .launch import require_model_folder
+from .launch import require_folders
 from .loading import Loading, imported, kept
 from .terminal.colors import Painter
 from .terminal.tokens import TokenPlacer
@@ -24,7 +24,7 @@ from .terminal.tokens import TokenPlacer
 if TYPE_CHECKING:
     from ..engine.bench.speculation_turn import Step, Turn
     from ..engine.boot import Engine
-    from ..engine.request import TokenDelta
+    from ..engine.request import Adapter, TokenDelta
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def generate(argv: Sequence[str]) -> int:
         prompt = sys.stdin.read().rstrip("\n")
     if not prompt:
         parser.error("the PROMPT is empty")
-    require_model_folder(config.engine.model.model)
+    require_folders(config.engine)
     with Loading(brief=True) as progress:
         progress("loading PyTorch")
         with imported():
@@ -68,7 +68,8 @@ def _generate(engine: Engine, prompt: str, values: dict[str, Any]) -> int:
         seed=values.get("seed"),
         speculation={"method": values.get("speculation", "auto")},
     )
-    request = engine.intake.requests("generate", token_ids, params, time.monotonic())
+    adapter = _adapter(engine, values["adapter"]) if "adapter" in values else None
+    request = engine.intake.requests("generate", token_ids, params, time.monotonic(), adapter=adapter)
     written = Written(engine, Painter(sys.stdout, values.get("color", "auto")), steps="show_steps" in values, quiet="json" in values)
     turn = take(engine.core, request, 1, written.on_step, written.on_deltas)
     written.end()
@@ -77,6 +78,14 @@ def _generate(engine: Engine, prompt: str, values: dict[str, Any]) -> int:
     else:
         print(written.painter.dim(f"[{_summary(turn)}]"), file=sys.stdout if "show_steps" in values else sys.stderr)
     return 0
+
+
+def _adapter(engine: Engine, name: str) -> Adapter:
+    from ..engine.errors import InvalidRequest
+
+    if engine.adapters is None:
+        raise InvalidRequest(f"--adapter {name} needs --lora-modules {name}=FOLDER")
+    return engine.adapters.require(name)
 
 
 def _token_ids(engine: Engine, prompt: str, values: dict[str, Any]) -> list[int]:

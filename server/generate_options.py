@@ -42,6 +42,7 @@ class GenerateParser(ServeParser):
         add("--temperature", type=temperature, metavar="T", help="0 is greedy, 1 the model's own distribution [0]")
         add("--top-p", type=share, metavar="P", help="only the likeliest tokens up to this probability [1]")
         add("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated [none]")
+        add("--adapter", metavar="NAME", help="which of --lora-modules answers [none: the model itself]")
         add("--speculation", metavar="NAME", help="off, auto, or one of the configured proposers [auto]")
         add("--show-steps", action="store_true", help="a line for each step instead of the text [off]")
         add("--json", action="store_true", help="one JSON object on stdout, once all is there [off]")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ..engine.config import DEMO_MODEL
-from ..engine.model_folder import HUB_ID, config_json, find_folder, weight_files
+from ..engine.config import DEMO_MODEL, EngineConfig
+from ..engine.model_folder import HUB_ID, config_json, find_adapter, find_folder, weight_files
 from .admission import MAX_HEADER_BYTES
 from .banner import banner
 from .config import ServerConfig
@@ -54,7 +54,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     logging.config.dictConfig(log_config(config.log_level))
     signal.signal(signal.SIGTERM, _end_at_once)  # until the server takes over; process 1 of a container has no default action
     config, made_key = with_key(config, reachable_from_outside(listener))
-    require_model_folder(config.engine.model.model)
+    require_folders(config.engine)
     check_store(config.response_store)
     allow_many_connections()
     progress = Loading()
@@ -184,11 +184,22 @@ def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]
     return dataclasses.replace(config, api_keys=("ft-" + secrets.token_urlsafe(24),)), True
 
 
-def require_model_folder(model: str) -> None:
+def require_folders(config: EngineConfig) -> None:
     """Say at once what a loader would find out seconds later. Hub ids pass. Raises ModelLoadError."""
-    path = Path(os.path.expanduser(model))
-    if model == DEMO_MODEL or (HUB_ID.fullmatch(model) and not path.exists()):
+    require_model_folder(config.model.model)
+    for module in config.adapters.modules if config.adapters is not None else ():
+        if not _is_hub_id(module.path):
+            find_adapter(module.path)
+
+
+def require_model_folder(model: str) -> None:
+    """Raises ModelLoadError."""
+    if model == DEMO_MODEL or _is_hub_id(model):
         return
     folder = find_folder(model, None, lambda line: None)
     config_json(folder)
     weight_files(folder)
+
+
+def _is_hub_id(path: str) -> bool:
+    return HUB_ID.fullmatch(path) is not None and not Path(os.path.expanduser(path)).exists()

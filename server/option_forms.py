@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
+from ..engine.config import AdapterModule
+
 T = TypeVar("T")
 
 
@@ -37,6 +39,35 @@ def name(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r} is not a name")
     return text
+
+
+def is_adapter_name(text: str) -> bool:
+    """One that a list of names can hold, too."""
+    return bool(text.strip()) and text.isprintable() and "," not in text
+
+
+def adapters(text: str) -> tuple[AdapterModule, ...]:
+    """`NAME=FOLDER`, or as JSON {"name": ..., "path": ...}, or a list of such objects."""
+    if not text.lstrip().startswith(("{", "[")):
+        name, equals, path = text.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER (a MODEL stands before the flag)")
+        return (_adapter(text, name, path),)
+    try:
+        listed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    entries = listed if isinstance(listed, list) else [listed]
+    for entry in entries:
+        if not (isinstance(entry, dict) and {"name", "path"} <= entry.keys() <= {"name", "path", "base_model_name"}):
+            raise argparse.ArgumentTypeError(f'{json.dumps(entry)} is not {{"name": NAME, "path": FOLDER}}')
+    return tuple(_adapter(json.dumps(entry), str(entry["name"]), str(entry["path"])) for entry in entries)
+
+
+def _adapter(text: str, name: str, path: str) -> AdapterModule:
+    if not (is_adapter_name(name) and path.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER, with a name that is printable and has no commas")
+    return AdapterModule(name, path)
 
 
 def port(text: str) -> int:

@@ -26,7 +26,7 @@ SPECULATION_OPTIONS = frozenset(
 )  # fmt: skip
 SWITCHED = {"1": True, "true": True, "0": False, "false": False}  # what a variable may say of a flag without a value
 _REPEATED = {"--api-key"}  # a list in a file becomes one flag an item
-_TAKING_VALUES = {"--served-model-name"}  # ... or one flag with several values
+_TAKING_VALUES = {"--served-model-name", "--lora-modules"}  # ... or one flag with several values
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _words_of(settings: Mapping[Any, Any], parser: ServeParser) -> list[str]:
             case list() if flag in _REPEATED:
                 words.extend(f"{flag}={item}" for item in value)
             case list() if flag in _TAKING_VALUES:
-                words.extend([flag, *map(str, value)])
+                words.extend([flag, *(json.dumps(item) if isinstance(item, dict) else str(item) for item in value)])
             case list() | dict():
                 words.append(f"{flag}={json.dumps(value)}")
             case _:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .config import ServerConfig
 from .exit_status import DATA, INTERRUPTED, SOFTWARE, failed
-from .launch import ending_signals, require_model_folder
+from .launch import ending_signals, require_folders
 from .loading import Loading, imported, kept
 from .logs import log_config
 from .run_batch_files import OK, Answers, BatchError, Line, read_lines
@@ -54,7 +54,7 @@ def run_batch(argv: Sequence[str]) -> int:
 def _run(config: ServerConfig, source: Path, target: Path, values: dict[str, Any]) -> int:
     if target.exists() and source.exists() and target.samefile(source):
         raise BatchError("--input and --output are the same file")
-    require_model_folder(config.engine.model.model)
+    require_folders(config.engine)
     num_lines = sum(1 for _ in read_lines(source))  # that it can be read is known before a file is made
     answers = Answers(target)
     report = Report(answers, num_lines)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from .help_format import HelpFormatter
-from .option_forms import count, key, name, origins, port, positive, seconds, share
+from .option_forms import adapters, count, key, name, origins, port, positive, seconds, share
 from .reasoning import REASONING_FORMATS
 from .tools.formats import FORMATS, NO_PARSER
 
@@ -34,6 +34,7 @@ examples:
       '[{"method": "ngram"}, {"method": "draft_model", "model": "./my-draft"}]'
   foretoken serve ./my-model --speculative-config '{"method": "off"}'
   foretoken serve ./my-model --quantization int8 --kv-cache-gb 8
+  foretoken serve ./my-model --lora-modules sql=./my-sql chat=./my-chat
   foretoken serve --host 0.0.0.0 --api-key "$KEY"
   foretoken serve --config server.yaml        (keys are the flags' names)
 
@@ -84,6 +85,7 @@ class ServeParser(argparse.ArgumentParser):
         self._add_model_flags()
         self._add_computing_flags()
         self._add_speculation_flags()
+        self._add_adapter_flags()
         self._add_memory_flags()
         self._add_api_flags()
         self._add_network_flags()
@@ -153,6 +155,16 @@ class ServeParser(argparse.ArgumentParser):
         add("--speculation-corpus-dir", metavar="DIR", help="keep the texts that suffix and ngram look in across restarts [none]")
         add("--allow-synthetic-acceptance", action="store_true", help="benchmarks only: guesses pass by chance, outputs are nonsense [off]")
 
+    def _add_adapter_flags(self) -> None:
+        add = self.section("adapters (LoRA)").add
+        add(
+            "--lora-modules", nargs="+", type=adapters, metavar="NAME=FOLDER",
+            help='adapters to serve, each by its name as model; also JSON, {"name": NAME, "path": FOLDER} [none]',
+        )  # fmt: skip
+        add("--enable-lora", action="store_true", help="have room for adapters that are loaded later [on with --lora-modules]")
+        add("--max-loras", type=count, metavar="N", help="most that are loaded at once [4, or all --lora-modules]")
+        add("--max-lora-rank", type=count, metavar="N", help="greatest rank that there is room for [16, or theirs]")
+
     def _add_memory_flags(self) -> None:
         add = self.section("memory and batching").add
         add("--max-num-seqs", type=count, metavar="N", help="most requests running at once [128]")
@@ -199,6 +211,10 @@ class ServeParser(argparse.ArgumentParser):
             help="clients must send it; may be repeated, and end in :priority=N [none; made up if others can reach the server]",
         )  # fmt: skip
         add("--insecure-no-auth", action="store_true", help="no key although others can reach the server [off]")
+        add(
+            "--allow-runtime-lora-updating", action="store_true",
+            help="clients may load adapters, from any path of this machine or the hub, and unload them: for clients you trust [off]",
+        )  # fmt: skip
         add("--allowed-origins", type=origins, metavar="ORIGINS", help="web pages that may call: a JSON list, or commas [this machine's]")
 
     def _add_logging_flags(self) -> None:

@@ -13,6 +13,7 @@ from running_server import RunningServer
 
 from foretoken import LLM, Counter, Gauge, GuidedDecodingParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt, Vector
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
+from foretoken.engine.request import LoRARequest
 from foretoken.proposers.config import DraftModelConfig, EagleConfig, MedusaConfig, NgramConfig, ProposerConfig, SpeculativeConfig
 from foretoken.server.config import ServerConfig
 
@@ -251,8 +252,8 @@ def test_parameters_as_old_scripts_write_them(llm: LLM) -> None:
     params.top_p = 2
     with pytest.raises(ValueError, match="top_p must be a number from 0 to 1"):
         llm.generate("x", params)
-    with pytest.raises(InvalidRequest, match="adapters are not served"):
-        llm.generate("x", lora_request="adapter")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequest, match=r"lora_request needs LLM\(..., enable_lora=True\)"):
+        llm.generate("x", lora_request=LoRARequest("sql", 1, "folder"))
     for name, value in {"use_beam_search": True, "best_of": 3, "truncate_prompt_tokens": 5}.items():
         with pytest.raises(ValueError, match=f"{name} is not served"):
             SamplingParams(**{name: value})

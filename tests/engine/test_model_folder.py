@@ -114,7 +114,7 @@ def test_an_adapter_is_told_from_a_folder_that_is_none(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some-org/base"}')
     (tmp_path / "adapter_model.safetensors").touch()
     for find in (config_json, weight_files):
-        with pytest.raises(ModelLoadError, match="is an adapter.*merge it into some-org/base"):
+        with pytest.raises(ModelLoadError, match="is an adapter.*foretoken serve some-org/base --lora-modules"):
             find(tmp_path)
 
 

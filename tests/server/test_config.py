@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.config import DEMO_MODEL, EngineConfig
+from foretoken.engine.config import DEMO_MODEL, AdapterConfig, AdapterModule, EngineConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.vllm_flags import SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
@@ -187,6 +187,10 @@ def test_flags_of_other_commands_are_no_variables() -> None:
         (("--api-key", ""), "not empty"),
         (("--api-key", "a b"), "without spaces"),
         (("--served-model-name", "a", ""), "'' is not a name"),
+        (("--lora-modules", "a=b", "c"), "'c' is not NAME=FOLDER (a MODEL stands before the flag)"),
+        (("--lora-modules", "a,b=c"), "has no commas"),
+        (("--lora-modules", '{"name": "a"}'), 'is not {"name": NAME, "path": FOLDER}'),
+        (("--lora-paths", "a=b"), "here it is --lora-modules NAME=FOLDER"),
         (("--config", "/no/such/file"), "foretoken: error: --config /no/such/file cannot be read"),
         (("--dtype", "int3"), "--dtype"),
         (("--allowed-origins", "[1]"), "must be a string"),
@@ -202,7 +206,7 @@ def test_mistakes_of_form_end_with_one_line(argv: tuple[str, ...], message: str,
 def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     config = read(
         *("--trust_remote_code", "T", "--swap-space", "-1", "--enable-chunked-prefill", "False", "--no-enable-log-requests"),
-        *("--lora-modules", "a=b", "c=d", "--compilation-config.level", "3", "-O3", "--enforce-eager", "--enforce-eager=True"),
+        *("--default-mm-loras", "a=b", "c=d", "--compilation-config.level", "3", "-O3", "--enforce-eager", "--enforce-eager=True"),
         *("--dtype", "half", "-q", "None", "--max-num-queued-tokens", "9", "--port", "7"),
     )
     assert config.engine.model.model == "T" and config.port == 7 and config.engine.model.dtype == "auto"
@@ -225,6 +229,32 @@ def test_no_flag_is_in_two_tables() -> None:
 def test_separate_keeps_values_that_look_like_nothing_else() -> None:
     own = separate(["--a-b", "-1", "--enforce-eager", "x", "--task", "generate", "y"], {"--a-b"})
     assert own.own == ["--a-b", "-1", "x", "y"]
+
+
+def test_adapters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    modules, as_json = (AdapterModule("a", "A=1"), AdapterModule("b", "B")), '{"name": "b", "path": "B", "base_model_name": "any"}'
+    wanted = AdapterConfig(modules, max_loras=3, max_lora_rank=64)
+    assert read("T", "--max-loras", 3, "--max-lora-rank", 64, "--lora-modules", "a=A=1", as_json).engine.adapters == wanted
+    assert read("T", "--enable-lora").engine.adapters == AdapterConfig() and read("T").engine.adapters is None
+    file = tmp_path / "server.yaml"
+    file.write_text("lora-modules: [a=A=1, {name: b, path: B}]\nmax-loras: 3\nmax_lora_rank: 64")
+    assert read("--config", file).engine.adapters == wanted
+    assert read("T", "--max-loras", 2, "--lora-dtype", "auto").engine.adapters is None
+    told = capsys.readouterr().err
+    assert "--max-loras has no effect without --enable-lora" in told and "adapters have the model's dtype" in told
+    monkeypatch.setenv("FORETOKEN_LORA_MODULES", f"[{as_json}]")
+    assert read("T").engine.adapters == AdapterConfig(modules[1:])
+    for flags, message in (
+        (("--served-model-name", "x", "b"), "'b' is the model's own name; give the adapter another"),
+        (("--lora-modules", "a=A", "a=B"), "two adapters are named 'a'"),
+        (("--lora-modules", "a=A", "b=B", "--max-loras", 1), "max_loras 1 is not between 2 and"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read("T", *flags)
+    assert read("--allow-runtime-lora-updating").allow_runtime_lora_updating
+    for text, allowed in (("1", True), ("True", True), ("0", False), ("", False)):
+        monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", text)
+        assert read().allow_runtime_lora_updating is allowed
 
 
 def test_tensor_parallelism_is_refused_with_the_devices_found() -> None:
