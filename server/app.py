@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from .. import __version__
 from ..engine.errors import ForetokenError
+from .adapters import add_adapters
 from .admission import Gate, Labelled
 from .anthropic.error_shape import AnthropicErrors
 from .anthropic.messages import add_messages
@@ -62,6 +63,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     _add_models(app, serving)
     _add_tokens(app, serving)
     add_tokenizer_info(app, serving)
+    add_adapters(app, serving)
     add_corpora(app, serving)
     responses = add_responses(app, serving)
     _add_health(app, serving)
@@ -114,18 +116,22 @@ class Direct(APIRoute):
 
 
 def _add_models(app: FastAPI, serving: Serving) -> None:
-    created = int(time.time())
+    created, names = int(time.time()), serving.names
 
     def card(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": created, "owned_by": "foretoken", "max_model_len": serving.max_model_len}
+        """Raises ApiError. An adapter's says, as vLLM has it, of which model it is and where it is from."""
+        adapter = names.adapter_of(name)
+        origin = {} if adapter is None else {"root": adapter.path, "parent": names.own[0]}
+        common = {"object": "model", "created": created, "owned_by": "foretoken", "max_model_len": serving.max_model_len}
+        return {"id": name, **common, **origin}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in serving.model_names]}
+        return {"object": "list", "data": [card(name) for name in names.listed]}
 
     @app.get("/v1/models/{name:path}")  # names of the hub have a slash
     async def model(name: str) -> dict[str, Any]:
-        return card(serving.require_model(name))
+        return card(name)
 
 
 def _add_tokens(app: FastAPI, serving: Serving) -> None:

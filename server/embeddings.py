@@ -16,6 +16,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from ..engine.errors import RequestFailed
+from ..engine.request import Adapter
 from .errors import ApiError, unsupported
 from .json_answer import JsonAnswer
 from .request_base import OpenAIObject
@@ -58,6 +59,7 @@ def add_embeddings(app: FastAPI, serving: Serving) -> None:
     async def embeddings(request: Request) -> Response:
         body = await serving.read(request, EmbeddingRequest)
         request.state.model = model = serving.require_model(body.model)
+        adapter = serving.names.adapter_of(body.model)
         if body.truncate_prompt_tokens is not None:
             raise unsupported("truncate_prompt_tokens")
         size = serving.embedder.size
@@ -65,16 +67,16 @@ def add_embeddings(app: FastAPI, serving: Serving) -> None:
             message = f"dimensions must be from 1 to {size:,}, the numbers in this model's vectors, not {body.dimensions:,}"
             raise ApiError(400, message, param="dimensions")
         texts = await asyncio.to_thread(_token_ids, body, serving)
-        vectors = await unless_gone(request.receive, _embedded(texts, body, serving))
+        vectors = await unless_gone(request.receive, _embedded(texts, body, adapter, serving))
         return await asyncio.to_thread(_answer, vectors, model, sum(map(len, texts)), body)
 
 
-async def _embedded(texts: Sequence[list[int]], body: EmbeddingRequest, serving: Serving) -> Tensor:
+async def _embedded(texts: Sequence[list[int]], body: EmbeddingRequest, adapter: Adapter | None, serving: Serving) -> Tensor:
     """Raises what the engine does, RequestFailed if it takes too long."""
     limit_s = serving.config.request_timeout_s
     try:
         async with asyncio.timeout(limit_s):
-            return await serving.embedder.embed(texts, body.pooling or "last")
+            return await serving.embedder.embed(texts, body.pooling or "last", adapter)
     except TimeoutError:
         raise RequestFailed(f"the request did not finish within {limit_s:g} s; send fewer or shorter texts", "timeout") from None
 

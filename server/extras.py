@@ -67,7 +67,7 @@ _UNSUPPORTED_ABOVE: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "custom_logit_processor": (None,),
     "watermark": (None, False),
-    # Which weights choose them.
+    # Which weights choose them: requests that generate declare the first two.
     "lora": (None, []),
     "lora_path": (None,),
     "adapter_id": (None,),
@@ -93,12 +93,14 @@ _UNSUPPORTED_ABOVE: dict[str, tuple[Any, ...]] = {
     "sampling_params": (None, {}),
 }
 _BESIDE = "its entries beside the prompt"
+_AS_MODEL = "the adapter's name as model"
 _INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",
     "do_sample": "temperature: 0",
     "stop_regex": "stop",
     "enable_thinking": """chat_template_kwargs: {"enable_thinking": ...}""",
+    **dict.fromkeys(("lora", "lora_path", "adapter_id", "adapters"), _AS_MODEL),
     "n_probs": "logprobs",
     "top_n_tokens": "logprobs",
     "return_logprob": "logprobs",

@@ -37,8 +37,8 @@ class ChoiceProgress:
 class Generation:
     """P prompts with n choices each, queued on construction; choice `index` = prompt * n + choice of that prompt.
 
-    arrival_time: of its body, by the monotonic clock; reading it, its form included, is part of what the client waits for.
-    Whoever makes one closes it, read or not. Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is
+    adapter: by name. arrival_time: of its body, by the monotonic clock; reading it, its form included, is part of what the client waits
+    for. Whoever makes one closes it, read or not. Raises InvalidRequest, QueueFull, ShuttingDown or EngineDead; then nothing is
     queued.
     """
 
@@ -54,6 +54,7 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: str | None = None,
         num_spec_tokens: int = 0,
         lossy: str | None = None,
         timeout_s: float = 600.0,
@@ -70,7 +71,9 @@ class Generation:
         for number, prompt in enumerate(prompts):
             name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
             try:
-                stream = engine.generate(prompt, params, request_id=name, priority=priority, cache_salt=cache_salt, tenant=tenant)
+                stream = engine.generate(
+                    prompt, params, request_id=name, priority=priority, cache_salt=cache_salt, tenant=tenant, adapter=adapter
+                )
             except ForetokenError:
                 self._close_streams()
                 raise

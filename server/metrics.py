@@ -1,7 +1,8 @@
 """What Prometheus and the log are told of requests: times, tokens, endings, and how well guesses went in each.
 
 Names and the labels model_name and engine are vLLM's, so that its dashboards work; `foretoken:` names what it lacks.
-Label values come from closed sets. The engine's own counts are never counted twice: engine_metrics.py renders its snapshot.
+Label values come from closed sets, and adapters have names. The engine's own counts are never counted twice: engine_metrics.py renders
+its snapshot.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _ACCEPTED = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9, 12, 17, 33, 65)  # 1 = every g
 class Metrics:
     """A registry of its own: several apps may live in one process."""
 
-    def __init__(self, stats: Callable[[], EngineStats], model_name: str, proposer_names: Sequence[str]) -> None:
+    def __init__(
+        self, stats: Callable[[], EngineStats], model_name: str, proposer_names: Sequence[str], max_loras: int | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self._stats = stats
         labels = (model_name, ENGINE)
@@ -63,7 +66,7 @@ class Metrics:
         self._unknown_fields = Counter(
             "foretoken:unknown_request_fields", "Request fields that were ignored because nobody knows them.", registry=self.registry
         )
-        self.registry.register(EngineCollector(stats, labels))
+        self.registry.register(EngineCollector(stats, labels, max_loras))
 
     def on_first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from .. import __version__
+from .adapters import LoadAdapter, UnloadAdapter
 from .admission import OPEN_PATHS
 from .anthropic.requests import CountTokensRequest, MessagesRequest
 from .embeddings import EmbeddingRequest
@@ -27,7 +28,7 @@ from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, Tokenize
 from .serving import Serving
 
 PATH = "/openapi.json"
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, PLAIN = "application/json", "text/event-stream", "text/plain"
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,13 @@ OPERATIONS = (
     Operation("post", "/v1/messages", "Anthropic's Messages", "AnthropicMessage", MessagesRequest, "AnthropicEvent"),
     Operation("post", "/v1/messages/count_tokens", "Count a request's prompt", "InputTokens", CountTokensRequest),
     Operation("post", "/v1/embeddings", "Texts as vectors", "Embeddings", EmbeddingRequest),
-    Operation("get", "/v1/models", "The names of the served model", "ModelList"),
+    Operation("get", "/v1/models", "The names of the served model and its adapters", "ModelList"),
     Operation("get", "/v1/models/{name}", "One of them", "Model", parameters=(_in_path("name"),), statuses=(404,)),
+    Operation("post", "/v1/load_lora_adapter", "Load an adapter", "", LoadAdapter, statuses=(403,), media_type=PLAIN),
+    Operation("post", "/v1/unload_lora_adapter", "Unload one", "", UnloadAdapter, statuses=(403,), media_type=PLAIN),
+    Operation("post", "/load_lora_adapter", "The same as SGLang has it", "AdaptersLoaded", LoadAdapter, statuses=(403,)),
+    Operation("post", "/unload_lora_adapter", "Likewise", "AdaptersLoaded", UnloadAdapter, statuses=(403,)),
+    Operation("get", "/lora-adapters", "The adapters, as llama.cpp lists them", "AdapterList"),
     Operation("get", "/v1/speculation/corpora", "Earlier answers that speculation learns from", "CorpusList"),
     Operation(
         "get",
@@ -131,19 +137,19 @@ OPERATIONS = (
     Operation("get", "/health/ready", "Whether new requests are welcome", "Health"),
     Operation("get", "/load", "How much is being done", "Load"),
     Operation("get", "/version", "The server's version", "Version"),
-    Operation("get", "/metrics", "Prometheus", "", media_type="text/plain"),
+    Operation("get", "/metrics", "Prometheus", "", media_type=PLAIN),
     Operation("get", PATH, "This document", "OpenAPI"),
 )
 
 
 def add_openapi(app: FastAPI, serving: Serving) -> None:
-    @cache
-    def content() -> bytes:
-        return json.dumps(document(serving.model_names, bool(serving.config.api_keys)), ensure_ascii=False).encode()
+    @lru_cache(maxsize=1)
+    def content(names: tuple[str, ...]) -> bytes:
+        return json.dumps(document(names, bool(serving.config.api_keys)), ensure_ascii=False).encode()
 
     @app.get(PATH, response_model=None)
     async def openapi() -> Response:
-        return Response(await asyncio.to_thread(content), media_type=JSON)
+        return Response(await asyncio.to_thread(content, serving.names.listed), media_type=JSON)
 
 
 def document(model_names: Sequence[str], has_keys: bool) -> dict[str, Any]:
@@ -201,6 +207,7 @@ def _described(operation: Operation, bodies: Mapping[type[BaseModel], Schema], h
 _ERRORS = {
     400: "A value that is wrong, or cannot be honoured; param names it",
     401: "No key, or a wrong one",
+    403: "The server's owner has not allowed it",
     404: "There is no such thing; for a request, no such model",
     408: "The body took too long to arrive",
     413: "The body is too large",

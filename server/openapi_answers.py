@@ -60,8 +60,13 @@ ANSWERS: dict[str, Schema] = {
     "Health": record(status=TEXT),
     "Version": record(version=TEXT),
     "Load": record(server_load=COUNT),
-    "Model": record(id=TEXT, object=one_of("model"), created=WHOLE, owned_by=TEXT, max_model_len=COUNT),
+    "Model": record(
+        {"root": TEXT, "parent": TEXT},  # of an adapter
+        id=TEXT, object=one_of("model"), created=WHOLE, owned_by=TEXT, max_model_len=COUNT,
+    ),
     "ModelList": listing(ref("Model")),
+    "AdaptersLoaded": record(success=FLAG, loaded_adapters={"type": "object", "additionalProperties": TEXT}),
+    "AdapterList": many(record(id=COUNT, path=TEXT, scale=NUMBER, name=TEXT)),
     "Tokens": record(count=COUNT, max_model_len=COUNT, tokens=_TOKEN_IDS, token_strs=maybe(many(TEXT))),
     "Detokenized": record(prompt=TEXT),
     "TokenizerInfo": record(

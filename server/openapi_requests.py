@@ -121,7 +121,8 @@ def request_schemas(
             properties[field] = {"anyOf": [properties[field], *more]}
     for model, reference in bodies.items():
         properties = schemas[reference["$ref"].rpartition("/")[2]]["properties"]
-        properties["model"] = {"enum": [*model_names, None], "description": "Without one, the first."}
+        if "model" in model.model_fields:
+            properties["model"] = {"enum": [*model_names, None], "description": "Without one, the first."}
         if model in _GENERATING:
             for name, limits in LIMITS.items():
                 if name in properties:

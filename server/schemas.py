@@ -64,6 +64,13 @@ class SpeculationField(OurObject):
     corpus_id: str | None = None
 
 
+class LoraScale(OpenAIObject):
+    """`lora`, an entry: how llama.cpp's clients ask for an adapter."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: float
+
+
 class StreamOptions(OpenAIObject):
     include_usage: bool | None = None
     include_speculation: bool | None = None
@@ -114,6 +121,8 @@ class GenerationRequest(OpenAIObject):
     truncation_side: Literal["left", "right"] | None = None
     prediction: Prediction | None = None
     speculation: SpeculationField | None = None
+    lora_path: str | None = None
+    lora: list[LoraScale] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -26,6 +26,7 @@ from .generation import Generation
 from .logprobs import TokenText
 from .logs import is_quiet, request_line
 from .metrics import Metrics
+from .model_names import ModelNames
 from .replies import ReplyFormats
 from .schemas import GenerationRequest, StreamOptions
 
@@ -49,11 +50,11 @@ class Serving:
         loaded = engine.engine
         self.engine = engine
         self.config = config
-        self.model_names = config.served_model_names or (loaded.model.name,)
+        self.names = ModelNames(config.served_model_names or (loaded.model.name,), loaded.adapters)
         self.max_model_len = loaded.model.max_model_len
         self.max_tokens = loaded.intake.max_tokens  # of one request, prompt and output together
         self.proposer_names = loaded.proposer_names
-        self.metrics = Metrics(engine.stats, self.model_names[0], self.proposer_names)
+        self.metrics = Metrics(engine.stats, self.names.own[0], self.proposer_names, loaded.max_loras)
         self.embedder = Embedder(engine)
         self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written)
@@ -73,13 +74,9 @@ class Serving:
         return body
 
     def require_model(self, name: str | None) -> str:
-        """The model's name as asked for; without one, the first. Raises ApiError with the names there are."""
-        if name is None:
-            return self.model_names[0]
-        if name not in self.model_names:
-            message = f"The model {name[:100]!r} does not exist. Served here: {', '.join(self.model_names)}"
-            raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
-        return name
+        """The model's or an adapter's name as asked for; without one, the first. Raises ApiError with the names there are."""
+        self.names.adapter_of(name)
+        return self.names.own[0] if name is None else name
 
     def require_room(self, num_prompts: int, n: int) -> None:
         """Each choice of each prompt is a request to the queue. Raises ApiError if they could never fit."""
@@ -117,6 +114,7 @@ class Serving:
             params = replace(params, prediction=prediction)
         if params.grammar is not None:  # compiling takes up to two seconds
             await asyncio.to_thread(self.engine.engine.intake.prepare, params)
+        adapter = self.names.chosen(body)
         generation = Generation(
             self.engine,
             self.metrics,
@@ -127,11 +125,12 @@ class Serving:
             priority=_priority(body.priority, request.state.best_priority),
             cache_salt=body.cache_salt or "",
             tenant=request.state.tenant,
+            adapter=None if adapter is None else adapter.name,
             num_spec_tokens=self._num_spec_tokens,
             lossy=self._lossy,
             timeout_s=self.config.request_timeout_s,
         )
-        request.state.generation, request.state.model = generation, body.model or self.model_names[0]  # for the log
+        request.state.generation, request.state.model = generation, body.model or self.names.own[0]  # for the log
         return generation
 
     def on_response(self, scope: Scope, status: int) -> None:

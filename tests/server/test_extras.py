@@ -84,7 +84,7 @@ def test_the_responses_api_knows_them_too(client: TestClient, fake: FakeEngine) 
         ({"mirostat": 2, "mirostat_tau": 4.0}, "leave it out"),
         ({"typical_p": 0.7}, "leave it out"),
         ({"samplers": ["top_k", "temperature"]}, "leave it out"),
-        ({"lora": [{"id": 0, "scale": 0.5}]}, "leave it out"),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, "send the adapter's name as model"),
         ({"stop_regex": "x+"}, "send stop"),
         ({"n_probs": 5}, "send logprobs"),
         ({"functions": [{"name": "f"}]}, "send tools"),

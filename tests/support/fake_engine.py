@@ -67,7 +67,7 @@ class FakeEngine:
         speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),), typical=self.typical)
         return SimpleNamespace(
             model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, num_spec_tokens=5,
-            intake=self.intake,
+            intake=self.intake, adapters=None, max_loras=None,
         )  # fmt: skip
 
     @property
@@ -91,6 +91,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: str | None = None,
     ) -> FakeStream:
         first = self.intake.requests(request_id, prompt_token_ids, params, 0.0, priority, cache_salt, tenant)[0]
         salts = {"salt": first.cache_salt, "corpus_id": first.corpus_id}
