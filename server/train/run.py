@@ -157,7 +157,7 @@ def open_to_readers(folder: Path) -> None:
     """What was exported, for everybody who may read the rest of it: safetensors makes its files the owner's alone, and a server in a
     container is somebody else."""
     for weights in folder.glob("*.safetensors"):
-        shutil.copymode(folder / "config.json", weights)
+        shutil.copymode(next(folder.glob("*config.json")), weights)  # an adapter's has another name
 
 
 def say(line: str) -> None:
