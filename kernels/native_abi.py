@@ -36,6 +36,7 @@ class OpKind(IntEnum):
     TOP_K = 10
     EXPERTS = 11
     LOCAL_CONV = 12
+    LOW_RANK = 13
 
 
 PANEL = 16  # outputs packed side by side
@@ -55,6 +56,21 @@ class PackedLinear(ctypes.Structure):
         ("weights", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
+    ]
+
+
+class NativeLowRank(ctypes.Structure):
+    _fields_ = [
+        ("precision", c_int32),
+        ("num_weights", c_int32),
+        ("num_slots", c_int32),
+        ("rank", c_int32),
+        ("inputs", c_int32),
+        ("gated", c_int32),
+        ("outputs", c_void_p),
+        ("ranks", c_void_p),
+        ("down", c_void_p),
+        ("ups", POINTER(c_void_p)),
     ]
 
 
@@ -82,6 +98,7 @@ class NativeOp(ctypes.Structure):
         ("norm_weight", c_void_p),
         ("norm_bias", c_void_p),
         ("weights", POINTER(PackedLinear)),
+        ("low_rank", POINTER(NativeLowRank)),
         ("layer", c_int32),
         ("num_heads", c_int32),
         ("kv_heads", c_int32),
@@ -216,7 +233,7 @@ def sources_digest(folder: Path) -> str:
 
 def fits(library: ctypes.CDLL, sources: Path) -> bool:
     """Whether the library was compiled from these sources. Where there are none, in an installed package, the two came together."""
-    structs = (PackedLinear, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsDrafter, RoundsRequest)
+    structs = (PackedLinear, NativeLowRank, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsDrafter, RoundsRequest)
     try:
         library.ft_sources.restype = c_char_p
         return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES and (

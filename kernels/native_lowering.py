@@ -9,7 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .native_abi import PANEL
-from .program import Activation, Attention, Concat, Experts, GatherRows, Linear, LocalConv, Op, Program, RMSNorm, Scale, Softcap, readers
+from .program import (
+    Activation,
+    Attention,
+    Concat,
+    Experts,
+    GatherRows,
+    Linear,
+    LocalConv,
+    LowRank,
+    Op,
+    Program,
+    RMSNorm,
+    Scale,
+    Softcap,
+    readers,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,7 @@ class Lowered:
     widths: tuple[int, ...]
     places: tuple[int, ...]
     for_logits: frozenset[str]  # buffers with one row for each of logits_indices, not for each token
+    by_turns: frozenset[str]  # residuals whose columns stand as a gated product has its panels, of gate and up by turns
 
 
 class NotLowered(ValueError):
@@ -65,6 +81,7 @@ def _fold(program: Program) -> list[Step]:
     """Products with their norms, activations, and the head's scale and softcap; ArgMax is the head's own business."""
     widths, read_by = program.buffers, readers(program.ops)
     kept = {*program.boundaries, program.final}
+    any_order = _in_any_order(program, read_by)
     norms = {
         op.outputs[0]: op
         for op in program.ops
@@ -89,7 +106,7 @@ def _fold(program: Program) -> list[Step]:
             following = read_by.get(name, [])
             if name == program.logits or name in kept or len(following) != 1 or id(following[0]) in folded:
                 break
-            grown = _grow(product, following[0], widths)
+            grown = _grow(product, following[0], widths, any_order)
             if grown is None:
                 break
             product = grown
@@ -115,11 +132,23 @@ def _one_input(attention: Attention) -> list[Step]:
     return [Concat(attention.inputs, (name,)), replace(attention, inputs=(name,))]
 
 
-def _grow(product: Product, op: Op, widths: dict[str, int]) -> Product | None:
-    """The product with the op behind it folded in, None if it does not fold."""
+def _in_any_order(program: Program, read_by: dict[str, list[Op]]) -> set[str]:
+    """Buffers whose writer can put them in panels by turns as well, for their only reader."""
+    return {
+        op.outputs[0]
+        for op in program.ops
+        if isinstance(op, LowRank)
+        and all(program.weights[name][0] % PANEL == 0 for name in op.weights)
+        and len(read_by.get(op.outputs[0], ())) == 1
+    }
+
+
+def _grow(product: Product, op: Op, widths: dict[str, int], any_order: set[str]) -> Product | None:
+    """The product with the op behind it folded in, None if it does not fold. any_order: residuals that may stand by turns."""
     match op:
         case Activation(inputs=(_,)) if product.activation is None:
-            if op.gated and widths[op.inputs[0]] % (2 * PANEL):  # gate and up can only alternate in whole panels
+            # gate and up can only alternate in whole panels, and what is added to them with them
+            if op.gated and (widths[op.inputs[0]] % (2 * PANEL) or not any_order.issuperset(product.inputs[1:])):
                 return None
             return replace(product, activation=op, output=op.outputs[0])
         case Scale() if product.activation is None and not product.softcap:
@@ -140,13 +169,14 @@ def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
         if isinstance(step, GatherRows):
             for_logits.update(step.outputs)
         elif any(name in for_logits for name in step.inputs):
-            if isinstance(step, Attention | Experts | LocalConv) or not all(name in for_logits for name in step.inputs):
+            if isinstance(step, Attention | Experts | LocalConv | LowRank) or not all(name in for_logits for name in step.inputs):
                 raise NotLowered(f"{type(step).__name__} over rows of two kinds")
             for_logits.update(step.outputs)
     used = [*program.inputs, *(name for step in steps for name in step.outputs)]
     buffers = {name: number for number, name in enumerate(used)}
     places = _share_memory(steps, buffers, {*program.inputs})
-    return Lowered(tuple(steps), buffers, tuple(widths[name] for name in used), places, frozenset(for_logits))
+    by_turns = frozenset(name for step in steps if isinstance(step, Product) and step.is_gated for name in step.inputs[1:])
+    return Lowered(tuple(steps), buffers, tuple(widths[name] for name in used), places, frozenset(for_logits), by_turns)
 
 
 def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[str]) -> tuple[int, ...]:

@@ -21,12 +21,13 @@ from .record import record
 from .sampling import ROW as SAMPLING_ROW
 
 FROM_PREDICTION, FROM_TEXT, FROM_TABLE, FROM_DRAFT = 0, 1, 2, 3
-_ROW = Struct("4Q16i2fi4x4i")
-_NUM_READ = Struct("i")
+_ROW = Struct("4Q16i2f6i")
+_ADAPTER = _NUM_READ = Struct("i")
 _ANSWER = Struct("3i")
 _DRAFT = Struct("6if")
 _ANSWER_OFFSET = _ROW.size - _ANSWER.size
 _NUM_READ_OFFSET = _ANSWER_OFFSET - _NUM_READ.size
+_ADAPTER_OFFSET = _NUM_READ_OFFSET - _ADAPTER.size
 ROW_BYTES = _ROW.size + SAMPLING_ROW.itemsize
 
 
@@ -59,6 +60,7 @@ class RoundsRow(NamedTuple):
     text_gain: float = 0.0
     trust: float = 1.0
     draft_k: int = 0
+    adapter: int = 0
     num_read: int = 0
     num_new: int = 0
     has_ended: int = 0
@@ -138,6 +140,11 @@ class RoundsExecutor(Protocol):
 def answers(rows: bytearray) -> list[tuple[int, int, int]]:
     """Of each packed row, its num_new, has_ended and has_failed."""
     return [_ANSWER.unpack_from(rows, start + _ANSWER_OFFSET) for start in range(0, len(rows), ROW_BYTES)]
+
+
+def adapters_of(rows: bytearray) -> list[int]:
+    """Of each packed row, its adapter."""
+    return [_ADAPTER.unpack_from(rows, start + _ADAPTER_OFFSET)[0] for start in range(0, len(rows), ROW_BYTES)]
 
 
 def nums_read(rows: bytearray) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from . import native, torch_executor
-from .adapters import AdapterBank
+from .adapters import AdapterBank, adapted
 from .config_limits import entry
 from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
@@ -84,7 +84,7 @@ def bind_program(
     adapters: that rows may have.
     Raises UnsupportedExecution for formats that would need the native executor, and where no executor can use what the bank has.
     """
-    refusal = native.supports(program, execution)
+    refusal = native.supports(program if adapters is None else adapted(program), execution)
     if refusal is None and (bank is None or native.has_weights(program, weights, bank)):
         return native.NativeExecutor(program, weights, execution, bank=bank, adapters=adapters)
     if execution.needs_native:

@@ -40,9 +40,9 @@ EXPORT int ft_isa() { return foretoken::detected_isa(); }
 
 // Bytes of the structs that cross the border: another number than Python's, and the two were made from different sources.
 EXPORT int ft_abi_bytes() {
-  return int(sizeof(foretoken::PackedLinear) + sizeof(foretoken::Op) + sizeof(NetworkSpec) + sizeof(RunRequest) + sizeof(ChainRequest) +
-             sizeof(RoundsRequest) + sizeof(foretoken::RoundsDrafter) + sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) +
-             sizeof(foretoken::SampleRow));
+  return int(sizeof(foretoken::PackedLinear) + sizeof(foretoken::LowRank) + sizeof(foretoken::Op) + sizeof(NetworkSpec) +
+             sizeof(RunRequest) + sizeof(ChainRequest) + sizeof(RoundsRequest) + sizeof(foretoken::RoundsDrafter) +
+             sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) + sizeof(foretoken::SampleRow));
 }
 
 // The digest of the sources that this was compiled from, as setup.py gives it.

@@ -57,6 +57,15 @@ EXPORT int ft_op_unpack_rows(int isa, const PackedLinear* w, const int64_t* ids,
   return with_kernels(isa, [&](const Kernels& kernels) { kernels.unpack_rows(*w, ids, count, width, scale, out, out_stride); });
 }
 
+EXPORT int ft_op_low_rank_down(int isa, const LowRank* w, int slot, const float* x, int rows, int first, int end, float* inner) {
+  return with_kernels(isa, [&](const Kernels& kernels) { kernels.low_rank_down(*w, slot, x, rows, first, end, inner); });
+}
+
+EXPORT int ft_op_low_rank_up(int isa, const LowRank* w, int slot, const float* inner, int rows, const float* residual, int first, int end,
+                             float* out) {
+  return with_kernels(isa, [&](const Kernels& kernels) { kernels.low_rank_up(*w, slot, inner, rows, residual, first, end, out); });
+}
+
 EXPORT int ft_op_rms_norm(int isa, const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps,
                           float* out, int64_t out_stride, int rows) {
   return with_kernels(

@@ -21,6 +21,7 @@ namespace {
 #include "ops/tiles.h"
 #endif
 #include "ops/linear.h"
+#include "ops/low_rank.h"
 #include "ops/cache_lines.h"
 #include "ops/rotate.h"
 #include "ops/attention.h"
@@ -33,7 +34,7 @@ namespace {
 
 const Kernels* FT_TABLE() {
   static constexpr Kernels table = {
-      prepare, linear, unpack_rows, rms_norm, activate, softcap, best_of_row, best_panels,
+      prepare, linear, unpack_rows, low_rank_down, low_rank_up, rms_norm, activate, softcap, best_of_row, best_panels,
       rotate_and_write, attend, fold, sample,
   };
   return &table;

@@ -98,7 +98,7 @@ struct Best {
 
 // What happens to a linear's result before it is stored: + bias (PackedLinear's), + residual, * scale, softcap, activation.
 struct Epilogue {
-  const float* residual;        // [rows, residual_stride] or null
+  const float* residual;        // [rows, residual_stride] or null; its columns stand as the panels do
   int64_t residual_stride;
   float scale;                  // 1 = none
   float softcap;                // cap * tanh(x / cap), 0 = none
@@ -110,6 +110,20 @@ struct Epilogue {
   int64_t out_stride;           // elements
   const int32_t* out_rows;      // [rows] where row r is stored, -1 = nowhere; null = row r at r
   Best* best;                   // [rows] or null: updated with these panels' results
+};
+
+// What adapters add to a product, whose weights stand side by side (Factors of kernels/adapters.py). Slots are numbered from 1 on: 0 adds
+// nothing.
+struct LowRank {
+  Precision precision;          // of the factors: float32 or bfloat16
+  int32_t num_weights, num_slots;
+  int32_t rank;                 // of a slot's memory
+  int32_t inputs;
+  int32_t gated;                // columns of the result stand as a gated product has its panels: whole ones, of gate and up by turns
+  const int32_t* outputs;       // [weights]
+  const int32_t* ranks;         // [weights][slots] leading rows of down and up that count
+  const void* down;             // [weights][slots][rank][inputs]
+  const void* const* ups;       // of each weight [slots][rank][its outputs]
 };
 
 enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
@@ -203,6 +217,11 @@ struct Kernels {
                  void* scratch);
   // Rows of a packed weight as floats (a tied embedding): out[i] = scale * w[ids[i]], width columns.
   void (*unpack_rows)(const PackedLinear&, const int64_t* ids, int count, int width, float scale, float* out, int64_t out_stride);
+
+  // Rows that have one adapter, in two steps: inner [rows][weights * rank] = x [rows][inputs] @ down.T, its columns [first, end), and
+  // out = inner @ up, + residual if that is not null, of which columns [first, end) are made, from the first of a panel on.
+  void (*low_rank_down)(const LowRank&, int slot, const float* x, int rows, int first, int end, float* inner);
+  void (*low_rank_up)(const LowRank&, int slot, const float* inner, int rows, const float* residual, int first, int end, float* out);
 
   // RMSNorm of float rows: out = x / rms * weight + bias. x == out is allowed.
   void (*rms_norm)(const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps, float* out,

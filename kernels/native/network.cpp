@@ -65,6 +65,8 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
       most_.queries = std::max(most_.queries, size_t(std::max(op.num_heads, 1)) * round_up(size_t(op.k_dim), 32) * sizeof(float));
     } else if (op.kind == OpKind::kTopK) {
       most_.ranked = std::max(most_.ranked, size_t(width(op.inputs[0])));
+    } else if (op.kind == OpKind::kLowRank) {
+      most_.ranks = std::max(most_.ranks, size_t(op.low_rank->num_weights) * size_t(op.low_rank->rank));
     } else if (op.kind == OpKind::kExperts) {
       measure(op.weights[0]);
       measure(op.weights[op.num_experts]);
@@ -154,6 +156,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   expert_inner_.get<float>(visits * most_.expert_width);
   expert_results_.get<float>(visits * most_.expert_out);
   queries_.get<char>(rows * most_.queries + 1);
+  if (most_.ranks) enter_adapters();
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
     worker.ahead = {};
@@ -209,7 +212,7 @@ void Network::plan_phases(bool chooses) {
     int end = i;
     int floats = 0;
     while (end < num_ops && is_row_local(ops_[size_t(end)].kind) && ops_[size_t(end)].for_logits == ops_[size_t(i)].for_logits &&
-           (end == i || !reads_other_rows(ops_[size_t(end)].kind))) {
+           !divides_columns(ops_[size_t(end)]) && (end == i || !reads_other_rows(ops_[size_t(end)].kind))) {
       floats += width(ops_[size_t(end)].output);
       ++end;
     }
@@ -236,6 +239,9 @@ void Network::plan_phases(bool chooses) {
       ++i;
     } else if (op.kind == OpKind::kExperts) {
       plan_experts(i);
+      ++i;
+    } else if (op.kind == OpKind::kLowRank) {
+      plan_low_rank(i);
       ++i;
     }
   }
@@ -323,6 +329,10 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       }
       break;
     }
+    case PhaseKind::kDown:
+    case PhaseKind::kUp:
+      run_low_rank(phase, int(first), end);
+      break;
     case PhaseKind::kRoute:
     case PhaseKind::kGroup:
     case PhaseKind::kEnterExperts:

@@ -30,6 +30,7 @@ enum class OpKind : int32_t {
   kTopK = 10,
   kExperts = 11,
   kLocalConv = 12,
+  kLowRank = 13,
 };
 
 constexpr int kMaxInputs = 8;
@@ -44,7 +45,7 @@ struct Op {
   int32_t inputs[kMaxInputs];
   int32_t output;
   int32_t second_output;        // top-k: the values; columns go to output, both as floats
-  int32_t residual;             // linear
+  int32_t residual;             // linear, low rank
   int32_t for_logits;           // 1: rows are those whose logits are wanted (N), not all tokens (T)
   int32_t is_head;              // linear: its result is the logits
   int32_t normalise;            // linear: an RMSNorm of the input comes first
@@ -59,6 +60,7 @@ struct Op {
   const float* norm_weight;     // norm, linear; local conv: [taps][width], what kernels are added to
   const float* norm_bias;
   const PackedLinear* weights;  // linear, embed, experts
+  const LowRank* low_rank;
   int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention
   const float* rope;            // [positions][2 * rope_half]
   const float* q_norm;
@@ -133,7 +135,7 @@ struct RoundsRow {
   float text_gain;              // tokens that a whole guess from the text brings beyond its price
   float trust;                  // of what the table expects to be accepted, the share that is
   int32_t draft_k;              // most guesses from the drafter; a row that has some has none from elsewhere
-  int32_t padding;
+  int32_t adapter;              // slot of its adapter, 0 = none
   int32_t num_read;             // tokens whose entries are in the drafter's cache, in and out
   int32_t num_new;              // out: tokens that have come
   int32_t has_ended;            // out: with a stop, or with the last one that may come
@@ -223,6 +225,7 @@ class Network : private Job {
  private:
   enum class PhaseKind {
     kRows, kPanels, kRotate, kAttend, kHeads,
+    kDown, kUp,  // network_adapters.cpp
     kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
     kChoose
   };
@@ -277,6 +280,15 @@ class Network : private Job {
   void run_experts(const Phase& phase, int first, int end, Worker& worker);
   PreparedRows visits_from(const PackedLinear& weights, int visit, int count);
   void visit_experts(const Op& op, const PackedLinear* experts, bool gated, float* to, int first, int end, Worker& worker);
+  void enter_adapters();
+  bool divides_columns(const Op& op) const;
+  void plan_low_rank(int op);
+  void run_low_rank(const Phase& phase, int first, int end);
+  void run_low_rank_on_rows(const Op& op, int first, int end);
+  template <typename F>
+  void for_slots(int first, int end, F&& act) const;
+  void go_down(const Op& op, int first, int end, int first_rank, int end_rank);
+  void go_up(const Op& op, int first, int end, int first_column, int end_column);
   void choose(int row, Worker& worker);
   void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
@@ -316,6 +328,7 @@ class Network : private Job {
   bool wants_best_ = false;
   bool shortens_ = false;             // whether the head is the shortlist
   std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
+  std::vector<int32_t> slots_;          // [T] of each token's adapter, 0 = none
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;
   ExpertRoutes routes_;                 // of the experts whose turn it is
@@ -327,12 +340,12 @@ class Network : private Job {
   std::vector<int> place_widths_;       // of the widest buffer of each place
   struct {
     size_t prepared = 0, queries = 0;   // bytes
-    size_t groups = 0, ranked = 0;      // numbers
+    size_t groups = 0, ranked = 0, ranks = 0;  // numbers
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, input_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
-      rounds_sampling_, expert_inner_, expert_results_;
+      rounds_sampling_, expert_inner_, expert_results_, low_rank_inner_;
 };
 
 }  // namespace foretoken

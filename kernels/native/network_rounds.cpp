@@ -142,7 +142,7 @@ struct RoundsBatch {
   std::vector<Guess> guesses;
   std::vector<Chain> chains;  // what guesses from the table point to
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
-  std::vector<int32_t> query_start, seq_lens, num_causal, tables;
+  std::vector<int32_t> query_start, seq_lens, num_causal, tables, adapters;
   int table_width = 1;
 
   int tokens() const { return int(token_ids.size()); }
@@ -150,6 +150,7 @@ struct RoundsBatch {
 
   void lay_out(const RoundsRequest& request, const std::vector<int>& alive, const DraftChains& drafts, int vocab) {
     guesses.clear(), token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
+    adapters.clear();
     query_start.assign(1, 0);
     chains.resize(alive.size());
     int room = request.most_tokens - int(alive.size());
@@ -170,6 +171,7 @@ struct RoundsBatch {
       query_start.push_back(tokens());
       seq_lens.push_back(first + 1 + guess.count);
       num_causal.push_back(guess.count + 1);
+      adapters.push_back(row.adapter);
     }
     for (int i = int(logits_indices.size()); i < tokens(); ++i) logits_indices.push_back(i);
     tree_mask.assign(size_t(tokens()), 0);
@@ -178,7 +180,7 @@ struct RoundsBatch {
 
   BatchView view() const {
     return {tokens(), int(guesses.size()), table_width, tokens(), token_ids.data(), positions.data(), slots.data(), query_start.data(),
-            seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr};
+            seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr, adapters.data()};
   }
 
  private:

@@ -77,6 +77,9 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
     case OpKind::kLocalConv:
       convolve(op, first, end);
       break;
+    case OpKind::kLowRank:
+      run_low_rank_on_rows(op, first, end);
+      break;
     case OpKind::kLinear:
     case OpKind::kAttention:
     case OpKind::kExperts:

@@ -49,18 +49,18 @@ struct Finish {
 // How results are made, chosen once for all rows. The usual ones are known to the compiler: with all choices inside the loops
 // a panel of 16 rows would spend an eighth of its time here.
 struct PlainEnding {
-  static constexpr bool kGated = false, kWhole = true;
+  static constexpr bool kGated = false, kWhole = true, kAdds = true;
   static Vec function(const Epilogue&, Vec v) { return v; }
   static Vec temper(const Epilogue&, Vec v) { return v; }
 };
 struct SwiGluEnding {
-  static constexpr bool kGated = true, kWhole = true;
+  static constexpr bool kGated = true, kWhole = true, kAdds = false;
   static Vec function(const Epilogue&, Vec v) { return function_of(Function::kSilu, v); }
   static Vec temper(const Epilogue&, Vec v) { return v; }
 };
 template <bool kIsGated>
 struct AnyEnding {
-  static constexpr bool kGated = kIsGated, kWhole = false;
+  static constexpr bool kGated = kIsGated, kWhole = false, kAdds = true;
   static Vec function(const Epilogue& e, Vec v) { return function_of(e.function, v); }
   static Vec temper(const Epilogue& e, Vec v) {
     if (e.scale != 1.0f) v = v * splat(e.scale);
@@ -76,7 +76,8 @@ inline void finish_as(const Finish& f) {
     const int row = f.first_row + r, place = e.out_rows ? e.out_rows[row] : row;
     const float* const sums = f.sums + int64_t(r) * f.sum_stride;
     const float row_scale = kInteger ? f.row_scales[r] : 1.0f;
-    const float* const residual = !Ending::kGated && e.residual ? e.residual + row * e.residual_stride + f.first_column : nullptr;
+    const int first_sum = Ending::kGated ? 2 * f.first_column : f.first_column;
+    const float* const residual = Ending::kAdds && e.residual ? e.residual + row * e.residual_stride + first_sum : nullptr;
     const int64_t at_row = place * e.out_stride + f.first_column;
     float* const out = e.out && place >= 0 ? e.out + at_row : nullptr;
     uint16_t* const narrow = e.narrow_out && place >= 0 ? e.narrow_out + at_row : nullptr;
@@ -93,7 +94,7 @@ inline void finish_as(const Finish& f) {
         Vec v = load(sums + at_sum);
         if (kInteger) v = dequantised(as_ints(v), load(f.weight_scales + at_sum), row_scale);
         if (f.bias) v = v + load(f.bias + at_sum);
-        if (residual) v = v + load_some(residual + c, exist);
+        if (residual) v = v + load_some(residual + at_sum, exist);
         return Ending::temper(e, v);
       };
       Vec v;
@@ -123,7 +124,7 @@ inline void finish_floats_or_integers(const Finish& f) {
   const Epilogue& e = f.e;
   const bool plain = e.scale == 1.0f && e.softcap == 0.0f && f.columns % kPanel == 0;
   if (e.gated) {
-    plain && e.function == Function::kSilu ? finish_as<kInteger, SwiGluEnding>(f) : finish_as<kInteger, AnyEnding<true>>(f);
+    plain && e.function == Function::kSilu && !e.residual ? finish_as<kInteger, SwiGluEnding>(f) : finish_as<kInteger, AnyEnding<true>>(f);
   } else {
     plain && e.function == Function::kNone ? finish_as<kInteger, PlainEnding>(f) : finish_as<kInteger, AnyEnding<false>>(f);
   }
@@ -131,7 +132,7 @@ inline void finish_floats_or_integers(const Finish& f) {
 
 // Rows [first_row, + rows) and panels [first_panel, + num_panels). tile[r * tile_stride + 16 p] is the first sum of row
 // first_row + r and panel first_panel + p: float32, or int32 for an integer weight (less the offset of unsigned operands).
-// With e.gated first_panel and num_panels are even and a residual is not allowed. bests: of these rows; unused without e.best.
+// With e.gated first_panel and num_panels are even. bests: of these rows; unused without e.best.
 inline void finish_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_row, int rows, int first_panel,
                         int num_panels, const float* tile, int tile_stride, LaneBests* bests) {
   const int parts = e.gated ? 2 : 1, column = first_panel * kPanel, first_column = column / parts;
