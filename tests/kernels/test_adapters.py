@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from native_batches import BLOCK_SIZE, Row, batch_of
-from random_adapters import Pairs, merged, random_pairs
+from random_adapters import Pairs, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
 from torch import Tensor
 
@@ -24,10 +24,6 @@ def scores(network: TorchExecutor, batch: RaggedBatch) -> Tensor:
     logits = network.run(batch, network.allocate(8, BLOCK_SIZE)).logits
     assert logits is not None
     return logits
-
-
-def with_adapters(batch: RaggedBatch, *slots: int) -> RaggedBatch:
-    return dataclasses.replace(batch, adapters=torch.tensor(slots, dtype=torch.int32))
 
 
 def network_with_bank(program: Program, weights: dict[str, Tensor]) -> tuple[TorchExecutor, AdapterBank]:

@@ -10,8 +10,10 @@ import pytest
 import torch
 import transformers
 from native_batches import BLOCK_SIZE, Row, batch_of
+from random_adapters import random_pairs, with_adapters
 
 from foretoken.kernels import native
+from foretoken.kernels.adapters import AdapterBank, AdapterRoom
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.fuse import fuse
@@ -68,20 +70,42 @@ def test_any_arrangement_gives_the_same_bits(model: Model, execution: Execution)
         _compare(executor, texts, reference, random.Random(trial))
 
 
-def _one_by_one(executor: NativeExecutor, text: list[int]) -> torch.Tensor:
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+def test_rows_have_the_same_bits_beside_rows_with_other_adapters(model: Model, execution: Execution) -> None:
+    """Those without any have the bits of a network that knows of none."""
+    program, weights = model
+    bank = AdapterBank.of(program, AdapterRoom(num_slots=3, rank=7), execution.dtype)
+    executor, plain = NativeExecutor(program, weights, execution, adapters=bank), NativeExecutor(program, weights, execution)
+    bank.put(1, random_pairs(bank, 1))
+    bank.put(3, random_pairs(bank, 3, rank=2, weights="mlp"))
+    rng = random.Random(6)
+    texts, slots = [[rng.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(3)], (1, 0, 3)
+    reference = [_one_by_one(executor if slot else plain, text, slot) for text, slot in zip(texts, slots, strict=True)]
+    for trial in range(5):
+        native.set_threads(rng.choice([1, 2, 3]))
+        _compare(executor, texts, reference, random.Random(trial), slots)
+
+
+def _one_by_one(executor: NativeExecutor, text: list[int], slot: int = 0) -> torch.Tensor:
     """Logits [LENGTH, V] of a text computed alone, one token a pass."""
     kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
     blocks = list(range(-(-LENGTH // BLOCK_SIZE)))
     logits = []
     for i, token in enumerate(text):
-        output = executor.run(batch_of([Row([token], i, blocks)]), kv)
+        output = executor.run(with_adapters(batch_of([Row([token], i, blocks)]), slot), kv)
         assert output.logits is not None
         logits.append(output.logits[0])
         assert output.argmax[0] == output.logits[0].argmax() and output.top[0] == output.logits[0].max()
     return torch.stack(logits)
 
 
-def _compare(executor: NativeExecutor, texts: list[list[int]], reference: list[torch.Tensor], rng: random.Random) -> None:
+def _compare(
+    executor: NativeExecutor,
+    texts: list[list[int]],
+    reference: list[torch.Tensor],
+    rng: random.Random,
+    slots: tuple[int, ...] = (0, 0, 0),
+) -> None:
     """The texts in ragged steps of random lengths, together, in random blocks, with a random tree behind each step.
 
     One branch of the tree is the text itself: its tokens must have the text's logits; they are then thrown away.
@@ -99,7 +123,7 @@ def _compare(executor: NativeExecutor, texts: list[list[int]], reference: list[t
             tree, branch = _random_tree(rng, text[done[r] + len(new) :]) if new and rng.random() < 0.6 else ([], [])
             rows.append(Row(new, done[r], blocks[r], tree))
             branches.append(branch)
-        batch = batch_of(rows)
+        batch = with_adapters(batch_of(rows), *slots)
         output = executor.run(batch, kv)
         logits = output.logits
         if logits is None:

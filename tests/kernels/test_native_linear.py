@@ -21,6 +21,7 @@ from native_ops import (
     each_precision,
     linear,
     packed,
+    panel_order,
     prepare,
     unpacked,
 )
@@ -56,17 +57,20 @@ def test_linear(isa: int, precision: Precision, seed: int) -> None:
     gated = rng.random() < 0.3
     outputs *= 2 if gated else 1
     bias = torch.randn(outputs) if rng.random() < 0.5 else None
-    residual = torch.randn(rows, outputs + 2)[:, :outputs] if rng.random() < 0.5 and not gated else None
+    residual = torch.randn(rows, outputs + 2)[:, :outputs] if rng.random() < 0.5 else None
     after = After(residual, rng.choice([1.0, 0.3]), rng.choice([0.0, 5.0]), rng.choice(list(FUNCTIONS)), gated)
     w = packed(list(torch.randn(outputs, width).chunk(2 if gated else 1)), precision, bias, gated)
     x = prepare(isa, torch.randn(rows, width), precision, w.struct.inputs)
 
-    out, best = linear(isa, w, x, outputs, after)
+    order, given = torch.arange(outputs), residual
+    if gated:
+        order = panel_order(outputs)
+        if residual is not None:
+            given = torch.full((rows, w.struct.outputs), 55.0)
+            given[:, order] = residual
 
-    order = torch.arange(outputs)
-    if gated:  # where gate and up lie: panels of 16 in turn
-        half = torch.arange(outputs // 2)
-        order = torch.cat([half // 16 * 32 + half % 16, half // 16 * 32 + 16 + half % 16])
+    out, best = linear(isa, w, x, outputs, replace(after, residual=given))
+
     weights = unpacked(isa, w, order, width).double()
     if rows:
         sizes = x.values[:, :width].abs() @ weights.abs().T  # rounding errors are relative to the terms
@@ -139,6 +143,17 @@ def test_narrow_results_are_the_others_rounded(isa: int, precision: Precision, g
     wide, _ = linear(isa, w, x, 80, after)
     narrow, _ = linear(isa, w, x, 80, replace(after, narrow=True), splits=[2])
     assert torch.equal(narrow, wide.bfloat16())
+
+
+@each_isa
+@each_precision
+@pytest.mark.parametrize("after", [After(), After(function="silu", gated=True), After(softcap=2.0)], ids=["plain", "gated", "capped"])
+def test_a_residual_of_nothing_changes_no_bit(isa: int, precision: Precision, after: After) -> None:
+    w = packed(list(torch.randn(96, 96).chunk(1 + after.gated)), precision, None, after.gated)
+    x = prepare(isa, torch.randn(19, 96), precision, w.struct.inputs)
+    for nothing in (0.0, -0.0):
+        with_residual, _ = linear(isa, w, x, 96, replace(after, residual=torch.full((19, 96), nothing)))
+        assert_same_bits(with_residual, linear(isa, w, x, 96, after)[0])
 
 
 @each_isa

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import pytest
 import transformers
 
+from foretoken.kernels.adapters import adapted
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
 from foretoken.kernels.native_lowering import Lowered, NotLowered, Product, lower
-from foretoken.kernels.program import Attention, GatherRows, Linear, LocalConv, Op, Program, RMSNorm
+from foretoken.kernels.program import Activation, Attention, GatherRows, Linear, LocalConv, LowRank, Op, Program, RMSNorm
 
 
 def llama(**settings: Any) -> Program:
@@ -73,6 +75,40 @@ def test_memory_is_shared_only_by_buffers_that_are_never_needed_together() -> No
     lowered = lower(llama())
     assert len(set(lowered.places)) < len(lowered.places) // 2
     _check_places(lowered)
+
+
+def test_products_take_what_adapters_add_and_fold_what_is_behind_them_all_the_same() -> None:
+    program = llama()
+    plain, lowered = lower(program), lower(adapted(program))
+    layer = lowered.steps[1:12]
+    kinds = [RMSNorm, LowRank, Product, Attention, LowRank, Product, RMSNorm, LowRank, Product, LowRank, Product]
+    assert [type(step) for step in layer] == kinds  # norms are made once for both that read them
+    products = [step for step in layer if isinstance(step, Product)]
+    assert [step.is_gated for step in products] == [False, False, True, False]
+    assert all(step.inputs[1].endswith("+adapter") for step in products)
+    assert lowered.by_turns == {step.inputs[1] for step in lowered.steps if isinstance(step, Product) and step.is_gated}
+    assert len(lowered.by_turns) == 3 and not plain.by_turns
+    _check_places(lowered)
+
+
+def test_gate_and_up_alternate_only_if_what_is_added_to_them_can() -> None:
+    gated = Linear(("x", "r"), ("g",), ("gate", "up")), Activation(("g",), ("y",), "silu", gated=True)
+    weights = {"gate": (32, 8), "up": (32, 8), "first": (24, 8), "second": (40, 8)}
+    program = Program(gated, weights, (), {}, 0, 16, (), "y", "", None, {"x": 8, "r": 64})
+    given = lower(program)
+    assert [type(step) for step in given.steps] == [Product, Activation] and not given.by_turns
+    made = replace(program, ops=(LowRank(("x",), ("r",), ("gate", "up")), *gated), inputs={"x": 8})
+    assert [type(step) for step in lower(made).steps] == [LowRank, Product] and lower(made).by_turns == {"r"}
+    uneven = replace(made, ops=(LowRank(("x",), ("r",), ("first", "second")), *gated))
+    assert [type(step) for step in lower(uneven).steps] == [LowRank, Product, Activation]
+    read_twice = replace(made, ops=(*made.ops, Linear(("y", "r"), ("z",), ("back",))), weights={**weights, "back": (64, 32)}, final="z")
+    assert [type(step) for step in lower(read_twice).steps] == [LowRank, Product, Activation, Product]
+
+
+def test_adapters_are_of_tokens_and_not_of_the_rows_of_logits() -> None:
+    added: tuple[Op, ...] = (GatherRows(("x",), ("rows",)), LowRank(("rows",), ("y",), ("w",)))
+    with pytest.raises(NotLowered, match="LowRank over rows of two kinds"):
+        lower(Program(added, {"w": (8, 8)}, (), {}, 0, 16, (), "y", "", None, {"x": 8}))
 
 
 def _check_places(lowered: Lowered) -> None:

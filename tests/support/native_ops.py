@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kernels import native_library
-from foretoken.kernels.native_abi import FUNCTIONS, PackedLinear, Precision
+from foretoken.kernels.adapters import Factors
+from foretoken.kernels.native_abi import FUNCTIONS, NativeLowRank, PackedLinear, Precision
 
 LIBRARY = native_library.load()
 if LIBRARY is None:
@@ -200,6 +201,35 @@ def linear(isa: int, w: Packed, x: Rows, outputs: int, after: After, splits: lis
         call("ft_op_linear", isa, ctypes.byref(w.struct), ctypes.byref(x.struct), ctypes.byref(epilogue), first, end - first)
     assert (out[:, columns:] == 55).all()
     return out[:, :columns], list(best)[:rows]
+
+
+def low_rank(
+    isa: int, factors: Factors, slot: int, x: Tensor, residual: Tensor | None = None, gated: bool = False, cuts: tuple[int, ...] = ()
+) -> Tensor:
+    """[rows, sum of out] what a slot adds to rows x. cuts: columns at which the second step is cut into calls; the first is by rank."""
+    num_weights, num_slots, rank, width = factors.down.shape
+    sizes = [up.shape[2] for up in factors.ups]
+    outputs, ups = (c_int32 * num_weights)(*sizes), (c_void_p * num_weights)(*(address(up) for up in factors.ups))
+    precision = Precision.BFLOAT16 if factors.down.dtype == torch.bfloat16 else Precision.FLOAT32
+    struct = NativeLowRank(
+        precision, num_weights, num_slots, rank, width, gated, ctypes.addressof(outputs), address(factors.ranks), address(factors.down), ups
+    )
+    inner, out = torch.full((len(x) + 1, num_weights * rank), 55.0), torch.full((len(x) + 1, sum(sizes)), 55.0)
+    given, between, result = (c_void_p(address(tensor)) for tensor in (x, inner, out))
+    ranks, columns = [0, *([rank // 2] if cuts else []), num_weights * rank], [0, *cuts, sum(sizes)]
+    for first, end in zip(ranks, ranks[1:], strict=False):
+        call("ft_op_low_rank_down", isa, ctypes.byref(struct), slot, given, len(x), first, end, between)
+    others = c_void_p(address(residual))
+    for first, end in zip(columns, columns[1:], strict=False):
+        call("ft_op_low_rank_up", isa, ctypes.byref(struct), slot, between, len(x), others, first, end, result)
+    assert (inner[-1] == 55).all() and (out[-1] == 55).all()
+    return out[:-1]
+
+
+def panel_order(outputs: int) -> Tensor:
+    """Where each output of a gated product stands: panels of 16, of gate and up in turn."""
+    half = torch.arange(outputs // 2)
+    return torch.cat([half // 16 * 32 + half % 16, half // 16 * 32 + 16 + half % 16])
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:

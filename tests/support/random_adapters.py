@@ -1,7 +1,8 @@
-"""Adapters with random factors, and what a network would be with one merged into its weights."""
+"""Adapters with random factors, rows that have them, and what a network would be with one merged into its weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.kernels.adapters import AdapterBank
+from foretoken.kernels.layout import RaggedBatch
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
 
@@ -61,3 +63,8 @@ def pairs_for(target: Path, seed: int, rank: int = 4, weights: str = "_proj", si
         name: (size * torch.randn(rank, width, generator=generator) * width**-0.5, torch.randn(out, rank, generator=generator) * rank**-0.5)
         for name, (out, width) in sorted(shapes.items())
     }
+
+
+def with_adapters(batch: RaggedBatch, *slots: int) -> RaggedBatch:
+    """The batch with an adapter for each of its rows, 0 = none."""
+    return dataclasses.replace(batch, adapters=torch.tensor(slots, dtype=torch.int32))

@@ -17,6 +17,14 @@ FT_INLINE Vec factors_at(const uint16_t* p, int n) {
   return load_bf16(some);
 }
 
+// Rows of factors into the core's own cache, if it is few rows of inputs that wait for them: pieces too short for the processor's prefetch.
+inline void fetch_factors(const void* from, int count, int64_t stride, int64_t bytes, int rows) {
+  const auto* at = static_cast<const char*>(from);
+  for (int i = 0; i < count && rows < kLowRankRows; ++i, at += stride) {
+    for (int64_t line = 0; line < bytes; line += 64) prefetch_line(at + line);
+  }
+}
+
 // Leading rows of a weight's factors that count.
 inline int rank_of(const LowRank& w, int weight, int slot) { return slot ? w.ranks[weight * w.num_slots + slot - 1] : 0; }
 
@@ -50,10 +58,12 @@ template <typename T>
 inline void low_rank_down_as(const LowRank& w, int slot, const float* x, int rows, int first, int end, float* inner) {
   const int stride = w.num_weights * w.rank;
   for (int weight = 0; weight < w.num_weights; ++weight) {
-    const int start = weight * w.rank, last = min_of(end - start, rank_of(w, weight, slot));
-    if (last <= 0) continue;
+    const int start = weight * w.rank, begin = max_of(first - start, 0), last = min_of(end - start, rank_of(w, weight, slot));
+    if (begin >= last) continue;
     const T* const down = static_cast<const T*>(w.down) + int64_t(weight * w.num_slots + slot - 1) * w.rank * w.inputs;
-    for (int k = max_of(first - start, 0), side; k < last; k += side) {
+    const int64_t row_bytes = w.inputs * int64_t(sizeof(T));
+    fetch_factors(down + int64_t(begin) * w.inputs, last - begin, row_bytes, row_bytes, rows);
+    for (int k = begin, side; k < last; k += side) {
       side = last - k >= kLowRankSide ? kLowRankSide : 1;
       const T* const from = down + int64_t(k) * w.inputs;
       for (int r = 0, tile; r < rows; r += tile) {
@@ -119,10 +129,12 @@ inline void low_rank_up_as(const LowRank& w, int slot, const float* inner, int r
   c.inner_stride = w.num_weights * w.rank;
   c.half = w.gated ? c.out_stride / 2 : 0;
   for (int weight = 0, start = 0; weight < w.num_weights; start += w.outputs[weight++]) {
-    const int last = min_of(end - start, w.outputs[weight]);
+    const int begin = max_of(first - start, 0), last = min_of(end - start, w.outputs[weight]);
+    if (begin >= last) continue;
     c.rank = rank_of(w, weight, slot), c.up_stride = w.outputs[weight];
     const T* const up = static_cast<const T*>(w.ups[weight]) + int64_t(slot ? slot - 1 : 0) * w.rank * c.up_stride;
-    for (int at = max_of(first - start, 0), side; at < last; at += side * kPanel) {
+    fetch_factors(up + begin, c.rank, c.up_stride * int64_t(sizeof(T)), (last - begin) * int64_t(sizeof(T)), rows);
+    for (int at = begin, side; at < last; at += side * kPanel) {
       side = last - at >= kLowRankSide * kPanel ? kLowRankSide : 1;
       c.column = start + at;
       for (int r = 0, tile; r < rows; r += tile) {
