@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from .native_abi import PANEL
 from .program import (
@@ -81,7 +82,7 @@ def _fold(program: Program) -> list[Step]:
     """Products with their norms, activations, and the head's scale and softcap; ArgMax is the head's own business."""
     widths, read_by = program.buffers, readers(program.ops)
     kept = {*program.boundaries, program.final}
-    any_order = _in_any_order(program, read_by)
+    any_order = _in_any_order(program)
     norms = {
         op.outputs[0]: op
         for op in program.ops
@@ -92,12 +93,14 @@ def _fold(program: Program) -> list[Step]:
     }
     folded: set[int] = {id(op) for op in norms.values()}
     steps: list[Step] = []
-    for op in program.ops:
+    for op, behind in zip_longest(program.ops, program.ops[1:]):
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
             if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
                 raise NotLowered(f"experts whose width is no multiple of {PANEL}")
+            if isinstance(op, LowRank) and not _is_residual(op, behind, read_by):
+                raise NotLowered("a LowRank that is not the residual of the product behind it")
             steps += _one_input(op) if isinstance(op, Attention) else [op]
             continue
         product = Product(op, norm=norms.get(op.inputs[0]))
@@ -124,6 +127,11 @@ def _fold(program: Program) -> list[Step]:
     return steps
 
 
+def _is_residual(added: LowRank, behind: Op | None, read_by: dict[str, list[Op]]) -> bool:
+    """Whether it is made for the op right behind it alone, a product that adds it."""
+    return isinstance(behind, Linear) and behind.inputs[1:] == added.outputs and len(read_by[added.outputs[0]]) == 1
+
+
 def _one_input(attention: Attention) -> list[Step]:
     """q, k and v side by side in one buffer, as the native attention reads them."""
     if len(attention.inputs) == 1:
@@ -132,14 +140,12 @@ def _one_input(attention: Attention) -> list[Step]:
     return [Concat(attention.inputs, (name,)), replace(attention, inputs=(name,))]
 
 
-def _in_any_order(program: Program, read_by: dict[str, list[Op]]) -> set[str]:
-    """Buffers whose writer can put them in panels by turns as well, for their only reader."""
+def _in_any_order(program: Program) -> set[str]:
+    """Buffers whose writer can put them in panels by turns as well."""
     return {
         op.outputs[0]
         for op in program.ops
-        if isinstance(op, LowRank)
-        and all(program.weights[name][0] % PANEL == 0 for name in op.weights)
-        and len(read_by.get(op.outputs[0], ())) == 1
+        if isinstance(op, LowRank) and all(program.weights[name][0] % PANEL == 0 for name in op.weights)
     }
 
 
@@ -183,10 +189,14 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     """A place for each buffer, free again once the last step that reads the buffer is over.
 
     Row-local steps that follow one another run together, each thread with rows of its own: what the first of them reads last
-    is only free when a product, an attention or another step that waits for all rows has come between.
+    is only free when a product, an attention or another step that waits for all rows has come between. What a LowRank reads is
+    needed until the product behind it is over, which may make its own columns of the sum.
     """
     steps = list(steps)
-    last_use = {name: i for i, step in enumerate(steps) for name in (*step.inputs, *step.outputs)}
+    last_use = {name: i + isinstance(step, LowRank) for i, step in enumerate(steps) for name in (*step.inputs, *step.outputs)}
+    used_last: list[list[str]] = [[] for _ in steps]
+    for name, i in last_use.items():
+        used_last[i].append(name)
     place_of = {name: place for place, name in enumerate(filled)}
     free: list[int] = []
     dying: list[int] = []
@@ -199,5 +209,5 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
                 place_of[name] = free.pop()
             else:
                 place_of[name], num_places = num_places, num_places + 1
-        dying += [place_of[name] for name in {*step.inputs, *step.outputs} if last_use[name] == i]
+        dying += [place_of[name] for name in used_last[i]]
     return tuple(place_of[name] for name in buffers)

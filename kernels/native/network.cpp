@@ -330,8 +330,7 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       break;
     }
     case PhaseKind::kDown:
-    case PhaseKind::kUp:
-      run_low_rank(phase, int(first), end);
+      run_down(op, int(first), end);
       break;
     case PhaseKind::kRoute:
     case PhaseKind::kGroup:
@@ -422,6 +421,7 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
   }
   const int first_panel = first * kPanelsPerUnit;
   const int num_panels = std::min(count * kPanelsPerUnit, weights.outputs / kPanel - first_panel);
+  make_residual(phase.first_op, first_panel, num_panels);
   const ReadBehind behind = read_behind(phase, uint32_t(first), thread);
   kernels_.linear(weights, x, epilogue, first_panel, num_panels, behind, worker.linear.get<char>(0));
   if (behind.then) worker.ahead = read_ahead(phase, behind.then);

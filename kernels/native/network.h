@@ -30,7 +30,7 @@ enum class OpKind : int32_t {
   kTopK = 10,
   kExperts = 11,
   kLocalConv = 12,
-  kLowRank = 13,
+  kLowRank = 13,  // right before the product whose residual it is
 };
 
 constexpr int kMaxInputs = 8;
@@ -225,7 +225,7 @@ class Network : private Job {
  private:
   enum class PhaseKind {
     kRows, kPanels, kRotate, kAttend, kHeads,
-    kDown, kUp,  // network_adapters.cpp
+    kDown,  // network_adapters.cpp
     kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
     kChoose
   };
@@ -283,7 +283,8 @@ class Network : private Job {
   void enter_adapters();
   bool divides_columns(const Op& op) const;
   void plan_low_rank(int op);
-  void run_low_rank(const Phase& phase, int first, int end);
+  void run_down(const Op& op, int first, int end);
+  void make_residual(int product, int first_panel, int num_panels);
   void run_low_rank_on_rows(const Op& op, int first, int end);
   template <typename F>
   void for_slots(int first, int end, F&& act) const;

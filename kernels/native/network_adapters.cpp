@@ -1,5 +1,6 @@
 // What rows' adapters add to products. Many rows are divided among the threads; of few each thread computes some columns, for else one
-// would work and the others wait. A row's numbers are the same.
+// would work and the others wait: the way down in a phase of its own, the way up beside the product, each thread for its own panels. A row's
+// numbers are the same.
 #include <algorithm>
 
 #include "network.h"
@@ -9,7 +10,7 @@ namespace {
 
 constexpr int kFewRows = 16;
 constexpr int kRowsTogether = 16;  // of many, that go over the factors while their inputs are in the core's own cache
-constexpr int kRanksPerUnit = 4, kColumnsPerUnit = 4 * kPanel;
+constexpr int kRanksPerUnit = 4;
 
 int ranks_of(const LowRank& w) { return w.num_weights * w.rank; }
 
@@ -27,20 +28,24 @@ void Network::enter_adapters() {
 bool Network::divides_columns(const Op& op) const { return op.kind == OpKind::kLowRank && batch_.num_tokens <= kFewRows; }
 
 void Network::plan_low_rank(int number) {
-  if (!batch_.num_tokens) return;
-  const auto phase = [&](PhaseKind kind, int columns, int per_unit) {
-    phases_.push_back({kind, number, number, false, Deal::kReserved, uint32_t((columns + per_unit - 1) / per_unit), 0});
-  };
-  phase(PhaseKind::kDown, ranks_of(*ops_[size_t(number)].low_rank), kRanksPerUnit);
-  phase(PhaseKind::kUp, width(ops_[size_t(number)].output), kColumnsPerUnit);
+  const int units = (ranks_of(*ops_[size_t(number)].low_rank) + kRanksPerUnit - 1) / kRanksPerUnit;
+  if (batch_.num_tokens) phases_.push_back({PhaseKind::kDown, number, number, false, Deal::kReserved, uint32_t(units), 0});
 }
 
-void Network::run_low_rank(const Phase& phase, int first, int end) {
-  const Op& op = ops_[size_t(phase.first_op)];
-  if (phase.kind == PhaseKind::kDown) {
-    go_down(op, 0, batch_.num_tokens, first * kRanksPerUnit, end * kRanksPerUnit);
+void Network::run_down(const Op& op, int first, int end) {
+  go_down(op, 0, batch_.num_tokens, first * kRanksPerUnit, end * kRanksPerUnit);
+}
+
+// The residual of a product, for some of its panels, if it is for the product to make it.
+void Network::make_residual(int product, int first_panel, int num_panels) {
+  if (!product || !divides_columns(ops_[size_t(product) - 1])) return;
+  const Op& op = ops_[size_t(product) - 1];
+  const int first = first_panel * kPanel, end = std::min(first + num_panels * kPanel, width(op.output)), half = width(op.output) / 2;
+  if (op.low_rank->gated) {
+    go_up(op, 0, batch_.num_tokens, first / 2, end / 2);
+    go_up(op, 0, batch_.num_tokens, half + first / 2, half + end / 2);
   } else {
-    go_up(op, 0, batch_.num_tokens, first * kColumnsPerUnit, end * kColumnsPerUnit);
+    go_up(op, 0, batch_.num_tokens, first, end);
   }
 }
 
