@@ -36,6 +36,7 @@ from ..proposers.prediction import PredictionProposer
 from .config import SchedulerConfig
 from .plan import RoundsPlan, RoundsVerdict, RowGrant, RowRounds, RowSaid, Settled
 from .request import Request
+from .runner import slot_of
 from .sampler import Sampler
 
 MAX_FAILURES_IN_A_ROW = 3
@@ -233,7 +234,7 @@ class _Row:
             request.num_prompt_tokens, text.num_tokens, planned.most_new, num_blocks, planned.num_places,
             num_stops, num_predicted, *self.cursor, asked.predicted_k, asked.text_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
-            asked.table_k, asked.text_gain, asked.trust, asked.draft_k, num_read=num_read,
+            asked.table_k, asked.text_gain, asked.trust, asked.draft_k, slot_of(request), num_read,
         ).packed(self._sampling)  # fmt: skip
 
     def take(self, num_new: int) -> list[int]:
