@@ -15,7 +15,6 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "prompts"
 OWN = ("edits", "json", "chat", "retrieval", "short", "maths")
-PACKED = ("edits", "retrieval")  # the long ones
 ALL, RANDOM = "all", "random"
 PUBLISHED = {
     "spec_bench": "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
@@ -58,7 +57,7 @@ def load(name: str, path: Path | None = None) -> list[Prompt]:
 
 
 def _own(name: str) -> Path:
-    return FOLDER / (f"{name}.jsonl.gz" if name in PACKED else f"{name}.jsonl")
+    return FOLDER / f"{name}.jsonl.gz"
 
 
 def random_words(num_prompts: int, num_words: int, seed: int) -> list[Prompt]:
