@@ -6,12 +6,14 @@ name of an adapter: to a network they are numbered slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from .large_pages import in_large_pages
 from .layout import RaggedBatch
 from .program import GatherRows, Linear, LowRank, Op, Program, routers
 
@@ -64,14 +66,15 @@ class AdapterBank:
         num_slots, rank = self.num_slots, self.rank = room.num_slots, room.rank
         self.shapes: dict[str, tuple[int, ...]] = {}  # of what can be adapted
         self.factors: dict[tuple[str, ...], Factors] = {}
-        for names in products:
-            sizes = [shapes[name] for name in names]
-            self.shapes.update(zip(names, sizes, strict=True))
-            self.factors[names] = Factors(
-                torch.zeros(len(sizes), num_slots, rank, sizes[0][1], dtype=dtype, device=device),
-                tuple(torch.zeros(num_slots, rank, out, dtype=dtype, device=device) for out, _ in sizes),
-                torch.zeros(len(sizes), num_slots, dtype=torch.int32),
-            )
+        sizes = {names: [shapes[name] for name in names] for names in products}
+        downs = [(len(size), num_slots, rank, size[0][1]) for size in sizes.values()]
+        ups = [(num_slots, rank, out) for size in sizes.values() for out, _ in size]
+        memory = _zeros([*downs, *ups], dtype, torch.device(device))
+        found_downs, found_ups = memory[: len(downs)], iter(memory[len(downs) :])
+        for (names, size), down in zip(sizes.items(), found_downs, strict=True):
+            self.shapes.update(zip(names, size, strict=True))
+            ranks = torch.zeros(len(size), num_slots, dtype=torch.int32)
+            self.factors[names] = Factors(down, tuple(next(found_ups) for _ in size), ranks)
 
     @classmethod
     def of(cls, program: Program, room: AdapterRoom, dtype: torch.dtype, device: torch.device | str = "cpu") -> AdapterBank:
@@ -97,6 +100,15 @@ class AdapterBank:
                     down[:size].copy_(its_down)
                     up[:size].copy_(its_up.t())
                     factors.ranks[i, slot - 1] = size
+
+
+def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """One for each shape; on the host side by side in large pages, for every pass reads them."""
+    if device.type != "cpu":
+        return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+    sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
+    parts = in_large_pages(sum(sizes)).zero_().split_with_sizes(sizes)
+    return [part.view(dtype)[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def slots_of_tokens(batch: RaggedBatch) -> Tensor | None:
