@@ -5,10 +5,11 @@ Read from any thread; slots are written by the engine's thread, between two step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from ..kernels.adapters import AdapterBank, AdapterRoom
+from ..proposers.config import UnoConfig
 from .adapter_folder import AdapterWeights, adapter_rank, read_adapter
 from .config import AdapterConfig
 from .errors import InvalidRequest
@@ -19,19 +20,25 @@ USUAL_ADAPTERS, USUAL_RANK = 4, 16
 _numbers = count(1)
 
 
-def room_for(config: AdapterConfig, progress: Progress = lambda line: None) -> AdapterRoom:
-    """What its modules need, at least. Raises ModelLoadError."""
-    ranks = [adapter_rank(find_adapter(module.path, progress)) for module in config.modules]
-    return AdapterRoom(
-        config.max_loras or max(USUAL_ADAPTERS, len(ranks)), config.max_lora_rank or max([USUAL_RANK, *ranks])
-    )
+def room_for(
+    config: AdapterConfig | None, drafters: Sequence[UnoConfig] = (), progress: Progress = lambda line: None
+) -> AdapterRoom | None:
+    """What its modules need, at least, and behind their slots one for each drafter's; None: for nobody. Raises ModelLoadError."""
+    num_slots, ranks = len(drafters), [adapter_rank(find_adapter(drafter.model, progress, drafter.revision)) for drafter in drafters]
+    if config is not None:
+        of_modules = [adapter_rank(find_adapter(module.path, progress)) for module in config.modules]
+        num_slots += config.max_loras or max(USUAL_ADAPTERS, len(of_modules))
+        ranks.append(config.max_lora_rank or max([USUAL_RANK, *of_modules]))
+    return AdapterRoom(num_slots, max(ranks)) if ranks else None
 
 
 class Adapters:
     """Of one engine."""
 
-    def __init__(self, bank: AdapterBank) -> None:
+    def __init__(self, bank: AdapterBank, num_kept: int = 0) -> None:
+        """num_kept: of the bank's last slots, which are a drafter's."""
         self.bank = bank
+        self.num_slots = bank.num_slots - num_kept
         self._by_name: dict[str, Adapter] = {}  # replaced whole, so that reading needs no lock
 
     @property
@@ -60,10 +67,10 @@ class Adapters:
         """
         others = {other: adapter for other, adapter in self._by_name.items() if other != name}
         held = {adapter.slot for adapter in others.values()} | {request.adapter.slot for request in live if request.adapter is not None}
-        slot = next((slot for slot in range(1, self.bank.num_slots + 1) if slot not in held), None)
+        slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in held), None)
         if slot is None:
             leaving = f" and {len(held) - len(others)} that requests still run with" if len(held) > len(others) else ""
-            taken = f"all {self.bank.num_slots} places for adapters are taken, by {', '.join(others) or 'none'}{leaving}"
+            taken = f"all {self.num_slots} places for adapters are taken, by {', '.join(others) or 'none'}{leaving}"
             raise InvalidRequest(f"{taken}: unload one, or start with a greater max_loras", "lora_name")
         self.bank.put(slot, weights.pairs)
         adapter = Adapter(name, path, slot, weights.rank, next(_numbers))
@@ -75,8 +82,8 @@ class Adapters:
 
         Raises ModelLoadError, InvalidRequest.
         """
-        if len(wanted) > self.bank.num_slots:
-            room = f"there is room for {self.bank.num_slots}: raise max_loras"
+        if len(wanted) > self.num_slots:
+            room = f"there is room for {self.num_slots}: raise max_loras"
             raise InvalidRequest(f"{len(wanted)} adapters at once, but {room}", "lora_request")
         for name, path in wanted.items():
             known = self.get(name)
@@ -84,7 +91,7 @@ class Adapters:
                 continue
             weights = self.read(path)
             others = [other for other in self._by_name if other not in wanted]
-            if known is None and others and len(self._by_name) == self.bank.num_slots:
+            if known is None and others and len(self._by_name) == self.num_slots:
                 self.remove(others[0])
             self.add(name, path, weights)
 
@@ -97,5 +104,5 @@ class Adapters:
     def describe(self) -> str:
         """`2 of 4: sql (rank 16), chat (rank 8); 39.3 MB`"""
         names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in self.loaded)
-        room = f"{len(self.loaded)} of {self.bank.num_slots}" + (f": {names}" if names else "")
+        room = f"{len(self.loaded)} of {self.num_slots}" + (f": {names}" if names else "")
         return f"{room}; rank up to {self.bank.rank}, {self.bank.num_bytes / 1e6:.1f} MB"

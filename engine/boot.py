@@ -11,7 +11,7 @@ import torch
 from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.rounds import RoundsExecutor
-from ..proposers.config import SpeculativeConfig
+from ..proposers.config import SpeculativeConfig, UnoConfig
 from ..proposers.proposer_set import ProposerSet
 from .adapters import Adapters, room_for
 from .committer import Committer
@@ -70,7 +70,7 @@ class Engine:
     @property
     def max_loras(self) -> int | None:
         """The most adapters at once; None = none are served."""
-        return None if self.adapters is None else self.adapters.bank.num_slots
+        return None if self.adapters is None else self.adapters.num_slots
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -81,8 +81,9 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     """Load everything that the configuration names. Raises ConfigError with what to change."""
     speculative, why = choose_speculation(config)
     native.set_threads(config.model.threads or native.usable_cores())
-    model = load_model(config.model, progress, room=None if config.adapters is None else room_for(config.adapters, progress))
-    adapters = _load_adapters(config, model, progress)
+    through_adapters = [drafter for drafter in speculative.proposers if isinstance(drafter, UnoConfig)]
+    model = load_model(config.model, progress, room=room_for(config.adapters, through_adapters, progress))
+    adapters = _load_adapters(config, model, len(through_adapters), progress)
     torch.set_num_threads(_torch_threads(config.model, model))
     drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
@@ -117,11 +118,11 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner, adapters)
 
 
-def _load_adapters(config: EngineConfig, model: LoadedModel, progress: Progress) -> Adapters | None:
-    """Those that the configuration names. Raises ModelLoadError."""
+def _load_adapters(config: EngineConfig, model: LoadedModel, num_kept: int, progress: Progress) -> Adapters | None:
+    """Those that the configuration names. num_kept: slots that are drafters'. Raises ModelLoadError."""
     if config.adapters is None or model.adapters is None:
         return None
-    adapters = Adapters(model.adapters)
+    adapters = Adapters(model.adapters, num_kept)
     for module in config.adapters.modules:
         progress(f"loading adapter {module.name}")
         adapters.add(module.name, module.path, adapters.read(module.path, progress))
@@ -206,7 +207,8 @@ def _warm_up(
 
     For 1, 2, 4 ... rows and as many as there may be, because kernels are built anew for such sizes; each with all their guesses.
     """
-    networks, size = drafters.networks, config.cache.block_size
+    runs_target, size = drafters.proposers.needs.runs_target, config.cache.block_size
+    networks = _graph_networks(model, drafters) if runs_target else drafters.networks
     if not any(network.has_graphs for network in networks):
         return
     progress("capturing graphs of drafters")
@@ -215,7 +217,7 @@ def _warm_up(
     draws = any(getattr(entry, "draft_sample_method", "") == "probabilistic" for entry in speculative.proposers)
     temperatures = (0.0, 1.0) if draws else (0.0,)  # a chain that draws is another one
     for proposer in drafters.proposers.proposers:
-        if not proposer.max_tokens or not (proposer.needs.kv_layers or proposer.needs.hidden):
+        if not proposer.max_tokens or not (proposer.needs.kv_layers or proposer.needs.hidden or proposer.needs.runs_target):
             continue  # without a network
         alone = ProposerSet([proposer], clock=lambda: 0.0)  # slow is what it may be here
         most = max(1, min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens // (1 + proposer.max_tokens)))

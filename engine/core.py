@@ -147,6 +147,8 @@ class EngineCore:
         before = sum(self.proposers.draft_seconds)
         self._has_drafted = True
         draft = self.proposers.propose(grants.draft_context())
+        if self.proposers.ran_target:
+            self.runner.drop_begun()
         self._proposing = sum(self.proposers.draft_seconds) - before
         return draft
 

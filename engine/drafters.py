@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..kernels.adapters import AdapterBank
 from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import Executor, KVTensors
@@ -24,16 +26,17 @@ from ..proposers import load, open_all
 from ..proposers.config import DraftModelConfig, PardConfig, SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
-from ..proposers.loading import LoadedDraft, LoadedProposer, Resources
+from ..proposers.loading import AdaptedTarget, LoadedDraft, LoadedProposer, Resources
 from ..proposers.misnamed import misnamed
 from ..proposers.pickles import conversion
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
+from .adapter_folder import read_adapter
 from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
 from .config import CacheConfig, EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model import LoadedModel, load_model
-from .model_folder import Progress, find_folder
+from .model_folder import Progress, find_adapter, find_folder
 from .network_plan import multiplies_fp8
 from .target_view import target_view
 
@@ -65,6 +68,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         load_draft=loading.load_draft,
         progress=progress,
         bind_layer=loading.bind_layer if target.plan.program is None else None,
+        load_adapter=None if target.adapters is None else partial(loading.load_adapter, target.adapters),
     )
     try:
         corpora = open_corpora(speculative.proposers, config.speculation_corpus_dir, target.tokenizer, target.vocab_size)
@@ -93,7 +97,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     target_kv = target.executor.allocate(num_blocks, size)
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
     return_probs = speculative.rejection_sample_method in ("standard", "block")
-    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, is_weighed=speculative.adaptive)
+    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv)
     if target.plan.program is None:
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
@@ -140,6 +144,7 @@ class _Loading:
         self._last_found: tuple[str, Path] | None = None  # a name and its folder
         self.found: list[str] = []
         self.networks: list[GraphExecutor] = []
+        self._num_adapters = 0
 
     def find_folder(self, name: str, revision: str | None, converting: Callable[[str], str] | None = conversion) -> Path:
         """converting: as in model_folder; usually of a head, which is no whole model."""
@@ -191,6 +196,15 @@ class _Loading:
         loaded = load_model(settings, self._progress, narrow, num_layers, bank)
         self.found.append(f"draft       {loaded.path.name}: {loaded.plan.describe()}")
         return LoadedDraft(self._noted(loaded.executor), loaded.tokenizer, loaded.hf_config.get_text_config().to_dict(), loaded.path)
+
+    def load_adapter(self, bank: AdapterBank, name: str, revision: str | None) -> AdaptedTarget:
+        """Into the last slot that no drafter has."""
+        slot = bank.num_slots - self._num_adapters
+        folder = find_adapter(name, self._progress, revision)
+        weights = read_adapter(folder, bank.shapes, bank.rank)
+        bank.put(slot, weights.pairs)
+        self._num_adapters += 1
+        return AdaptedTarget(self._target.executor, slot, weights.rank)
 
     def _noted(self, executor: Executor) -> Executor:
         if isinstance(executor, GraphExecutor):

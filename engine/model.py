@@ -119,7 +119,7 @@ def load_executor(
             hf_config.tie_word_embeddings = False
         plan = plan_network(config, hf_config, native_quantization)
         if room is not None and plan.execution.batch_invariant:
-            raise ConfigError("enable_lora and batch_invariant cannot be combined on a GPU: leave one of them away")
+            raise ConfigError("enable_lora and batch_invariant cannot be combined on a GPU, nor can the method uno: leave one of them away")
         adapters = None
         if room is not None and plan.program is not None:
             adapters = AdapterBank.of(plan.program, room, plan.execution.dtype, plan.execution.device)

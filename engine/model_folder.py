@@ -19,17 +19,24 @@ HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other formats
 ADAPTER = "adapter_config.json"
+ADAPTER_FOLDER = "adapter"  # where some repositories have it
+ADAPTER_FILES = [f"{place}adapter_{kind}" for place in ("", f"{ADAPTER_FOLDER}/") for kind in ("*.json", "*.safetensors")]
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 Progress = Callable[[str], None]
 
 
 def find_folder(
-    model: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None = None
+    model: str,
+    revision: str | None,
+    progress: Progress,
+    converting: Callable[[str], str] | None = None,
+    files: list[str] | None = None,
 ) -> Path:
     """The local folder of foretoken-demo, of its drafter foretoken-demo/METHOD, of a path or of a hub id, downloaded if needed.
 
-    converting: the command that writes ./converted of a hub id that has no safetensors; None = that of a whole model.
+    converting: the command that writes ./converted of a hub id that has no safetensors; None = that of a whole model. files: those of
+    a hub id that are wanted, whether they are there or not; None = those of a whole model.
     Raises ModelLoadError.
     """
     if model.split("/")[0] == DEMO_MODEL and model.count("/") <= 1:
@@ -49,15 +56,16 @@ def find_folder(
         raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(f"there is no folder {model}")
-    return _download(model, revision, progress, converting)
+    return _download(model, revision, progress, converting, files)
 
 
-def find_adapter(path: str, progress: Progress = lambda line: None) -> Path:
-    """The local folder of an adapter: a path, or a hub id, downloaded if needed. Raises ModelLoadError."""
-    folder = find_folder(path, None, progress)
-    if not (folder / ADAPTER).is_file():
-        raise ModelLoadError(f"{folder} is no adapter: it has no {ADAPTER}, which PEFT writes beside adapter_model.safetensors")
-    return folder
+def find_adapter(path: str, progress: Progress = lambda line: None, revision: str | None = None) -> Path:
+    """The local folder of an adapter: a path, or a hub id, downloaded if needed; or `adapter` in it. Raises ModelLoadError."""
+    folder = find_folder(path, revision, progress, files=ADAPTER_FILES)
+    for place in (folder, folder / ADAPTER_FOLDER):
+        if (place / ADAPTER).is_file():
+            return place
+    raise ModelLoadError(f"{folder} is no adapter: it has no {ADAPTER}, which PEFT writes beside adapter_model.safetensors")
 
 
 def embedded(model: str) -> Path:
@@ -73,7 +81,9 @@ def embedded(model: str) -> Path:
     raise ModelLoadError(f"the embedded model has no drafter for method {member!r}; there are {', '.join(there)}")
 
 
-def _download(hub_id: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None) -> Path:
+def _download(
+    hub_id: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None, files: list[str] | None
+) -> Path:
     """A snapshot in the hub's cache; files already there are not fetched again, partial ones go on where they stopped."""
     import httpx
     from huggingface_hub import snapshot_download
@@ -81,12 +91,13 @@ def _download(hub_id: str, revision: str | None, progress: Progress, converting:
 
     progress(f"looking for {hub_id} on the Hugging Face hub")
     try:
-        folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT))
+        left_out = HUB_FILES_LEFT_OUT if files is None else None
+        folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files or HUB_FILES, ignore_patterns=left_out))
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         raise ModelLoadError(
             f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {one_line(error)}"
         ) from error
-    if not any(folder.glob("*.safetensors")):
+    if files is None and not any(folder.glob("*.safetensors")):
         start = f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once"
         if converting is not None:
             raise ModelLoadError(f"{start}: {converting(hub_id)}; then name ./converted")

@@ -27,9 +27,9 @@ from ..kernels.matching import Guesses
 from ..kernels.started import Fetched, Started, StartingExecutor
 from ..proposers.base import ChainsAhead
 from .errors import InvalidRequest
-from .plan import PlanRow, StepPlan
+from .plan import PlanRow, StepPlan, slot_of
 from .request import Request
-from .runner import Forward, Runner, batch_lists, slot_of
+from .runner import Forward, Runner, batch_lists
 from .sampler import Sampler
 from .verifier import Verifier
 
@@ -156,10 +156,14 @@ class OverlappedRunner(Runner):
             first += 1 + row.count
         return _Ahead(expected, started, fed)
 
-    def final_states(self, plan: StepPlan) -> Tensor:
-        if self._ahead is not None:  # the step behind it would read its tokens where this pass writes its own
+    def drop_begun(self) -> None:
+        """The step would find the entries of its tokens overwritten by those of another pass."""
+        if self._ahead is not None:
             self._ahead = None
             self._regret()
+
+    def final_states(self, plan: StepPlan) -> Tensor:
+        self.drop_begun()
         return super().final_states(plan)
 
     def _begun(self, plan: StepPlan) -> tuple[Started | None, list[int] | None]:

@@ -127,6 +127,8 @@ class Grants:
                 prediction=g.request.prediction,
                 forced=g.forced,
                 corpus_id=g.request.corpus_id,
+                num_computed=g.num_computed,
+                adapter=slot_of(g.request),
             )
             for g in self.rows
         ]
@@ -321,6 +323,11 @@ class RoundsVerdict:
             token_ids=[request.token_ids for request in requests],
             ended=_ended(requests),
         )
+
+
+def slot_of(request: Request) -> int:
+    """Of its adapter, 0 if it has none."""
+    return 0 if request.adapter is None else request.adapter.slot
 
 
 def _draw(request: Request) -> Draw:

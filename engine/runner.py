@@ -11,7 +11,7 @@ from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch
 from ..kernels.record import record
 from ..proposers.base import ChainsAhead
-from .plan import StepPlan
+from .plan import StepPlan, slot_of
 from .request import Request
 from .verifier import Verifier
 
@@ -56,6 +56,9 @@ class Runner:
     def begin_next(self, plan: StepPlan, answer: torch.Tensor, chains: ChainsAhead | None) -> None:
         """Hand over the step behind this one, if it is foreseeable. answer: what this one, which is under way, says. chains: guesses that
         were begun for the next."""
+
+    def drop_begun(self) -> None:
+        """Somebody else has run the target: what it computes already of the next step stands no more."""
 
     def final_states(self, plan: StepPlan) -> torch.Tensor:
         """[T, H] the target's states behind its final norm, for all T tokens of the plan, whose rows do not sample."""
@@ -105,11 +108,6 @@ def batch_lists(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) ->
         lists.full_logits += range(len(wanted), len(wanted) + len(part.token_ids))
         wanted += range(first, first + len(part.token_ids))
     return lists
-
-
-def slot_of(request: Request) -> int:
-    """Of its adapter, 0 if it has none."""
-    return 0 if request.adapter is None else request.adapter.slot
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:

@@ -53,6 +53,7 @@ class Purpose(enum.IntEnum):
     DRAFT = 1  # a drafter's choice under the p/q rules, which need it independent of the target's
     ACCEPT = 2  # the coin that accepts a drafted token (p/q rules)
     RECOVER = 3  # the token emitted after a rejection (p/q rules)
+    FILL = 4  # tokens that stand where guesses will be, for a network that reads noise
 
 
 def stream(seed: int, choice: int, purpose: Purpose = Purpose.TARGET) -> int:

@@ -25,6 +25,7 @@ from .config import (
     SpeculativeConfig,
     SuffixConfig,
     SyntheticConfig,
+    UnoConfig,
 )
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ def open_all(
     vocab_size: int,
     corpora: Corpora | None = None,
     is_weighed: bool = False,
+    target_kv: KVTensors | None = None,
 ) -> ProposerSet:
     """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources.
 
-    is_weighed: as in ProposerSet.
+    is_weighed: as in ProposerSet. target_kv: as in Opening.
     """
     from .loading import Opening
     from .proposer_set import ProposerSet
@@ -67,7 +69,7 @@ def open_all(
     proposers: list[Proposer] = []
     for part, own_caches in zip(loaded, caches, strict=True):
         name = _unused(part.name, proposers)
-        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs)))
+        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv)))
     return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
 
 
@@ -116,6 +118,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from . import dflash
 
             return dflash.load(config, resources)
+        case UnoConfig():
+            from . import uno
+
+            return uno.load(config, resources)
         case CustomConfig():
             from . import custom
 

@@ -27,6 +27,7 @@ class Needs:
     kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
     hears: Hears = "every step"
+    runs_target: bool = False  # it runs the target itself, over the uncommitted places of the rows that it guesses for
 
     @property
     def ingests(self) -> bool:
@@ -65,6 +66,8 @@ class DraftRow:
     prediction: Sequence[int] = ()  # token ids of the request's Predicted Output
     forced: Sequence[int] = ()  # tokens that a grammar leaves no choice about
     corpus_id: str = ""  # whose shared corpora this row may see
+    num_computed: int = 0  # known tokens that have target KV already
+    adapter: int = 0  # slot of the target's adapter for this row, 0 = none
 
 
 @record

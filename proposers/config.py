@@ -164,6 +164,19 @@ class BlockConfig:
 
 
 @dataclass(frozen=True)
+class UnoConfig:
+    """The target itself, through an adapter that reads noise as the text to come. Keys are vLLM's; there `model` is `uno_lora_path`."""
+
+    model: str
+    num_speculative_tokens: int = DEFAULT_PARALLEL_TOKENS
+    mask_token_id: int | None = None  # noise tokens are those below; None = all of the target's vocabulary
+    noise_seed: int = 0
+    noise_low: int = 1
+    draft_sample_method: SampleMethod = "probabilistic"  # then the first guess is the target's own choice, at any temperature
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
 class PredictionConfig:
     """Predicted Outputs: on for every request that brings a prediction."""
 
@@ -206,6 +219,7 @@ ProposerConfig = (
     | MtpConfig
     | MlpSpeculatorConfig
     | BlockConfig
+    | UnoConfig
     | PredictionConfig
     | CustomConfig
     | HiddenStatesConfig

@@ -21,6 +21,7 @@ KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "parallel_drafting", "enforce_eager", "moe_backend"),
     *("custom_class", "options", "directory", "layers", "max_shard_tokens", "draft_model_config"),
+    *("uno_mask_token_id", "uno_noise_seed", "uno_noise_low"),
     *("speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens"),
     *("attention_backend", "kv_cache_dtype", "code_revision", "index_share_for_mtp_iteration", "disable_padded_drafter_batch"),
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes", "draft_lm_head_quantization", "use_local_argmax_reduction"),
@@ -30,6 +31,7 @@ KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and
 )
 ALIASES = {
     "draft_model": "model",
+    "uno_lora_path": "model",
     "assistant_confidence_threshold": "confidence_threshold",
     "assistant_early_exit": "draft_layers",
     "shared_storage_path": "directory",

@@ -24,6 +24,7 @@ from .config import (
     ProposerConfig,
     SuffixConfig,
     SyntheticConfig,
+    UnoConfig,
 )
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, ConfigEntry, SpeculativeConfigError, given
 from .config_trees import read_static_tree, read_tree
@@ -87,6 +88,8 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
             entry.flag("parallel_drafting")  # they always do
             threshold = given(confidence_threshold=entry.number("confidence_threshold", 0, 1)) if method == "dspark" else {}
             return BlockConfig(entry.model(method, target), method, num_tokens, **threshold, **_sampling(entry), **_weights(entry))
+        case "uno":
+            return _uno(entry, num_tokens)
         case "custom_class":
             return CustomConfig(_class_name(entry), **given(num_speculative_tokens=num_tokens, options=entry.mapping("options")))
         case "extract_hidden_states":
@@ -173,6 +176,19 @@ def _medusa(entry: ConfigEntry, num_tokens: int | None, target: str | None) -> M
             raise SpeculativeConfigError(f"{name} is {depth} levels deep, above num_heads {num_heads}: a head guesses one level")
         raise SpeculativeConfigError(f"num_speculative_tokens {depth} is above num_heads {num_heads}: every head guesses one token")
     return MedusaConfig(entry.optional_model("medusa", target), num_tokens or num_heads, num_heads, tree, **_weights(entry))
+
+
+def _uno(entry: ConfigEntry, num_tokens: int | None) -> UnoConfig:
+    if (model := entry.text("model")) is None:
+        raise SpeculativeConfigError("method 'uno' needs a 'uno_lora_path': the folder or hub id of the adapter")
+    settings = given(
+        num_speculative_tokens=num_tokens,
+        mask_token_id=entry.integer("uno_mask_token_id", 2, MAX_INT),
+        noise_seed=entry.integer("uno_noise_seed", 0, MAX_INT),
+        noise_low=entry.integer("uno_noise_low", 0, MAX_INT),
+        revision=entry.text("revision"),
+    )
+    return UnoConfig(model, **settings, **_sampling(entry))
 
 
 def _class_name(entry: ConfigEntry) -> str:

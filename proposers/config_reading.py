@@ -20,10 +20,10 @@ from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
-    *("dflash", "dspark", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
+    *("dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "peagle": "eagle3"},
+    **{"ngram_gpu": "ngram", "peagle": "eagle3", "uno_adapter": "uno", "UNO": "uno"},
     **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress"), "dflash"),
 }
 """What other servers, or a checkpoint's own config, call a method of ours."""

@@ -26,7 +26,7 @@ _NAME_PARTS = (
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
     *(("-xpress", "dflash"), ("speculator.xpress", "dflash"), ("-domino", "dflash"), ("speculator.domino", "dflash")),
-    *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache")),
+    *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache"), ("/uno-", "uno")),
 )
 
 # Both ends of a causal language model. EAGLE heads, which call themselves one in their config, lack at least one.
@@ -171,6 +171,8 @@ def _is_eagle(shapes: Shapes, prefix: str) -> bool:
 def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
     """By names in the config: all there is where the weights are pickles, which nobody opens here."""
     architecture, model_type = _architecture(config), config.get("model_type")
+    if any((folder / place / "adapter_config.json").is_file() for place in (".", "adapter")):
+        return "uno"
     if "eagle3" in architecture or "peagle" in architecture or {"eagle_config", "draft_vocab_size"} & config.keys():
         return "eagle3"
     if "eagle" in architecture or model_type == "eagle":

@@ -54,6 +54,15 @@ class LoadedDraft:
 
 
 @dataclass(frozen=True)
+class AdaptedTarget:
+    """The target, with an adapter in a slot that nobody else uses."""
+
+    executor: Executor
+    slot: int  # of RaggedBatch.adapters
+    rank: int
+
+
+@dataclass(frozen=True)
 class Opening:
     """What is known when the caches are there."""
 
@@ -62,6 +71,7 @@ class Opening:
     num_blocks: int
     block_size: int
     return_probs: bool  # Draft.probs are wanted where guesses are drawn (p/q rules)
+    target_kv: KVTensors | None = None  # the target's own, for those who run it (`Needs.runs_target`)
 
 
 @dataclass(frozen=True)
@@ -93,3 +103,5 @@ class Resources:
     progress: Callable[[str], None] = lambda line: None
     bind_layer: Callable[[DraftLayer, Mapping[str, Tensor]], Executor] | None = None
     """(a layer of the target's kind, its weights) -> a network that runs as the target does. None: the target is a program."""
+    load_adapter: Callable[[str, str | None], AdaptedTarget] | None = None
+    """(folder or hub id of an adapter, revision) -> the target with it. Raises what explains itself. None: it has no room for one."""

@@ -15,6 +15,7 @@ from .config import (
     NgramCacheConfig,
     PardConfig,
     ProposerConfig,
+    UnoConfig,
 )
 from .config_entry import SpeculativeConfigError
 from .detection import method_of
@@ -30,6 +31,7 @@ _HELD = {
     "mtp": "MTP layers",
     "ngram_cache": "an n-gram cache",
     "pard": "a PARD draft model",
+    "uno": "an adapter",
 }
 
 
@@ -68,5 +70,7 @@ def _reads(config: ProposerConfig) -> tuple[str | None, tuple[str, ...]]:
             return config.model, ("mlp_speculator",)
         case NgramCacheConfig():
             return config.model, ("ngram_cache",)
+        case UnoConfig():
+            return config.model, ("uno",)
         case _:
             return None, ()

@@ -6,6 +6,7 @@ Owns the health of the proposers. Knows only the interface in base.py.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class ProposerSet:
     """A row's assigned proposer is asked first, the ones behind it in the list if it has nothing.
 
     Where it is weighed step by step who guesses, a drafter with a cache of its own is not among those behind: to read along, so
-    that it could step in at once, costs a pass of its network in every step. Assigned, it catches up.
+    that it could step in at once, costs a pass of its network in every step. Assigned, it catches up. Nor is one that runs the target.
 
     A proposer that raises, answers with something that is no draft, or is slow loses its guesses of that call; after three
     such steps in a row it is off for good. Requests never notice more than lost speed.
@@ -126,6 +127,7 @@ class ProposerSet:
             hidden=tuple(sorted({boundary for needs in all_needs for boundary in needs.hidden})),
             kv_layers=tuple(layer for needs in all_needs for layer in needs.kv_layers),
             scratch_slots=max((needs.scratch_slots for needs in all_needs), default=0),
+            runs_target=any(needs.runs_target for needs in all_needs),
         )
 
     @property
@@ -145,6 +147,11 @@ class ProposerSet:
     def listens(self, has_ended: bool) -> bool:
         """Whether anybody wants to hear of the step. has_ended: a request ended in it."""
         return (has_ended and self.corpora is not None) or any([member.hears(has_ended) for member in self._listeners])
+
+    @property
+    def ran_target(self) -> bool:
+        """Whether somebody has done so in the latest `propose`."""
+        return any([member.was_asked and member.proposer.needs.runs_target for member in self._members])
 
     @property
     def hears_every_step(self) -> bool:
@@ -274,7 +281,8 @@ class ProposerSet:
         """Let one proposer answer for the rows that are its to answer, and take what is sound."""
         rows, last = context.rows, member.index
         ingests = member.ingests  # then it must see every row that it may ever guess for in every step, to keep up
-        first = last if ingests and self._is_weighed else 0
+        runs_target = member.proposer.needs.runs_target
+        first = last if (ingests or runs_target) and self._is_weighed else 0
         mine = [
             first <= row.assigned <= last and wanted > 0 and guess is None
             for row, wanted, guess in zip(rows, asking.wanted, asking.guesses, strict=True)
@@ -297,7 +305,8 @@ class ProposerSet:
             draft, fault, raised = Draft.empty(len(shown)), _told(error), error
         seconds = self._clock() - started
         member.health.draft_seconds += seconds
-        limit = SLOW_CALL_S + (SLOW_TOKEN_S * context.max_ingest_tokens if ingests else 0.0)
+        # Nobody who waits for the target's passes minds one more that takes as long.
+        limit = math.inf if runs_target else SLOW_CALL_S + (SLOW_TOKEN_S * context.max_ingest_tokens if ingests else 0.0)
         if fault is None:
             asking.filled.update({(member.index, request_id): n for (_, request_id), n in draft.filled.items()})
             if seconds > limit:
@@ -339,6 +348,8 @@ def _as_seen_by(index: int, row: DraftRow, asked: bool) -> DraftRow:
         prediction=row.prediction,
         forced=row.forced,
         corpus_id=row.corpus_id,
+        num_computed=row.num_computed,
+        adapter=row.adapter,
     )  # spelled out: dataclasses.replace takes three times as long, once a row and step
 
 

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "--speculative-num-steps": '--num-speculative-tokens, or for a tree "num_steps" in --speculative-config',
     "--speculative-eagle-topk": '"eagle_topk" in --speculative-config',
     **dict.fromkeys(["--draft-p-min", "--spec-draft-p-min"], '"confidence_threshold" in --speculative-config'),
+    "--uno-lora-path": '"uno_lora_path" in --speculative-config',
     "--model-path": "--model",
     **dict.fromkeys(["--lora-paths", "--lora", "--lora-scaled", "--adapters", "--lora-adapters"], "--lora-modules NAME=FOLDER ..."),
     **dict.fromkeys(["--max-loras-per-batch", "--max-loaded-loras"], "--max-loras"),

@@ -42,7 +42,7 @@ TREES: dict[str, dict[str, Any]] = {
     "eagle3": {"eagle_topk": 2, "num_steps": 2, "num_draft_tokens": 6},
     "medusa": {"speculative_token_tree": TREE},
 }
-LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "mtp"), 3)
+LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "mtp", "uno"), 3)
 PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
 NAMED = {"peagle": "eagle3", "pard2": "pard", "dflash2": "dflash"}  # found in a checkpoint of that method
 

@@ -36,6 +36,7 @@ MORE: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
     "peagle": {"num_speculative_tokens": 4},
     "mtp": {"num_speculative_tokens": 3},
+    "uno": {"num_speculative_tokens": 4},
 }
 TREES: dict[str, dict[str, Any]] = {
     "eagle": {"speculative_token_tree": TREE},

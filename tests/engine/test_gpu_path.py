@@ -41,9 +41,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash2": {},
     "dspark": {},
+    "uno": {"num_speculative_tokens": 3},
 }
 NAMED = {"dflash2": "dflash"}  # a checkpoint of that method
-NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark")
+NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark", "uno")
 
 
 @pytest.fixture(scope="module")

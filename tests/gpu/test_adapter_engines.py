@@ -38,7 +38,7 @@ def say(llm: LLM, asked: list[LoRARequest | None]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=asked)]
 
 
-@pytest.mark.parametrize("method", ["off", "draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["off", "draft_model", "eagle3", "uno"])
 def test_each_row_has_its_own(a_gpu: None, target: Path, asked: list[LoRARequest | None], method: str, tmp_path: Path) -> None:
     with LLM(target, {"method": "off"}, device="cpu", executor="torch", **OPTIONS) as llm:
         expected = say(llm, asked)

@@ -48,7 +48,7 @@ def slow_draw(weights: list[float], key: int) -> int:
 def test_known_answers_never_change() -> None:
     # seeded requests promise the same text tomorrow: changing these numbers breaks that promise
     assert noise.stream(0, 0) == KNOWN_STREAM
-    assert [noise.key(42, 1, 7, purpose) for purpose in Purpose] == KNOWN_KEYS
+    assert [noise.key(42, 1, 7, purpose) for purpose in [*Purpose][:4]] == KNOWN_KEYS  # FILL decides no text
     assert noise.key(-(2**63), 63, 10**6) == KNOWN_EXTREME_KEY
     keys = torch.tensor(KNOWN_KEYS)
     assert noise.uniform(keys).tolist() == pytest.approx(KNOWN_UNIFORMS, rel=1e-15)

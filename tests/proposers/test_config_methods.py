@@ -24,6 +24,7 @@ from foretoken.proposers.config import (
     StaticTree,
     SuffixConfig,
     SyntheticConfig,
+    UnoConfig,
 )
 from foretoken.proposers.config_reading import METHODS, parse_speculative_config
 
@@ -119,6 +120,13 @@ NETWORKS = [
     ({"method": "domino", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "xpress", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
+    ({"method": "uno", "uno_lora_path": "A"}, UnoConfig("A", 8, None, 0, 1, "probabilistic")),
+    ({"method": "uno_adapter", "model": "A", "draft_sample_method": "greedy"}, UnoConfig("A", draft_sample_method="greedy")),
+    (
+        {"method": "UNO", "uno_lora_path": "A", "uno_mask_token_id": 9, "uno_noise_seed": 3, "uno_noise_low": 2},
+        UnoConfig("A", 8, 9, 3, 2),
+    ),
+    ({"uno_lora_path": "s-sahoo/uno-qwen3-8B", "revision": "main"}, UnoConfig("s-sahoo/uno-qwen3-8B", revision="main")),
 ]
 
 

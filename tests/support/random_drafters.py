@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 32, 96
@@ -198,6 +198,16 @@ def _pard2(s: Shapes) -> Made:
     return config, {**shapes, "target_proj.weight": (s.hidden, 2 * s.hidden), "target_proj.bias": (s.hidden,)}
 
 
+def _uno(s: Shapes) -> Made:
+    """An adapter of the target, in the subfolder that the published one lies in."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, weight in load_file(s.folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            prefix = f"base_model.model.{name.removesuffix('.weight')}"
+            shapes |= {f"{prefix}.lora_A.weight": (4, weight.shape[1]), f"{prefix}.lora_B.weight": (weight.shape[0], 4)}
+    return {"peft_type": "LORA", "r": 4, "lora_alpha": 4}, shapes
+
+
 MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "draft_model": _whole_model,
     "pard": _pard,
@@ -211,6 +221,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "dflash": _dflash,
     "dflash2": _dflash2,
     "dspark": _dspark,
+    "uno": _uno,
 }
 WHOLE_MODELS = ("draft_model", "pard", "pard2")
 
@@ -228,9 +239,10 @@ def write(method: str, target: Path, folder: Path, seed: int = 0) -> Path:
             return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
         return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: filled(name, shape) for name, shape in tensors.items()}, str(folder / "model.safetensors"))
+    place, names = (folder / "adapter", "adapter_{}") if method == "uno" else (folder, "{}")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / names.format("config.json")).write_text(json.dumps(config))
+    save_file({name: filled(name, shape) for name, shape in tensors.items()}, str(place / names.format("model.safetensors")))
     if method in WHOLE_MODELS:
         for file in target.glob("*token*"):
             shutil.copy(file, folder / file.name)

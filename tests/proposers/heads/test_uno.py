@@ -12,10 +12,12 @@ import torch
 from random_adapters import merged
 from safetensors.torch import load_file
 from taught_target import TaughtTarget
+from tiny_models import save_tokenizer
 from torch import Tensor
 from training_heads import Training, document, texts
 from transformers import DynamicCache, LlamaForCausalLM
 
+from foretoken import LLM, SamplingParams
 from foretoken.engine.adapter_folder import read_adapter
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.uno import Uno, UnoSettings
@@ -96,3 +98,18 @@ def test_documents_do_not_see_each_other(target: TaughtTarget, trained: tuple[Un
     first, second = head(pair, head.blocks(pair)), head(changed, head.blocks(changed))
     torch.testing.assert_close(first[: len(mine)], second[: len(mine)])
     assert not torch.allclose(first[len(mine) :], second[len(mine) :])
+
+
+def test_served_with_it_the_target_guesses_what_the_noise_hides(
+    target: TaughtTarget, trained: tuple[Uno, Training], tmp_path: Path
+) -> None:
+    trained[0].export(tmp_path)
+    save_tokenizer(target.folder)
+    greedy = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
+    prompts = [{"prompt_token_ids": text} for text in texts(8, 20, seed=9)]
+    config = {"method": "uno", "uno_lora_path": str(tmp_path), "num_speculative_tokens": 4, "adaptive": False}
+    with LLM(target.folder, config, dtype="float32", kv_cache_gb=0.01, max_model_len=128, max_num_seqs=8) as llm:
+        llm.generate(prompts, greedy, use_tqdm=False)
+        stats = llm.stats()
+    first, second, *_ = stats.accepted_per_position
+    assert first == stats.num_drafts and second > first / 4
