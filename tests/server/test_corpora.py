@@ -55,6 +55,8 @@ def make_engine(tokenizer: PreTrainedTokenizerBase, corpora: Corpora | None) -> 
         core=EngineCore(scheduler, proposers, runner, Verifier("match"), committer, controller),
         intake=Intake(tokenizer, VOCAB, VOCAB, 256, 1600, [0], ["suffix"]),
         config=EngineConfig(),
+        adapters=None,
+        max_loras=None,
         model=SimpleNamespace(name="tiny", max_model_len=256, vocab_size=VOCAB),
         tokenizer=tokenizer,
         proposer_names=("suffix",),
