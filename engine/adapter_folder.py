@@ -36,15 +36,14 @@ _UNSERVED: Mapping[str, str] = {
 class AdapterWeights:
     """What an adapter adds, its scaling already in `up`."""
 
-    folder: Path
     rank: int  # the greatest of any product
     pairs: Mapping[str, tuple[Tensor, Tensor]]  # weight -> down [r, in], up [out, r], float32
 
 
 def adapter_rank(folder: Path) -> int:
     """The greatest rank in it; reads shapes only. Raises ModelLoadError."""
-    tensors = _tensors(folder)
-    return max((tensors[name].shape[0] for name in tensors if ".lora_A" in name), default=1)
+    shapes = [tensor.shape for name, tensor in _tensors(folder).items() if ".lora_A" in name]
+    return max((shape[0] for shape in shapes if len(shape) == 2), default=1)
 
 
 def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank: int) -> AdapterWeights:
@@ -52,6 +51,7 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank:
     config = read_json(folder, ADAPTER) or {}
     _require_lora(folder, config)
     tensors = _tensors(folder)
+    _require_numbers(folder, tensors)
     halves: dict[str, dict[str, Tensor]] = {}
     for name in tensors:
         found = _NAME.fullmatch(name)
@@ -79,7 +79,7 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank:
         pairs[weight] = down.float(), up.float() * scaling(weight.removesuffix(".weight"), rank)
     if not pairs:
         raise ModelLoadError(f"{folder / FACTORS} holds no factors")
-    return AdapterWeights(folder, max(len(down) for down, _ in pairs.values()), pairs)
+    return AdapterWeights(max(len(down) for down, _ in pairs.values()), pairs)
 
 
 def _tensors(folder: Path) -> Mapping[str, Tensor]:
@@ -94,14 +94,19 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
         raise ModelLoadError(f"{folder} has no {FACTORS}, which PEFT writes beside {ADAPTER}")
     require_files([file])
     try:
-        tensors = read_tensors([file])
-        for name in tensors:
-            if not tensors[name].is_floating_point() or tensors[name].dim() != 2:
-                raise ModelLoadError(f"{file}: {name} is no matrix of floating point numbers")
+        return read_tensors([file])
+    except WeightError as error:
+        raise ModelLoadError(f"{folder}: {error}") from error
+
+
+def _require_numbers(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.dim() != 2:
+            raise ModelLoadError(f"{folder / FACTORS}: {name} is no matrix of floating point numbers")
+    try:
         check_finite(tensors)
     except WeightError as error:
         raise ModelLoadError(f"{folder}: {error}") from error
-    return tensors
 
 
 def _require_lora(folder: Path, config: Mapping[str, Any]) -> None:

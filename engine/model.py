@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ..kernels.adapters import AdapterBank, AdapterRoom
+from ..kernels.adapters import AdapterBank, AdapterRoom, adapter_bytes
 from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
@@ -120,12 +120,12 @@ def load_executor(
         plan = plan_network(config, hf_config, native_quantization)
         if room is not None and plan.execution.batch_invariant:
             raise ConfigError("enable_lora and batch_invariant cannot be combined on a GPU, nor can the method uno: leave one of them away")
-        adapters = None
-        if room is not None and plan.program is not None:
-            adapters = AdapterBank.of(plan.program, room, plan.execution.dtype, plan.execution.device)
-        _require_memory(config, plan, tensors)
+        _require_memory(config, plan, tensors, room)
         progress(f"loading {config.model}: {plan.describe()}")
+        adapters = None
         if plan.program is not None:
+            if room is not None:
+                adapters = AdapterBank.of(plan.program, room, plan.execution.dtype, plan.execution.device)
             executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank, adapters)
         else:
             from ..kernels.transformers_model import TransformersExecutor, refuse_unsupported  # which takes seconds
@@ -156,7 +156,7 @@ def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
         raise ConfigError(f"max_model_len {max_model_len} is above the {limit} positions that the model in {folder} can be run with")
 
 
-def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor]) -> None:
+def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor], room: AdapterRoom | None) -> None:
     """Refuse what would be killed, or swap for ever, long before its weights are loaded. Reads shapes only."""
     from ..kernels.weights import draft_layer_names
 
@@ -171,11 +171,14 @@ def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str
             weights = native_weight_bytes(plan.program, plan.execution)
         else:
             weights = torch_weight_bytes(plan.program, plan.execution)
+        if room is not None:
+            weights += adapter_bytes(plan.program, room, plan.execution.dtype)
     free = free_bytes(plan.execution.device)
     if weights + cache > free:
+        formats = plan.formats() + ("" if room is None else ", with room for adapters")
         with_cache = f" and {_size(cache)} for a cache of {tokens:,} tokens" if cache else ""
         raise ModelLoadError(
-            f"{config.model} does not fit: it needs {_size(weights)} for its weights ({plan.formats()}){with_cache}, "
+            f"{config.model} does not fit: it needs {_size(weights)} for its weights ({formats}){with_cache}, "
             f"but only {_size(free)} of {'the GPU' if plan.execution.on_gpu else 'memory'} are free; {_smaller(plan)}"
         )
 

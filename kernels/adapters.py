@@ -102,6 +102,12 @@ class AdapterBank:
                     factors.ranks[i, slot - 1] = size
 
 
+def adapter_bytes(program: Program, room: AdapterRoom, dtype: torch.dtype) -> int:
+    """That a bank of the program's would take."""
+    numbers = sum(sum(program.weights[name]) for op in adaptable(program) for name in op.weights)
+    return numbers * room.num_slots * room.rank * dtype.itemsize
+
+
 def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """One for each shape; on the host side by side in large pages, for every pass reads them."""
     if device.type != "cpu":

@@ -11,6 +11,7 @@ import torch
 from random_adapters import Pairs, merged_model, pairs_for, save_adapter
 
 from foretoken import LLM, LoRARequest, SamplingParams
+from foretoken.engine import model
 from foretoken.engine.adapters import Adapters
 from foretoken.engine.errors import ConfigError, InvalidRequest, ModelLoadError
 from foretoken.engine.request import Request
@@ -184,3 +185,9 @@ def test_settings_that_cannot_work_are_refused(tiny_target: Path) -> None:
     for options, told in cases:
         with pytest.raises(ConfigError, match=told):
             LLM(tiny_target, {"method": "off"}, **{**WITH_LORA, **options})
+
+
+def test_room_that_does_not_fit_is_refused_before_it_is_taken(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "free_bytes", lambda device: 2**24)
+    with pytest.raises(ModelLoadError, match=r"does not fit: it needs .* GB for its weights \(.*, with room for adapters\)"):
+        LLM(tiny_target, {"method": "off"}, **{**WITH_LORA, "max_loras": 64, "max_lora_rank": 1024})

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 from native_batches import BLOCK_SIZE, Row, batch_of
-from random_adapters import Pairs, merged, random_pairs, with_adapters
+from random_adapters import Pairs, check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
 from torch import Tensor
 
-from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, slots_of_tokens
+from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, adapter_bytes, slots_of_tokens
 from foretoken.kernels.batch_lists import BatchLists, BatchMemory
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.program import Linear, LowRank, Program
@@ -54,13 +54,7 @@ def test_a_slot_that_is_filled_again_forgets_what_it_held() -> None:
     program = small_program()
     network, bank = network_with_bank(program, random_weights(program))
     batch = with_adapters(batch_of(ROWS), 2, 2, 2, 2)
-    new = random_pairs(bank, 5, rank=1, weights="q_proj")
-    bank.put(2, new)
-    fresh = scores(network, batch)
-    bank.put(2, random_pairs(bank, 4))
-    assert not torch.allclose(scores(network, batch), fresh)
-    bank.put(2, new)
-    assert torch.equal(scores(network, batch), fresh)
+    check_a_refilled_slot(bank, lambda: scores(network, batch))
 
 
 def test_what_another_slot_holds_does_not_reach_a_row_even_if_it_is_not_finite() -> None:
@@ -79,6 +73,12 @@ def test_all_products_over_tokens_can_be_adapted_but_the_head_and_what_chooses_e
     assert {name.split(".")[-2] for name in names} == kinds and not any("experts" in name for name in names)
     untied = {name for op in adaptable(small_program("llama", tie_word_embeddings=False)) for name in op.weights}
     assert {name.split(".")[-2] for name in untied} == kinds
+
+
+def test_a_bank_takes_what_was_told_before_it_was_made() -> None:
+    for family in ("llama", "qwen3_moe"):
+        program = small_program(family)
+        assert AdapterBank.of(program, ROOM, torch.bfloat16).num_bytes == adapter_bytes(program, ROOM, torch.bfloat16)
 
 
 def test_a_program_with_adapters_has_the_same_weights_and_one_op_more_a_product() -> None:

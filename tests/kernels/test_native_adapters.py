@@ -12,7 +12,7 @@ import pytest
 import torch
 from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import ISAS, assert_near, assert_same_bits, each_isa, low_rank, panel_order
-from random_adapters import merged, random_pairs, with_adapters
+from random_adapters import check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
 from tiny_models import FAMILIES
 from torch import Tensor
@@ -180,13 +180,7 @@ def test_a_slot_that_is_filled_again_forgets_what_it_held() -> None:
     bank = filled_bank(program)
     network = NativeExecutor(program, random_weights(program), FLOAT32, adapters=bank)
     batch = with_adapters(batch_of(FEW), 2, 2, 2, 2)
-    new = random_pairs(bank, 5, rank=1, weights="q_proj")
-    bank.put(2, new)
-    fresh = scores(network, batch)
-    bank.put(2, random_pairs(bank, 4))
-    assert not torch.allclose(scores(network, batch), fresh)
-    bank.put(2, new)
-    assert torch.equal(scores(network, batch), fresh)
+    check_a_refilled_slot(bank, lambda: scores(network, batch))
     bank.put(2, {})
     assert torch.equal(scores(network, batch), scores(network, batch_of(FEW))), "it leaves all weights alone"
 

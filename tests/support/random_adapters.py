@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,17 @@ def random_pairs(bank: AdapterBank, seed: int, rank: int | None = None, weights:
         name: (torch.randn(size, width, generator=generator) * width**-0.5, torch.randn(out, size, generator=generator) * size**-0.5)
         for name, (out, width) in chosen.items()
     }
+
+
+def check_a_refilled_slot(bank: AdapterBank, say: Callable[[], Tensor]) -> None:
+    """say: scores of rows that have slot 2."""
+    new = random_pairs(bank, 5, rank=1, weights="q_proj")
+    bank.put(2, new)
+    fresh = say()
+    bank.put(2, random_pairs(bank, 4))
+    assert not torch.allclose(say(), fresh)
+    bank.put(2, new)
+    assert torch.equal(say(), fresh), "it remembers what it held"
 
 
 def merged(weights: Mapping[str, Tensor], pairs: Pairs) -> dict[str, Tensor]:

@@ -1,0 +1,68 @@
+// Attention in a network: layers of one shape share a plan of who weighs which places, and a thread fetches what it will read next of the cache.
+#include <algorithm>
+
+#include "cache.h"
+#include "network.h"
+
+namespace foretoken {
+
+void Network::plan_attention() {
+  // Layers of one shape and window share a plan. At most a handful differ, so a list will do.
+  std::vector<const Op*> planned;
+  plans_.resize(ops_.size());  // no reallocation below: plan_of_op_ points into it
+  size_t partials = 0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    plan_of_op_[i] = nullptr;
+    if (op.kind != OpKind::kAttention || !op.num_heads) continue;
+    size_t known = 0;
+    while (known < planned.size() && !(planned[known]->window == op.window && planned[known]->num_heads == op.num_heads &&
+                                       planned[known]->kv_heads == op.kv_heads && planned[known]->v_dim == op.v_dim)) {
+      ++known;
+    }
+    if (known == planned.size()) {
+      planned.push_back(&op);
+      plans_[known].build(batch_, op.num_heads / op.kv_heads, op.kv_heads, op.window, int(workers_.size()));
+      partials = std::max(partials, plans_[known].partial_floats(op.v_dim));
+    }
+    plan_of_op_[i] = &plans_[known];
+  }
+  partials_.get<float>(partials + 1);
+}
+
+void Network::attend(const Phase& phase, const AttentionOp& op, int unit, CacheAhead ahead, Worker& worker) {
+  plan_of_op_[size_t(phase.first_op)]->run(kernels_, op, batch_, unit, ahead, partials_.get<float>(0), worker.attention.get<char>(0));
+}
+
+// If all threads keep in step.
+int Network::first_unit(const AttentionPlan& plan, int thread) const {
+  const uint32_t threads = uint32_t(workers_.size()), units = uint32_t(plan.num_units());
+  return int(std::min(uint32_t(thread) * ThreadPool::share(units, deal_of(batch_.num_tokens), threads).reserved, units - 1));
+}
+
+AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
+  AttentionOp attention{};
+  attention.cache = make_cache_layer(cache_type_, op.kv_heads, op.k_dim, op.v_dim, cache_[op.layer]);
+  attention.num_heads = op.num_heads;
+  attention.window = op.window;
+  attention.scale = op.scale;
+  attention.softcap = op.softcap;
+  attention.rope = op.rope;
+  attention.rope_half = op.rope_half;
+  attention.q_norm = op.q_norm;
+  attention.k_norm = op.k_norm;
+  attention.norm_eps = op.eps;
+  attention.ahead = &worker.ahead;
+  attention.input = buffer(op.inputs[0]);
+  attention.input_stride = width(op.inputs[0]);
+  attention.queries = const_cast<Scratch&>(queries_).get<char>(0);
+  if (op.num_heads) {
+    const Place output = place_of(op.output);
+    attention.out = output.wide;
+    attention.narrow_out = output.narrow;
+    attention.out_stride = output.stride;
+  }
+  return attention;
+}
+
+}  // namespace foretoken
