@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from .layout import KVLayerSpec
+from .layout import KVLayerSpec, StateLayerSpec
 from .program import (
     Activation,
     Add,
     ArgMax,
     Attention,
+    CausalConv,
     Concat,
     Embed,
     Experts,
+    GatedDelta,
     GatherRows,
     Linear,
     LocalConv,
@@ -26,6 +28,7 @@ from .program import (
     Program,
     RMSNorm,
     RopeTable,
+    RowsOf,
     Scale,
     Softcap,
 )
@@ -66,6 +69,8 @@ class DecoderBuilder:
         self._weights: dict[str, tuple[int, ...]] = {}
         self._inputs: dict[str, int] = {}
         self._kv_layers: list[KVLayerSpec] = []
+        self._state_layers: list[StateLayerSpec] = []
+        self._slices: dict[str, RowsOf] = {}
         self._ropes: dict[str, RopeTable] = {}
 
     # What the config says.
@@ -86,10 +91,10 @@ class DecoderBuilder:
             raise UnsupportedModel(f"sliding window {window}")
         return window
 
-    def layer_types(self) -> list[str]:
-        """full_attention or sliding_attention, for each layer. If any slides, there is a window."""
+    def layer_types(self, other: str = "sliding_attention") -> list[str]:
+        """full_attention or another type, for each layer. If any slides, there is a window."""
         types = self.config.get("layer_types")
-        if types is None or len(types) != self.num_layers or not {*types} <= {"full_attention", "sliding_attention"}:
+        if types is None or len(types) != self.num_layers or not {*types} <= {"full_attention", other}:
             raise UnsupportedModel(f"layer types {types}")
         if "sliding_attention" in types and self.window() is None:
             raise UnsupportedModel("sliding layers without a window")
@@ -149,6 +154,18 @@ class DecoderBuilder:
         self._weights[name] = shape
         return name
 
+    def part(self, name: str, runs: int, sizes: tuple[int, ...], index: int, columns: int) -> str:
+        """Weight `name`/`index`: of the tensor name.weight, in which rows of several weights lie side by side in runs of these sizes."""
+        start = sum(sizes[:index])
+        part = self.weight(f"{name}.{index}", runs * sizes[index], columns)
+        self._slices[part] = RowsOf(f"{name}.weight", (runs * sum(sizes), columns), runs, start, start + sizes[index])
+        return part
+
+    def product(self, x: str, weight: str, output: str) -> str:
+        """By a weight that has been named."""
+        rows = self._weights[weight][0]
+        return self._append(Linear((x,), (output,), (weight,)), rows)
+
     def _append(self, op: Op, width: int) -> str:
         self._ops.append(op)
         self._widths[op.outputs[0]] = width
@@ -178,16 +195,18 @@ class DecoderBuilder:
         softcap: float | None = None,
         head_norms: bool = False,
         bias: bool = False,
+        gate: str = "",
     ) -> str:
         """Attention and the projection behind it, which may have a bias.
 
-        rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head.
+        rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head; gate: a buffer by whose
+        sigmoid what is attended to is multiplied, "" = none.
         """
         name = f"{layer(i)}.self_attn"
         op = Attention(
             inputs=qkv,
             outputs=(name,),
-            layer=i,
+            layer=len(self._kv_layers),
             num_heads=self.num_heads,
             scale=self.head_dim**-0.5 if scale is None else scale,
             rope=rope,
@@ -198,7 +217,63 @@ class DecoderBuilder:
             norm_add_one=self.norms_add_one,
         )
         self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
-        return self.linear(f"{name}.o_proj", self._append(op, self.num_heads * self.head_dim), self.hidden_size, bias)
+        attended = self._append(op, self.num_heads * self.head_dim)
+        if gate:
+            attended = self.gate(gate, attended)
+        return self.linear(f"{name}.o_proj", attended, self.hidden_size, bias)
+
+    def gate(self, gate: str, x: str) -> str:
+        """sigmoid(gate) * x."""
+        return self._append(Activation((gate, x), (f"{x}.gated",), "sigmoid", gated=True), self._widths[x])
+
+    def gated_qkv(self, i: int, x: str, bias: bool = False) -> tuple[tuple[str, str, str], str]:
+        """Queries, keys and values, and a gate for what is attended to: head by head in one weight with the queries."""
+        if bias:
+            raise UnsupportedModel("attention_bias with a gate")
+        name, kv_width = f"{layer(i)}.self_attn", self.num_kv_heads * self.head_dim
+        both = (f"{name}.q_proj", self.num_heads, (self.head_dim, self.head_dim))
+        q, gate = (self.product(x, self.part(*both, index, self._widths[x]), f"{name}.{what}") for index, what in enumerate(("q", "gate")))
+        return (q, self.linear(f"{name}.k_proj", x, kv_width), self.linear(f"{name}.v_proj", x, kv_width)), gate
+
+    def gated_delta(self, i: int, x: str) -> str:
+        """Linear attention by the gated delta rule behind a short convolution, and the projection behind it."""
+        name, width = f"{layer(i)}.linear_attn", self._widths[x]
+        num_k, num_v, k_dim, v_dim, taps = (
+            int(self.config[f"linear_{what}"])
+            for what in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+        )
+        if min(num_k, num_v, k_dim, v_dim, taps) < 1 or num_v % num_k:
+            raise UnsupportedModel(f"linear attention with {num_v} value heads over {num_k} key heads")
+        keys, values = num_k * k_dim, num_v * v_dim
+        qkv, z, b, a = self.delta_inputs(name, x, (num_k, num_v, k_dim, v_dim))
+        conv = CausalConv(
+            (qkv,), (f"{name}.conv1d",), len(self._state_layers), self.weight(f"{name}.conv1d.weight", 2 * keys + values, 1, taps),
+            function=self._function(),
+        )  # fmt: skip
+        self._state_layers.append(StateLayerSpec((taps - 1) * (2 * keys + values), 2 * keys + values))
+        mixed = self._append(conv, 2 * keys + values)
+        op = GatedDelta(
+            inputs=(mixed, z, b, a),
+            outputs=(name,),
+            layer=len(self._state_layers),
+            num_k_heads=num_k,
+            num_v_heads=num_v,
+            k_dim=k_dim,
+            v_dim=v_dim,
+            decay=self.weight(f"{name}.A_log", num_v),
+            step=self.weight(f"{name}.dt_bias", num_v),
+            norm=self.weight(f"{name}.norm.weight", v_dim),
+            norm_eps=self._eps,
+        )
+        self._state_layers.append(StateLayerSpec(values * k_dim, 2 * keys + values + 2 * num_v))
+        return self.linear(f"{name}.out_proj", self._append(op, values), width)
+
+    def delta_inputs(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
+        """q | k | v, z, b and a, from a weight each. heads: key and value heads, k_dim and v_dim."""
+        num_k, num_v, k_dim, v_dim = heads
+        widths = {"qkv": 2 * num_k * k_dim + num_v * v_dim, "z": num_v * v_dim, "b": num_v, "a": num_v}
+        qkv, z, b, a = (self.linear(f"{name}.in_proj_{what}", x, width) for what, width in widths.items())
+        return qkv, z, b, a
 
     def mlp(self, i: int, x: str, bias: bool = False) -> str:
         """A gated MLP (Shazeer 2020), gate and up from a weight each."""
@@ -255,6 +330,8 @@ class DecoderBuilder:
             logits=logits,
             best=best,
             inputs=self._inputs,
+            state_layers=tuple(self._state_layers),
+            slices=self._slices,
         )
 
 

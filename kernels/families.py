@@ -94,6 +94,20 @@ def qwen3_moe(d: DecoderBuilder) -> Program:
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
+def qwen3_5(d: DecoderBuilder) -> Program:
+    """Qwen3.5 and 3.6 (2026), text only: three of four layers are gated delta nets, attention in the others has a gate."""
+    kinds, rope, bias = d.layer_types("linear_attention"), d.rope(partial=True), d.flag("attention_bias")
+    d.norms_add_one = True
+
+    def attention(i: int, x: str) -> str:
+        if kinds[i] == "linear_attention":
+            return d.gated_delta(i, x)
+        qkv, gate = d.gated_qkv(i, x, bias)
+        return d.attend(i, qkv, rope, head_norms=True, gate=gate)
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
 def smollm3(d: DecoderBuilder) -> Program:
     """SmolLM3 (2025): every fourth layer does not rotate (NoPE; Yang et al. 2025)."""
     windows, rotates = d.windows(), d.config["no_rope_layers"]  # 1 where a layer does rotate, whatever the name says
@@ -197,6 +211,7 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "qwen2": ("Qwen2ForCausalLM", qwen2),
     "qwen3": ("Qwen3ForCausalLM", qwen3),
     "qwen3_moe": ("Qwen3MoeForCausalLM", qwen3_moe),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5),
     "smollm3": ("SmolLM3ForCausalLM", smollm3),
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),

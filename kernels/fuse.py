@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .program import Activation, Add, Attention, Linear, Op, Program, readers
+from .program import Activation, Add, Attention, GatedDelta, Linear, Op, Program, readers
 
 
 def fuse(program: Program) -> Program:
@@ -13,7 +13,8 @@ def fuse(program: Program) -> Program:
 
 
 def fuse_linears(program: Program) -> Program:
-    """Pack Linears that feed one Attention or gated Activation side by side: q, k, v -> qkv and gate, up -> gate_up.
+    """Pack Linears that feed one op side by side: q, k, v -> qkv of an Attention, gate, up -> gate_up of an Activation, and z, b, a of a
+    GatedDelta.
 
     Their input is read once and one wide product replaces several narrow ones.
     """
@@ -23,16 +24,17 @@ def fuse_linears(program: Program) -> Program:
     packed_into: dict[Op, Linear] = {}  # the consumer and the first of its Linears -> the packed Linear
     dropped: set[Op] = set()
     for op in ops:
-        if not isinstance(op, Attention | Activation) or len(op.inputs) < 2:
+        packed = _packable(op)
+        if len(packed) < 2:
             continue
-        parts = [part for name in op.inputs if isinstance(part := writer.get(name), Linear)]
-        alike = len(parts) == len(op.inputs) and all(p.inputs == parts[0].inputs and len(p.inputs) == 1 for p in parts)
-        if not alike or any(read_by[name] != [op] or name in _kept(program) for name in op.inputs):
+        parts = [part for name in packed if isinstance(part := writer.get(name), Linear)]
+        alike = len(parts) == len(packed) and all(p.inputs == parts[0].inputs and len(p.inputs) == 1 for p in parts)
+        if not alike or any(read_by[name] != [op] or name in _kept(program) for name in packed):
             continue
         biases = tuple(bias for p in parts for bias in (p.biases or ("",) * len(p.weights)))
         packed_into[op] = packed_into[parts[0]] = Linear(
             inputs=parts[0].inputs,
-            outputs=("|".join(op.inputs),),
+            outputs=("|".join(packed),),
             weights=tuple(name for p in parts for name in p.weights),
             biases=biases if any(biases) else (),
         )
@@ -42,10 +44,22 @@ def fuse_linears(program: Program) -> Program:
         if op in packed_into and isinstance(op, Linear):
             fused.append(packed_into[op])
         elif op in packed_into:
-            fused.append(dataclasses.replace(op, inputs=packed_into[op].outputs))
+            own = op.inputs[: len(op.inputs) - len(_packable(op))]
+            fused.append(dataclasses.replace(op, inputs=own + packed_into[op].outputs))
         elif op not in dropped:
             fused.append(op)
     return dataclasses.replace(program, ops=tuple(fused))
+
+
+def _packable(op: Op) -> tuple[str, ...]:
+    """Its last inputs, which one Linear may write side by side."""
+    match op:
+        case Attention() | Activation():
+            return op.inputs
+        case GatedDelta():
+            return op.inputs[1:]
+        case _:
+            return ()
 
 
 def fuse_residual_adds(program: Program) -> Program:

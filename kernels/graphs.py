@@ -17,7 +17,7 @@ from torch import Tensor
 from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .launch_trial import Trial, try_early_launches
-from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from .started import Fetched, Started, to_host
 from .static_batch import Ladder, Rung, StaticBatch, block_tables, put
 from .torch_executor import Computed, TorchExecutor, on_device
@@ -98,6 +98,7 @@ class GraphExecutor:
         """ladder: None = the usual one. recorder: None = the device's own, if it has graphs."""
         self.network = network
         self.kv_layers: tuple[KVLayerSpec, ...] = network.kv_layers
+        self.state_layers: tuple[StateLayerSpec, ...] = network.state_layers
         self.vocab_size = network.vocab_size
         self.max_model_len = network.max_model_len
         self.is_batch_invariant = network.is_batch_invariant
@@ -133,11 +134,14 @@ class GraphExecutor:
         """From now on somebody waits for every pass: no shape is recorded before it has been wanted PATIENCE times."""
         self._patience = PATIENCE
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVTensors:
-        return self.network.allocate(num_blocks, block_size)
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> KVTensors:
+        return self.network.allocate(num_blocks, block_size, states)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return self.network.kv_block_bytes(block_size)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return self.network.state_slot_bytes(num_guesses)
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None

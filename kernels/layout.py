@@ -25,6 +25,23 @@ MAX_TREE_TOKENS = 64
 
 
 @dataclass(frozen=True)
+class RowStates:
+    """Where R rows have their recurrent states: what layers without keys and values keep of all tokens before.
+
+    A pass goes on from the row's source and leaves it as it was: it may be run again. A state that holds n places is what the sequence's
+    first n tokens make of it; a source holds as many as there are before the row's first new token, but for the accepted guesses, which
+    are computed anew from what was kept of them.
+    """
+
+    sources: Tensor  # [R] int32, slot of the state to go on from, -1 = there is none: the row begins at place 0
+    targets: Tensor  # [R] int32, slot for the state behind the row's known tokens, and for its guesses. No row's source. -1 = none
+    accepted: Tensor  # [R] int64, bit i: guess i that is kept in the source became part of the sequence, in this order
+    num_known: Tensor  # [R] int32, new tokens, the first ones, that are the sequence's for sure; those behind are guesses, at most 64
+    copy_places: Tensor  # [R] int32, once the state holds so many places, guesses not counted, ...
+    copy_slots: Tensor  # [R] int32, ... it is written to this slot too, which nobody else uses; -1 = none
+
+
+@dataclass(frozen=True)
 class RaggedBatch:
     """R rows, T tokens in one flat run, padded to nothing.
 
@@ -53,6 +70,7 @@ class RaggedBatch:
     block_size: int
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
     adapters: Tensor | None = None  # [R] int32, slot of the row's adapter in the network's AdapterBank, 0 = none; None = all 0
+    states: RowStates | None = None  # None = every row begins at place 0, and nothing is kept
 
     @property
     def rows_of_tokens(self) -> Tensor:
@@ -110,6 +128,22 @@ class KVLayerSpec:
     window: int | None = None  # positions a token sees, itself included; None = all
 
 
+@dataclass(frozen=True)
+class StateLayerSpec:
+    """What one recurrent layer keeps of a sequence, in numbers: its state (float32), and of a guess that may be taken back."""
+
+    state: int
+    guess: int
+
+
+@dataclass(frozen=True)
+class StateRoom:
+    """How many states a cache has room for, and how many guesses of a row it keeps with each."""
+
+    num_slots: int
+    num_guesses: int
+
+
 class KVTensors(Protocol):
     """The cache of one network. Its memory layout belongs to its executor: only block ids and slots are shared."""
 
@@ -153,6 +187,7 @@ class Executor(Protocol):
     """A network that runs. `KVTensors` passed to `run` must come from this executor's own `allocate`."""
 
     kv_layers: tuple[KVLayerSpec, ...]
+    state_layers: tuple[StateLayerSpec, ...]  # () = it is not recurrent
     vocab_size: int  # width of the logits
     max_model_len: int  # positions the network was made for
     is_batch_invariant: bool  # a token's scores are the same bits in any batch, chunk, chain or tree
@@ -161,10 +196,16 @@ class Executor(Protocol):
     bank: WeightBank  # its prepared weights, for networks that share some
     recurrent: tuple[str, int] | None  # (input, boundary id): a chain feeds a token's boundary state to the next token's input
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVTensors: ...
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> KVTensors:
+        """states: for a recurrent network; None = none are kept."""
+        ...
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Bytes that one block of an allocated cache takes over all layers."""
+        ...
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        """Bytes of one state of an allocated cache over all recurrent layers, with so many guesses."""
         ...
 
     def run(
@@ -202,6 +243,11 @@ class ShortensChains(Protocol):
     def shorten_chains(self) -> None:
         """From now on scores of a chain may be near what they are where they are not among the best, if that is quicker."""
         ...
+
+
+def state_bytes(layers: tuple[StateLayerSpec, ...], num_guesses: int, dtype: torch.dtype) -> int:
+    """Bytes of one slot over all layers, guesses kept in dtype."""
+    return sum(4 * layer.state + num_guesses * layer.guess * dtype.itemsize for layer in layers)
 
 
 def kv_bytes_per_block(layers: tuple[KVLayerSpec, ...], block_size: int, dtype: torch.dtype) -> int:

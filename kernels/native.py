@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .adapters import AdapterBank, adapted
 from .execution import Execution
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, address
+from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom, address
 from .native_abi import (
     MAX_HEAD_DIM,
     MOST_INPUTS,
@@ -104,6 +104,7 @@ class NativeExecutor:
         assert isa is not None
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
+        self.state_layers: tuple[StateLayerSpec, ...] = program.state_layers
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.is_batch_invariant = True
@@ -139,13 +140,16 @@ class NativeExecutor:
         self._shortlist = shortened(self._library, self._isa, WeightMemory(), head)
         self._library.ft_network_set_shortlist(self._plain.handle, ctypes.byref(self._shortlist.struct))
 
-    def allocate(self, num_blocks: int, block_size: int) -> NativeKV:
-        """A cache of num_blocks blocks for this network. Raises ValueError unless block_size is 16."""
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> NativeKV:
+        """See `Executor.allocate`. Raises ValueError unless block_size is 16."""
         return NativeKV(self._library, self.kv_layers, num_blocks, block_size, self._cache_type)
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Bytes that one block of the cache takes over all layers."""
         return sum(block_bytes(self._library, layer, self._cache_type, block_size) for layer in self.kv_layers)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None

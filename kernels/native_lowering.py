@@ -13,8 +13,10 @@ from .native_abi import PANEL
 from .program import (
     Activation,
     Attention,
+    CausalConv,
     Concat,
     Experts,
+    GatedDelta,
     GatherRows,
     Linear,
     LocalConv,
@@ -97,6 +99,8 @@ def _fold(program: Program) -> list[Step]:
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
+            if isinstance(op, CausalConv | GatedDelta) or (isinstance(op, Activation) and (op.function == "sigmoid")):
+                raise NotLowered(f"{type(op).__name__}")
             if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
                 raise NotLowered(f"experts whose width is no multiple of {PANEL}")
             if isinstance(op, LowRank) and not _is_residual(op, behind, read_by):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .layout import KVLayerSpec
+from .layout import KVLayerSpec, StateLayerSpec
 
 # Every op reads the buffers `inputs` and writes the buffers `outputs`; a buffer is written once. A buffer has one row of
 # its width for each of the batch's T tokens, from GatherRows on for each of the N tokens whose logits are wanted.
@@ -88,7 +88,10 @@ class Attention:
 
 @dataclass(frozen=True)
 class Activation:
-    """function(x), or gated function(gate) * up. Gated inputs hold gate | up side by side, in two buffers or in one."""
+    """function(x), or gated function(gate) * up. Gated inputs hold gate | up side by side, in two buffers or in one.
+
+    In two, a gate of one column holds for all columns of up.
+    """
 
     inputs: tuple[str] | tuple[str, str]
     outputs: tuple[str]
@@ -96,7 +99,7 @@ class Activation:
     gated: bool
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,52 @@ class LocalConv:
     outputs: tuple[str]
     weight: str
     side: int
+
+
+@dataclass(frozen=True)
+class CausalConv:
+    """Mixes each token with those just before it in its sequence: a depthwise convolution, and a function of what it yields.
+
+    y[i, c] = function(sum over t < taps of weight[c, t] * x[i - (taps - 1) + t, c] + bias[c]); tokens before the first count as 0. The
+    tokens before a tree's are its ancestors. weight [width, taps] or [width, 1, taps]; bias "" = none; function "" = none.
+    state_layers[layer] keeps the taps - 1 tokens before a row's new ones, and its guesses.
+    """
+
+    inputs: tuple[str]
+    outputs: tuple[str]
+    layer: int
+    weight: str
+    bias: str = ""
+    function: str = ""  # or one of ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Linear attention with a forgetful memory: the gated delta rule (Yang et al. 2025), then a gated norm over each head.
+
+    inputs: (q | k | v, z, b, a), q and k of num_k_heads heads of k_dim, v and z of num_v_heads heads of v_dim, b and a one number a value
+    head; or (q | k | v, z | b | a). Value head h has key head h * num_k_heads // num_v_heads. Of each token, in float32:
+
+        q, k = x / sqrt(sum(x^2) + 1e-6) of each, and q / sqrt(k_dim)
+        S = S * exp(-exp(decay) * softplus(a + step))                # S [k_dim, v_dim], one a value head, 0 before the first token
+        S = S + outer(k, sigmoid(b) * (v - k @ S))
+        y = norm(q @ S) * silu(z)                                    # an RMSNorm with weight [v_dim]
+
+    A tree's tokens go on from their parents' memory. decay, step: weights [num_v_heads]. state_layers[layer] keeps S behind the row's last
+    token that is sure to stay, and what guesses would add.
+    """
+
+    inputs: tuple[str, str] | tuple[str, str, str, str]
+    outputs: tuple[str]
+    layer: int
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    decay: str
+    step: str
+    norm: str
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
@@ -189,8 +238,8 @@ class TopK:
 
 
 Op = (
-    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | Add | Concat | GatherRows | Scale | Softcap
-    | ArgMax | TopK
+    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | Add | Concat | GatherRows
+    | Scale | Softcap | ArgMax | TopK
 )
 
 
@@ -203,6 +252,20 @@ class RopeTable:
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Some rows of a checkpoint's tensor: it is seen as [-1, columns] and divided evenly into runs, of which each gives rows start to stop.
+
+    A tensor of more than two dimensions has the last as its columns.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]  # of the tensor
+    runs: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -223,6 +286,8 @@ class Program:
     recurrent: tuple[str, int] | None = None  # (input, boundary id): in a chain that state of a token is the next one's input
     token_map: str = ""  # weight [vocab_size] int64: token id of each column of the logits; "" = the column itself
     shared: frozenset[str] = frozenset()  # weights that mean the same to every network of a bank: it keeps them once
+    state_layers: tuple[StateLayerSpec, ...] = ()
+    slices: Mapping[str, RowsOf] = field(default_factory=dict)  # weights that a checkpoint has side by side in another one
 
     @cached_property
     def buffers(self) -> dict[str, int]:
@@ -271,8 +336,8 @@ class Program:
                 return (op.num_heads * spec.v_dim,) if op.num_heads else ()
             case Activation():
                 _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
-                _require(len(widths) == 1 or widths[0] == widths[1], op, "gate and up differ in width")
-                return (sum(widths) // 2 if op.gated else widths[0],)
+                _require(len(widths) == 1 or widths[0] in (1, widths[1]), op, "gate and up differ in width")
+                return (widths[1] if len(widths) == 2 else widths[0] // 2 if op.gated else widths[0],)
             case Experts():
                 _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
                 shapes = [self.weights[name] for name in (*op.gates, *op.ups)] + [self.weights[name][::-1] for name in op.downs]
@@ -287,6 +352,22 @@ class Program:
                 _require(groups * sides * taps == widths[1] > 0 and width % groups == 0, op, f"has kernels of width {widths[1]}")
                 _require(0 <= op.side < sides, op, f"has no side {op.side}")
                 return (width,)
+            case CausalConv():
+                width, taps = self.weights[op.weight][0], self.weights[op.weight][-1]
+                _require(width == widths[0] and (not op.bias or self.weights[op.bias] == (width,)), op, f"does not fit width {widths[0]}")
+                _require(op.function in ("", *ACTIVATIONS), op, f"function is none of {ACTIVATIONS}")
+                _require(self.state_layers[op.layer] == StateLayerSpec((taps - 1) * width, width), op, "does not fit its state")
+                return (width,)
+            case GatedDelta():
+                qkv, values = 2 * op.num_k_heads * op.k_dim + op.num_v_heads * op.v_dim, op.num_v_heads * op.v_dim
+                expected = [qkv, values, op.num_v_heads, op.num_v_heads]
+                _require(widths in (expected, [qkv, sum(expected[1:])]), op, f"needs inputs of widths {expected}, not {widths}")
+                _require(op.num_v_heads % op.num_k_heads == 0, op, "has value heads that do not share key heads evenly")
+                shapes = [self.weights[name] for name in (op.decay, op.step, op.norm)]
+                _require(shapes == [(op.num_v_heads,)] * 2 + [(op.v_dim,)], op, f"has decay, step and norm of shapes {shapes}")
+                wanted = StateLayerSpec(values * op.k_dim, qkv + 2 * op.num_v_heads)
+                _require(self.state_layers[op.layer] == wanted, op, "does not fit its state")
+                return (values,)
             case Add():
                 _require(widths[0] == widths[1], op, f"adds widths {widths}")
                 return (widths[0],)

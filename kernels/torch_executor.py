@@ -18,7 +18,19 @@ from .chain import run_chain_by_steps
 from .execution import Quantization
 from .footprint import product_bytes
 from .fp8 import FP8
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from .layout import (
+    FINAL,
+    ChainOutput,
+    Draws,
+    ForwardOutput,
+    KVLayerSpec,
+    KVTensors,
+    RaggedBatch,
+    StateLayerSpec,
+    StateRoom,
+    kv_bytes_per_block,
+    state_bytes,
+)
 from .program import Embed, Op, Program, matrices_of
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
@@ -96,6 +108,7 @@ class TorchExecutor:
             program = adapted(program)
         self.program = program
         self.kv_layers: tuple[KVLayerSpec, ...] = program.kv_layers
+        self.state_layers: tuple[StateLayerSpec, ...] = program.state_layers
         self.vocab_size = program.vocab_size
         self.max_model_len = program.max_model_len
         self.dtype = dtype
@@ -119,12 +132,16 @@ class TorchExecutor:
         self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
         self._schedules: dict[tuple[int, ...], list[tuple[Step, tuple[str, ...]]]] = {}
 
-    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
-        """A cache of num_blocks blocks for this network."""
-        return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self.device, self.has_fp8_cache)
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
+        """See `Executor.allocate`."""
+        layers = self.kv_layers, num_blocks, block_size
+        return TorchKV(*layers, self.dtype, self.device, self.has_fp8_cache, self.state_layers, states)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, FP8 if self.has_fp8_cache else self.dtype)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return state_bytes(self.state_layers, num_guesses, self.dtype)
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None

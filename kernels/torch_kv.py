@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from .fp8 import FP8, nearest
-from .layout import KVLayerSpec
+from .layout import KVLayerSpec, StateLayerSpec, StateRoom
 from .upload import upload
 
 
 class TorchKV:
     """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
+
+    Of recurrent layers, states [slots, numbers] float32 and guesses [slots, guesses, numbers].
 
     Slots start uninitialised, so that memory is taken as it is used. Nothing reads a slot that no pass has written.
     """
@@ -26,8 +28,10 @@ class TorchKV:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         is_fp8: bool = False,
+        state_layers: tuple[StateLayerSpec, ...] = (),
+        room: StateRoom | None = None,
     ) -> None:
-        """dtype: of what is read. is_fp8: k and v are stored as e4m3 whatever that is, rounded when they are written."""
+        """dtype: of what is read. is_fp8: k and v are stored as e4m3 whatever that is, rounded when they are written. room: for states."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._device, self._dtype, self._is_fp8 = torch.device(device), dtype, is_fp8
@@ -41,6 +45,9 @@ class TorchKV:
         firsts = [torch.arange(len(stack), device=device)[:, None] * slots for stack in stacks.values()]
         self._stacks = [(_copyable(stack.flatten(0, 1)), first) for stack, first in zip(stacks.values(), firsts, strict=True)]
         self._k_scratch = self._v_scratch = torch.empty(0, dtype=stored, device=device)
+        self.num_states, self.num_guesses = (0, 0) if room is None else (room.num_slots, room.num_guesses)
+        self.states = [torch.empty(self.num_states, spec.state, device=device) for spec in state_layers]
+        self.guesses = [torch.empty(self.num_states, self.num_guesses, spec.guess, dtype=dtype, device=device) for spec in state_layers]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [T, kv_heads, k_dim], v [T, kv_heads, v_dim] at slots [T]; slot -1 is written nowhere."""

@@ -22,9 +22,11 @@ from .program import (
     Add,
     ArgMax,
     Attention,
+    CausalConv,
     Concat,
     Embed,
     Experts,
+    GatedDelta,
     GatherRows,
     Linear,
     LocalConv,
@@ -38,6 +40,7 @@ from .program import (
     matrices_of,
     routers,
 )
+from .recurrence import Parts, RecurrencePlan
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -58,6 +61,11 @@ class Pass:
     def plan(self) -> AttentionPlan:
         """Made when the first reference attention asks: it reads the batch on the host."""
         return AttentionPlan(self.batch)
+
+    @cached_property
+    def recurrence(self) -> RecurrencePlan:
+        """The same of the reference's recurrent layers."""
+        return RecurrencePlan(self.batch)
 
     @cached_property
     def places(self) -> Tensor:
@@ -123,6 +131,10 @@ class Binder:
                 return self._experts(op)
             case LocalConv():
                 return self._local_conv(op)
+            case CausalConv():
+                return self._causal_conv(op)
+            case GatedDelta():
+                return self._gated_delta(op)
             case Add(inputs=(x, y)):
                 return _elementwise(op, lambda b: b[x] + b[y])
             case Concat(inputs=names):
@@ -204,6 +216,40 @@ class Binder:
                 earlier = earlier.masked_fill((state.places < tap)[:, None, None], 0.0)  # of another row, which may hold NaN
                 result = result + (fixed[tap] + dynamic[:, tap]) * earlier
             state.buffers[output] = result.flatten(1)
+
+        return step
+
+    def _causal_conv(self, op: CausalConv) -> Step:
+        weight = self.load(op.weight).flatten(1)
+        bias = self.load(op.bias) if op.bias else None
+        (x,), (output,), layer = op.inputs, op.outputs, op.layer
+        function = _FUNCTIONS[op.function] if op.function else None
+
+        def step(state: Pass) -> None:
+            result = state.recurrence.convolved(state.kv, layer, state.buffers[x], weight, bias)
+            state.buffers[output] = result if function is None else function(result)
+
+        return step
+
+    def _gated_delta(self, op: GatedDelta) -> Step:
+        num_k, num_v, k_dim, v_dim = op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim
+        decay = -self.weights.tensor(op.decay).to(self.device).float().exp()
+        offset = self.weights.tensor(op.step).to(self.device).float()
+        normalise = self._normaliser(self.norm_weight(op.norm, v_dim, add_one=False), op.norm_eps)
+        qkv_widths, gate_widths = [num_k * k_dim] * 2 + [num_v * v_dim], [num_v * v_dim, num_v, num_v]
+
+        def split(kept: Tensor) -> Parts:
+            """kept [n, q | k | v | b | a]."""
+            q, k, v, b, a = kept.float().split_with_sizes([*qkv_widths, num_v, num_v], -1)
+            q, k = (_to_length_one(x.view(-1, num_k, k_dim)).repeat_interleave(num_v // num_k, 1) for x in (q, k))
+            return q * k_dim**-0.5, k, v.view(-1, num_v, v_dim), (decay * F.softplus(a + offset)).exp(), b.sigmoid()
+
+        def step(state: Pass) -> None:
+            qkv, *others = (state.buffers[name] for name in op.inputs)
+            z, b, a = others if len(others) == 3 else others[0].split_with_sizes(gate_widths, -1)
+            read = state.recurrence.delta(state.kv, op.layer, (num_v, k_dim, v_dim), torch.cat([qkv, b, a], -1), split)
+            gate = F.silu(z.view(-1, num_v, v_dim).float())
+            state.buffers[op.outputs[0]] = normalise(read.to(qkv.dtype)).mul(gate).to(qkv.dtype).flatten(1)
 
         return step
 
@@ -317,6 +363,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -347,7 +394,7 @@ def _activation(op: Activation) -> Step:
             state.buffers[output] = function(first)
             return
         gate, up = (first, state.buffers[names[1]]) if len(names) == 2 else first.chunk(2, -1)
-        state.buffers[output] = function(gate).mul_(up)
+        state.buffers[output] = function(gate) * up  # a gate of one column is broadcast
 
     return step
 
@@ -379,6 +426,10 @@ def max_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
     best_block = blocks.amax(-1).argmax(-1)
     inside, offset = blocks.gather(1, best_block[:, None, None].expand(-1, 1, block))[:, 0].max(-1)
     return inside, best_block * block + offset
+
+
+def _to_length_one(heads: Tensor) -> Tensor:
+    return heads * (heads.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def _rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,18 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, 
 from .attention import AttentionPlan
 from .chain import run_chain_by_steps
 from .config_limits import max_positions
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from .layout import (
+    FINAL,
+    ChainOutput,
+    Draws,
+    ForwardOutput,
+    KVLayerSpec,
+    KVTensors,
+    RaggedBatch,
+    StateLayerSpec,
+    StateRoom,
+    kv_bytes_per_block,
+)
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
 from .transformers_model import ATTENTION, PagedPass, PagedProbe, fresh_prompts
@@ -124,13 +135,17 @@ class TransformersLayerExecutor:
         self.weight_bytes = sum(weight.nbytes for weight in layer.parameters()) + self._head.nbytes
         self.token_ids: Tensor | None = None
         self.recurrent: tuple[str, int] | None = (STATE, FINAL)
+        self.state_layers: tuple[StateLayerSpec, ...] = ()
         self.kv_layers: tuple[KVLayerSpec, ...] = self._probe()
 
-    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._head.device)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
 
     @torch.no_grad()
     def run(

@@ -22,7 +22,18 @@ from .adapters import AdapterBank, AdapterRoom, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .chain import run_chain_by_steps
 from .config_limits import cannot_be_taken_back, entry, max_positions, refuse_layers, servable_positions
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from .layout import (
+    FINAL,
+    ChainOutput,
+    Draws,
+    ForwardOutput,
+    KVLayerSpec,
+    KVTensors,
+    RaggedBatch,
+    StateLayerSpec,
+    StateRoom,
+    kv_bytes_per_block,
+)
 from .rope import UnsupportedModel
 from .torch_kv import TorchKV
 from .weight_bank import WeightBank
@@ -105,6 +116,7 @@ class TransformersExecutor:
         self._slots: Tensor | None = None  # of the pass that runs, as `slots_of_tokens` has them
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = servable_positions(model.config)
+        self.state_layers: tuple[StateLayerSpec, ...] = ()
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
     @classmethod
@@ -142,11 +154,14 @@ class TransformersExecutor:
             )
         return cls(model, room)
 
-    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, self.dtype, self._model.device)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
 
     def check_hidden(self, hidden: tuple[int, ...]) -> None:
         """Raises UnsupportedModel if the model gives no states of one of these boundaries."""

@@ -23,7 +23,7 @@ from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
 from .layout import Executor
-from .program import Program
+from .program import Program, RowsOf
 from .weight_bank import WeightBank
 
 PROGRESS_INTERVAL_S = 2.0
@@ -64,6 +64,7 @@ def load_program_executor(
     tensors = _TensorFiles(files)
     if HEAD in tensors and EMBEDDING not in tensors and HEAD not in program.weights:
         tensors.rename(HEAD, EMBEDDING)  # of two equal tensors some savers keep the one whose name comes first
+    tensors = _SlicedTensors(tensors, program.slices)
     check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
     weights = _CheckedTensors(tensors, program.weights, progress)
     if bank is not None:
@@ -234,6 +235,34 @@ class _TensorFiles(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._path_of)
+
+
+class _SlicedTensors(Mapping[str, Tensor]):
+    """Tensors of a checkpoint, of which some are known by the names of their slices."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], slices: Mapping[str, RowsOf]) -> None:
+        self._tensors = tensors
+        self._slices = {name: rows for name, rows in slices.items() if rows.tensor in tensors}
+        cut = {rows.tensor for rows in self._slices.values()}
+        self._names = [*(name for name in tensors if name not in cut), *self._slices]
+
+    def __getitem__(self, name: str) -> Tensor:
+        rows = self._slices.get(name)
+        if rows is None:
+            return self._tensors[name]
+        tensor = self._tensors[rows.tensor]
+        if tuple(tensor.shape) != rows.shape:
+            raise WeightError(f"{rows.tensor} has shape {tuple(tensor.shape)}, but config.json asks for {rows.shape}")
+        return tensor.view(rows.runs, -1, rows.shape[-1])[:, rows.start : rows.stop].flatten(0, 1)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._slices or name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _open(path: Path) -> safe_open:

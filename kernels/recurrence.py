@@ -1,0 +1,213 @@
+"""Recurrent layers in torch: owns what `RowStates` means for them, whatever the network. Knows no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .layout import RaggedBatch, RowStates
+from .torch_kv import TorchKV
+
+NOTHING = -1
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""What the gated delta rule wants of n tokens, float32: q, k [n, heads, k_dim], v [n, heads, v_dim], decay and strength [n, heads]."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Entries of a row in the order of its sequence. An entry is a new token's flat index, or T + the number of an accepted guess."""
+
+    sure: list[int]  # accepted guesses, then known tokens
+    guesses: list[int]  # flat indices
+    parents: list[int]  # of each guess: among the guesses, -1 = the last known token
+    source: int
+    target: int
+    copy_after: int  # entries of `sure` behind which the state is copied, -1 = never
+    copy_slot: int
+
+
+class RecurrencePlan:
+    """Everything about a ragged batch that all recurrent layers share, built once per pass. Reads the batch on the host."""
+
+    def __init__(self, batch: RaggedBatch) -> None:
+        self.batch = batch
+        self.num_tokens = batch.token_ids.shape[0]
+        self.device = batch.token_ids.device
+        starts: list[int] = batch.query_start_loc.tolist()
+        states = batch.states or _fresh(batch)
+        kept = [tensor.tolist() for tensor in (states.sources, states.targets, states.accepted, states.num_known)]
+        copies = [tensor.tolist() for tensor in (states.copy_places, states.copy_slots)]
+        causal, ends, masks = batch.num_causal.tolist(), batch.seq_lens.tolist(), batch.tree_mask.tolist()
+        self._replayed: list[tuple[int, int]] = []  # (slot, guess) of each accepted guess of all rows
+        self.rows: list[_Row] = []
+        for row, (source, target, accepted, known, copy_place, copy_slot) in enumerate(zip(*kept, *copies, strict=True)):
+            start, end = starts[row], starts[row + 1]
+            if start == end:
+                continue
+            known = min(known, end - start)
+            first = self.num_tokens + len(self._replayed)
+            self._replayed += [(source, guess) for guess in range(64) if accepted >> guess & 1]
+            again = range(first, self.num_tokens + len(self._replayed))
+            held = ends[row] - (end - start) - len(again)  # places that the source holds
+            copied = copy_place - held if copy_slot >= 0 else NOTHING
+            self.rows.append(
+                _Row(
+                    sure=[*again, *range(start, start + known)],
+                    guesses=[*range(start + known, end)],
+                    parents=[_parent(i, causal[row], masks[start + i]) - known for i in range(known, end - start)],
+                    source=source,
+                    target=target,
+                    copy_after=copied if 0 < copied <= len(again) + known else NOTHING,
+                    copy_slot=copy_slot,
+                )
+            )
+
+    def kept_guesses(self, kv: TorchKV, layer: int) -> Tensor:
+        """[P, width] what the layer kept of the accepted guesses."""
+        slots, guesses = self._replay_indices
+        return kv.guesses[layer][slots, guesses]
+
+    def keep_guesses(self, kv: TorchKV, layer: int, inputs: Tensor) -> None:
+        """inputs [T, width]: of the rows' new tokens."""
+        slots, guesses, tokens = self._guess_indices
+        kv.guesses[layer][slots, guesses] = inputs[tokens].to(kv.guesses[layer].dtype) if len(tokens) else inputs[:0]
+
+    def convolved(self, kv: TorchKV, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A causal convolution of x [T, width] by weight [width, taps]; the state's numbers are [taps - 1, width], oldest first."""
+        taps, (_, width) = weight.shape[1], x.shape
+        if taps == 1:
+            return x * weight[:, 0] if bias is None else torch.addcmul(bias, x, weight[:, 0])
+        self._check_room(kv)
+        tails = x.new_zeros(len(self.rows), taps - 1, width)
+        old = self._indices([i for i, row in enumerate(self.rows) if row.source >= 0])
+        if len(old):
+            tails[old] = kv.states[layer][self._sources].view(-1, taps - 1, width).to(x.dtype)
+        # New tokens, accepted guesses, and of each row what came before, newest first.
+        entries = torch.cat([x, self.kept_guesses(kv, layer).to(x.dtype), tails.flip(1).flatten(0, 1)])
+        before = self._before(taps - 1)
+        tokens = torch.arange(len(x), device=self.device)
+        out = entries[tokens] * weight[:, taps - 1]
+        at = tokens
+        for tap in range(taps - 2, -1, -1):
+            at = before[at]
+            out = out + entries[at] * weight[:, tap]
+        for slots, last in (self._at_end, self._at_copy):
+            if not len(slots):
+                continue
+            at, newest_first = last, [entries[last]]
+            for _ in range(taps - 2):
+                at = before[at]
+                newest_first.append(entries[at])
+            kv.states[layer][slots] = torch.stack(newest_first[::-1], 1).flatten(1).float()
+        self.keep_guesses(kv, layer, x)
+        return out if bias is None else out + bias
+
+    def delta(self, kv: TorchKV, layer: int, shape: tuple[int, int, int], kept: Tensor, split: Callable[[Tensor], Parts]) -> Tensor:
+        """[T, heads, v_dim] float32: what the gated delta rule yields for each new token, before the norm.
+
+        shape: heads, k_dim, v_dim of the state. kept [T, width]: what is kept of guesses. split: from those to what the rule wants.
+        """
+        self._check_room(kv)
+        entries = split(torch.cat([kept, self.kept_guesses(kv, layer).to(kept.dtype)]))
+        rows = sorted(self.rows, key=lambda row: -len(row.sure))
+        state = torch.zeros(len(rows), *shape, device=self.device)
+        old = self._indices([i for i, row in enumerate(rows) if row.source >= 0])
+        if len(old):
+            state[old] = kv.states[layer][self._indices([row.source for row in rows if row.source >= 0])].view(-1, *shape)
+        out = torch.zeros(len(kept) + len(self._replayed), shape[0], shape[2], device=self.device)
+        for step in range(len(rows[0].sure) if rows else 0):
+            active = sum(len(row.sure) > step for row in rows)
+            at = self._indices([row.sure[step] for row in rows[:active]])
+            state[:active], out[at] = _delta_step(state[:active], *(part[at] for part in entries))
+            copied = [i for i in range(active) if rows[i].copy_after == step + 1]
+            if copied:
+                slots = self._indices([rows[i].copy_slot for i in copied])
+                kv.states[layer][slots] = state[copied].flatten(1)
+        ending = [i for i, row in enumerate(rows) if row.target >= 0]
+        if ending:
+            kv.states[layer][self._indices([rows[i].target for i in ending])] = state[ending].flatten(1)
+        # Guesses, by how deep they stand: all of one depth go on from their parents' states.
+        level = {(i, NOTHING): i for i in range(len(rows))}  # (row, guess) -> where its state is
+        while level:
+            deeper = [(i, guess) for i, row in enumerate(rows) for guess, parent in enumerate(row.parents) if (i, parent) in level]
+            if not deeper:
+                break
+            parents = [level[i, rows[i].parents[guess]] for i, guess in deeper]
+            at = self._indices([rows[i].guesses[guess] for i, guess in deeper])
+            state, out[at] = _delta_step(state[parents], *(part[at] for part in entries))
+            level = {node: where for where, node in enumerate(deeper)}
+        self.keep_guesses(kv, layer, kept)
+        return out[: len(kept)]
+
+    def _check_room(self, kv: TorchKV) -> None:
+        for row in self.rows:
+            assert row.target < 0 or len(row.guesses) <= kv.num_guesses, "more guesses than the cache keeps"
+
+    @cached_property
+    def _sources(self) -> Tensor:
+        return self._indices([row.source for row in self.rows if row.source >= 0])
+
+    @cached_property
+    def _replay_indices(self) -> tuple[Tensor, Tensor]:
+        return self._indices([slot for slot, _ in self._replayed]), self._indices([guess for _, guess in self._replayed])
+
+    @cached_property
+    def _guess_indices(self) -> tuple[Tensor, Tensor, Tensor]:
+        kept = [(row.target, i, token) for row in self.rows if row.target >= 0 for i, token in enumerate(row.guesses)]
+        return tuple(self._indices([entry[part] for entry in kept]) for part in range(3))  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def _at_end(self) -> tuple[Tensor, Tensor]:
+        """Slots for states behind the known tokens, and the entries they stand behind."""
+        rows = [row for row in self.rows if row.target >= 0]
+        return self._indices([row.target for row in rows]), self._indices([row.sure[-1] for row in rows])
+
+    @cached_property
+    def _at_copy(self) -> tuple[Tensor, Tensor]:
+        rows = [row for row in self.rows if row.copy_after > 0]
+        return self._indices([row.copy_slot for row in rows]), self._indices([row.sure[row.copy_after - 1] for row in rows])
+
+    def _before(self, num_tail: int) -> Tensor:
+        """[entries] the entry before each, where those of a row's past follow behind all others, newest first."""
+        total = self.num_tokens + len(self._replayed)
+        before = [0] * total
+        for i, row in enumerate(self.rows):
+            last = total + i * num_tail
+            for entry in row.sure:
+                before[entry] = last
+                last = entry
+            for guess, parent in zip(row.guesses, row.parents, strict=True):
+                before[guess] = row.guesses[parent] if parent >= 0 else last
+        tails = [total + i * num_tail + min(age + 1, num_tail - 1) for i in range(len(self.rows)) for age in range(num_tail)]
+        return self._indices(before + tails)
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _delta_step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each of n states [n, heads, k_dim, v_dim]: the new states, and what is read from them [n, heads, v_dim]."""
+    state = state * decay[..., None, None]
+    wrong = (v - (k[..., None, :] @ state)[..., 0, :]) * strength[..., None]
+    state = state.addcmul_(k[..., None], wrong[..., None, :])
+    return state, (q[..., None, :] @ state)[..., 0, :]
+
+
+def _parent(token: int, num_causal: int, mask: int) -> int:
+    """Which of the row's new tokens comes before this one in the text; -1 = none of them."""
+    if token < num_causal:
+        return token - 1
+    ancestors = mask & ((1 << (token - num_causal)) - 1)
+    return num_causal + ancestors.bit_length() - 1
+
+
+def _fresh(batch: RaggedBatch) -> RowStates:
+    """Rows that begin here, of which nothing is kept."""
+    lengths = batch.query_start_loc.diff()
+    none = torch.full_like(batch.seq_lens, NOTHING)
+    return RowStates(none, none, torch.zeros_like(none, dtype=torch.int64), lengths, none, none)
