@@ -10,6 +10,7 @@ import torch
 
 from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
+from ..kernels.layout import MAX_TREE_TOKENS
 from ..kernels.rounds import RoundsExecutor
 from ..proposers.config import SpeculativeConfig, UnoConfig
 from ..proposers.proposer_set import ProposerSet
@@ -36,6 +37,7 @@ from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .shaped_steps import ShapedSteps
+from .state_slots import StateSlots
 from .verifier import Verifier
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         f"kv cache    {capacity:,} tokens in {drafters.num_blocks:,} blocks of {config.cache.block_size}"
         f" ({drafters.num_bytes / 1e9:.2f} GB), context {model.max_model_len:,}"
         + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
+        *(() if drafters.states is None else (f"states      {drafters.states.describe()}",)),
         *(() if adapters is None else (f"adapters    {adapters.describe()}",)),
         *_gpu_lines(model, drafters),
     )
@@ -150,7 +153,9 @@ def assemble(
     has_rounds = looks_up or lookups.draft >= 0 or nobody_guesses
     rounds = _rounds(config, model, runner, proposers, lookups, verifier) if has_rounds else None
     controller = Controller(speculative, infos, costs, config.scheduler.longest_unseen_s)
-    kv = KVCache(runner.kv.num_blocks, config.cache.block_size, str(model.path), config.cache.enable_prefix_caching)
+    share, cache = runner.states, config.cache
+    states = None if share is None else StateSlots(share.num_seats, share.num_snapshots, cache.block_size)
+    kv = KVCache(runner.kv.num_blocks, cache.block_size, str(model.path), cache.enable_prefix_caching, states)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -163,6 +168,7 @@ def assemble(
         rounds=rounds,
         lookahead=runner.lookahead,
         guessing_lookahead=proposers.num_places_ahead if verifier.only_matches else 0,
+        most_guesses=MAX_TREE_TOKENS if share is None else share.num_guesses,
     )
 
     def open_text(request: Request) -> Detokenizer | None:
@@ -179,7 +185,7 @@ def _rounds(
 ) -> Rounds | None:
     """What takes steps in rounds; None if others have to be asked, or told, in every step, or the network cannot."""
     executor = runner.executor
-    if not isinstance(executor, RoundsExecutor) or not verifier.only_matches:
+    if not isinstance(executor, RoundsExecutor) or executor.state_layers or not verifier.only_matches:
         return None
     if proposers.needs.hidden or proposers.hears_every_step:
         return None
@@ -192,11 +198,13 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     """Of the target. On a GPU its steps are captured now and overlap later."""
     executor, hidden = model.executor, drafters.proposers.needs.hidden
     if not isinstance(executor, GraphExecutor):
-        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted)
+        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.states)
     drafted = max((p.max_tokens for p in drafters.proposers.proposers if p.name != PREDICTION), default=0)  # few requests bring one
     progress("capturing graphs")
     scheduler = config.scheduler
     executor.capture(drafters.target_kv, hidden, scheduler.max_num_seqs, 1 + drafted, scheduler.max_num_batched_tokens, progress)
+    if drafters.states is not None:  # which guesses stand decides where a recurrent row goes on: the host has to know
+        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.states)
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..kernels.cgroups import folders
+from ..kernels.layout import StateRoom
 from .config import CacheConfig
 from .errors import ConfigError
 
@@ -16,20 +18,71 @@ MIN_TOKENS = 2048
 """What the cache must hold of a sequence if no max_model_len is asked for: contexts of 128k are common, memory for them is not."""
 
 
+STATE_SHARE = 0.5
+"""Of the cache's memory, that recurrent states may have: a sequence needs one however short it is, and the rest is for keys and values."""
+
+
+@dataclass(frozen=True)
+class StateShare:
+    """Rows that can run at once and prefixes that can be remembered, as far as a target's recurrent states go."""
+
+    num_seats: int
+    num_snapshots: int
+    num_guesses: int  # of a row in a step, at most
+    slot_bytes: int
+
+    @property
+    def room(self) -> StateRoom:
+        return StateRoom(2 * self.num_seats + self.num_snapshots, self.num_guesses)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.room.num_slots * self.slot_bytes
+
+    def describe(self) -> str:
+        """For people."""
+        return (
+            f"{self.num_bytes / 1e9:.2f} GB for {self.num_seats:,} requests at once and {self.num_snapshots:,} known prefixes, "
+            f"{self.slot_bytes / 1e6:.1f} MB each"
+        )
+
+
+def state_share(config: CacheConfig, num_guesses: int, slot_bytes: int, free_bytes: int, max_num_seqs: int) -> StateShare:
+    """Two states for each row that may run, and one for a reader of texts; as many prefixes as rows. Fewer if memory is short.
+
+    Raises ConfigError if there is no room for one row.
+    """
+    wanted = StateShare(max_num_seqs + 1, max_num_seqs if config.enable_prefix_caching else 0, num_guesses, slot_bytes)
+    if config.num_blocks is not None:
+        return wanted
+    slots = int(_budget(config, free_bytes) * STATE_SHARE // slot_bytes)
+    if slots < 2:
+        raise ConfigError(
+            f"the cache gets {_budget(config, free_bytes) / 2**20:,.0f} MiB, but the recurrent states of one request need "
+            f"{2 * slot_bytes / 2**20:,.0f} MiB, which is at most half of it; set kv_cache_gb to at least {4 * slot_bytes / 2**30:.2f}"
+        )
+    seats = min(wanted.num_seats, max(slots // 3 if wanted.num_snapshots else slots // 2, 1))
+    return StateShare(seats, min(wanted.num_snapshots, slots - 2 * seats), num_guesses, slot_bytes)
+
+
 def cache_blocks(
-    config: CacheConfig, bytes_per_block: int, free_bytes: int, *, max_model_len: int, max_num_seqs: int, wanted_len: int | None
+    config: CacheConfig,
+    bytes_per_block: int,
+    free_bytes: int,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    wanted_len: int | None,
+    state_bytes: int = 0,
 ) -> int:
     """The configured size, else a share of free memory; never more than max_num_seqs sequences of max_model_len could fill.
 
-    wanted_len: the length that was asked for, None = nobody asked. Raises ConfigError if such a sequence would not fit.
+    wanted_len: the length that was asked for, None = nobody asked. state_bytes: what is taken from the size for recurrent states.
+    Raises ConfigError if such a sequence would not fit.
     """
     if config.num_blocks is not None:
         return config.num_blocks
-    gib = 2**30
-    if config.kv_cache_gb is not None:
-        budget = config.kv_cache_gb * gib
-    else:
-        budget = min(free_bytes * config.memory_share, config.max_kv_cache_gb * gib)
+    budget = _budget(config, free_bytes) - state_bytes
     blocks = int(budget // bytes_per_block)
     length = min(max_model_len, MIN_TOKENS) if wanted_len is None else wanted_len
     needed = sequence_blocks(config, length)
@@ -39,6 +92,13 @@ def cache_blocks(
             f"{needed * bytes_per_block / 2**20:,.0f} MiB; set kv_cache_gb to at least that, or lower max_model_len"
         )
     return min(blocks, max_num_seqs * sequence_blocks(config, max_model_len))
+
+
+def _budget(config: CacheConfig, free_bytes: int) -> float:
+    gib = 2**30
+    if config.kv_cache_gb is not None:
+        return config.kv_cache_gb * gib
+    return min(free_bytes * config.memory_share, config.max_kv_cache_gb * gib)
 
 
 def sequence_blocks(config: CacheConfig, length: int) -> int:

@@ -62,7 +62,8 @@ class Committer:
             else:
                 draft = row.settled(len(said.accepted))
                 whose = [row.source[node] for node in said.accepted]
-                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose))
+                accepted = sum(1 << node for node in said.accepted)
+                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose, accepted))
         self._mark_filled(plan.filled)
         return deltas
 
@@ -115,21 +116,28 @@ class Committer:
         said: RowSaid,
         logprobs: list[TokenLogprobs] | None = None,
         whose: Sequence[int] | None = None,
+        accepted: int = 0,
     ) -> TokenDelta:
         """A request grows; see `_grow`. A text that cannot be written is that request's misfortune alone."""
         try:
-            return self._grow(request, num_known, said, logprobs, whose)
+            return self._grow(request, num_known, said, logprobs, whose, accepted)
         except Exception as error:
             logger.exception("the text of request %s could not be written", request.request_id)
             message = f"the engine could not write this request's text ({type(error).__name__})"
             return self.fail(request, message, "engine_error")
 
     def _grow(
-        self, request: Request, num_known: int, said: RowSaid, logprobs: list[TokenLogprobs] | None, whose: Sequence[int] | None
+        self,
+        request: Request,
+        num_known: int,
+        said: RowSaid,
+        logprobs: list[TokenLogprobs] | None,
+        whose: Sequence[int] | None,
+        accepted: int,
     ) -> TokenDelta:
         """num_known: tokens that were known before, all of which are computed now, and all but the last of the new ones.
 
-        whose: sources of the accepted tokens, where one draft has several.
+        whose: sources of the accepted tokens, where one draft has several. accepted: bits of the draft's nodes.
         """
         first_token = request.num_output_tokens == 0
         if first_token:
@@ -139,7 +147,7 @@ class Committer:
         text, tokens, reason, stop_reason = self._write(request, tokens, reason, stop_reason)
         request.token_ids.extend(tokens)
         self.generation_tokens += len(tokens)
-        self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)))
+        self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)), accepted)
         # Behind a stop string, which only the text shows, nobody would have guessed any more.
         while said.drafts and said.drafts[-1].first >= max(1, len(tokens)):
             said.drafts.pop()
@@ -191,9 +199,9 @@ class Committer:
             return pushed.text, tokens[: pushed.num_kept], "stop", pushed.stop_reason
         return pushed.text + (stream.finish() if reason else ""), tokens, reason, stop_reason
 
-    def _advance(self, request: Request, num_tokens: int) -> None:
+    def _advance(self, request: Request, num_tokens: int, accepted: int = 0) -> None:
         request.num_computed_tokens = num_tokens
-        self._kv.commit(request.request_id, request.token_ids, num_tokens)
+        self._kv.commit(request.request_id, request.token_ids, num_tokens, accepted)
 
     def _count(self, stats: SpeculationStats, draft: Settled, num_emitted: int) -> None:
         """num_emitted: accepted tokens that a stop rule left. Acceptance is about the draft, the prediction's count about the text."""

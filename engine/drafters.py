@@ -17,7 +17,7 @@ from torch import Tensor
 from ..kernels.adapters import AdapterBank
 from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
-from ..kernels.layout import Executor, KVTensors
+from ..kernels.layout import MAX_TREE_TOKENS, Executor, KVTensors
 from ..kernels.native import NotLowered
 from ..kernels.program import Program
 from ..kernels.rope import UnsupportedModel
@@ -32,7 +32,7 @@ from ..proposers.pickles import conversion
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
 from .adapter_folder import read_adapter
-from .cache_size import MIN_TOKENS, cache_blocks, free_memory_bytes, sequence_blocks
+from .cache_size import MIN_TOKENS, StateShare, cache_blocks, free_memory_bytes, sequence_blocks, state_share
 from .config import CacheConfig, EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model import LoadedModel, load_model
@@ -42,6 +42,9 @@ from .target_view import target_view
 
 if TYPE_CHECKING:
     from ..kernels.transformers_layer import DraftLayer
+
+
+KEPT_GUESSES = 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Drafters:
     learned: tuple[str, ...]  # names of proposers whose guesses depend on weights from a folder
     gpu_memory: str = ""  # how a GPU's memory is divided, for people
     networks: tuple[GraphExecutor, ...] = ()  # of all proposers, those that run on a GPU
+    states: StateShare | None = None  # of a recurrent target
 
 
 def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: LoadedModel, progress: Progress) -> Drafters:
@@ -86,15 +90,21 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     if target.plan.execution.on_gpu:
         cache, memory = _gpu_cache(config, target, executors, block_bytes, sum(part.bytes_per_block for part in loaded))
         gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
+    free_bytes = free_memory_bytes()
+    states = None
+    if target.executor.state_layers:
+        most = _most_guesses(speculative)
+        states = state_share(cache, most, target.executor.state_slot_bytes(most), free_bytes, config.scheduler.max_num_seqs)
     num_blocks = cache_blocks(
         cache,
         block_bytes,
-        free_memory_bytes(),
+        free_bytes,
         max_model_len=target.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         wanted_len=config.model.max_model_len,
+        state_bytes=0 if states is None else states.num_bytes,
     )
-    target_kv = target.executor.allocate(num_blocks, size)
+    target_kv = target.executor.allocate(num_blocks, size, None if states is None else states.room)
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
     return_probs = speculative.rejection_sample_method in ("standard", "block")
     proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv)
@@ -102,7 +112,15 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     found, networks = (*loading.found, *_found(loaded)), tuple(loading.networks)
-    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, found, learned, gpu_line, networks)
+    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, found, learned, gpu_line, networks, states)
+
+
+def _most_guesses(speculative: SpeculativeConfig) -> int:
+    """Guesses of a row that are kept beside a recurrent state: as many as are configured, and enough where a checkpoint decides."""
+    if speculative.off:
+        return 0
+    configured = (getattr(entry, "num_speculative_tokens", None) or 0 for entry in speculative.proposers)
+    return min(max(KEPT_GUESSES, *configured, 0), MAX_TREE_TOKENS)
 
 
 def _check_hidden(executor: Executor, hidden: tuple[int, ...]) -> None:

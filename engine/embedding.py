@@ -127,7 +127,8 @@ class Reading:
             if left == 0 or not (text.num_read or kv.open_scratch(name, num_tokens)):
                 break
             num_new = min(left, text.num_left)
-            rows.append(PlanRow(text.request, text.num_read, num_new, [], [], [], kv.block_table(name), samples=False))
+            state = kv.row_state(name, text.num_read, text.num_read + num_new)
+            rows.append(PlanRow(text.request, text.num_read, num_new, [], [], [], kv.block_table(name), False, state))
             left -= num_new
         if not rows:
             return 0.0
@@ -136,6 +137,7 @@ class Reading:
         except UnsupportedModel as error:
             raise InvalidRequest(f"this model cannot embed texts: {error}", code="unsupported_model") from error
         for text, row, part in zip(texts, rows, states.split([row.num_scheduled for row in rows]), strict=False):
+            kv.scratch_passed(text.request.request_id)
             self._take(text, row.num_scheduled, part)
             if not text.num_left:
                 kv.free(text.request.request_id)

@@ -12,6 +12,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .state_slots import RowState, StateSlots
+
 
 @dataclass(slots=True)
 class _Prefix:
@@ -84,10 +86,16 @@ class _Table:
 
 
 class KVCache:
-    """Block tables of all requests. `reserve`, `commit`, `roll_back` and `free` are the only ways to change one."""
+    """Block tables of all requests. `reserve`, `commit`, `roll_back` and `free` are the only ways to change one.
 
-    def __init__(self, num_blocks: int, block_size: int, model: str = "", prefix_caching: bool = True) -> None:
+    With states, of a recurrent target, each has a seat among them too, and a prefix is one only as far as its state is known.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, model: str = "", prefix_caching: bool = True, states: StateSlots | None = None
+    ) -> None:
         self.block_size = block_size
+        self.states = states
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, _Table] = {}
         self.scratch: set[str] = set()  # tables of no request
@@ -95,6 +103,11 @@ class KVCache:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model.encode()
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether one more table can be opened."""
+        return self.states is None or self.states.has_seat
 
     def admit(self, request_id: str, token_ids: Sequence[int], salt: str = "", adapter: int = 0) -> int:
         """Open a table on the longest cached prefix; how many tokens it covers (at most len - 1: one must be computed).
@@ -104,9 +117,19 @@ class KVCache:
         assert request_id not in self.tables, f"{request_id} has a table already"
         root = hashlib.sha256(b"%d:%s:%d:%s" % (len(self._model), self._model, adapter, salt.encode())).digest()
         table = self.tables[request_id] = _Table(root)
-        if not self.prefix_caching:
-            return 0
-        size, parent = self.block_size, root
+        if self.prefix_caching:
+            self._find(table, token_ids)
+        if self.states is not None:
+            self._cut(table, self.states.open(request_id, table.digests))
+        table.num_committed = len(table.blocks) * self.block_size
+        if self.prefix_caching:
+            self.num_queried_tokens += len(token_ids)
+            self.num_hit_tokens += table.num_committed
+        return table.num_committed
+
+    def _find(self, table: _Table, token_ids: Sequence[int]) -> None:
+        """Let the table share the blocks of the longest known prefix."""
+        size, parent = self.block_size, table.root
         for start in range(0, (len(token_ids) - 1) // size * size, size):
             tokens = _packed(token_ids[start : start + size])
             digest = _digest(parent, tokens)
@@ -117,10 +140,11 @@ class KVCache:
             table.blocks.append(block)
             table.digests.append(digest)
             parent = digest
-        table.num_committed = len(table.blocks) * size
-        self.num_queried_tokens += len(token_ids)
-        self.num_hit_tokens += table.num_committed
-        return table.num_committed
+
+    def _cut(self, table: _Table, num_blocks: int) -> None:
+        while len(table.blocks) > num_blocks:
+            self.pool.release(table.blocks.pop())
+            table.digests.pop()
 
     def open_scratch(self, name: str, num_places: int) -> bool:
         """Open a table of no request, with so many places from free blocks. False, and nothing opened, if there are too few.
@@ -128,12 +152,33 @@ class KVCache:
         Nothing of it is looked up or found again; `free` closes it.
         """
         assert name not in self.tables, f"{name} has a table already"
+        if not self.has_seat:
+            return False
         self.tables[name] = _Table(b"")
         if not self.reserve(name, num_places):
             del self.tables[name]
             return False
+        if self.states is not None:
+            self.states.open(name, ())
         self.scratch.add(name)
         return True
+
+    def row_state(self, request_id: str, num_computed: int, num_known: int) -> RowState | None:
+        """For a pass over places num_computed to num_known - 1 and guesses behind; None = the target is not recurrent."""
+        if self.states is None:
+            return None
+        return self.states.row(request_id, num_computed, num_known, self.prefix_caching and request_id not in self.scratch)
+
+    def carry_state(self, request_id: str, num_tokens: int) -> None:
+        """The state behind the first num_tokens, a known prefix, counts as the one behind all that is committed: for measuring only."""
+        digests = self.tables[request_id].digests
+        if self.states is not None and num_tokens // self.block_size < len(digests):
+            self.states.rename(digests[num_tokens // self.block_size - 1], digests[-1])
+
+    def scratch_passed(self, name: str) -> None:
+        """A pass over a table of no request is done."""
+        if self.states is not None:
+            self.states.passed(name, 0, ())
 
     def num_filled(self, request_id: str, drafter: int) -> int:
         """Leading tokens whose cached blocks this drafter has filled too."""
@@ -188,8 +233,11 @@ class KVCache:
         if num_places:
             self.reserve_up_to(request_id, num_known + num_places)
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
-        """The first num_tokens of the sequence are computed and final; everything behind is rolled back."""
+    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int, accepted: int = 0) -> None:
+        """The first num_tokens of the sequence are computed and final; everything behind is rolled back.
+
+        accepted: bits of the guesses of the row's pass that are among them.
+        """
         table = self.tables[request_id]
         assert table.num_committed <= num_tokens <= len(table.blocks) * self.block_size, "commit outside reserved places"
         table.num_committed = num_tokens
@@ -201,6 +249,8 @@ class KVCache:
                 digest = _digest(parent, tokens)
                 table.digests.append(digest)
                 self.pool.remember(table.blocks[index], _Prefix(digest, parent, tokens))
+        if self.states is not None:
+            self.states.passed(request_id, accepted, table.digests)
         self.roll_back(request_id)
 
     def roll_back(self, request_id: str, keep: int = 0) -> None:
@@ -215,15 +265,21 @@ class KVCache:
         for block in reversed(self.tables.pop(request_id).blocks):
             self.pool.release(block)
         self.scratch.discard(request_id)
+        if self.states is not None:
+            self.states.free(request_id)
 
     def forget_prefixes(self) -> None:
         """What is computed will be found no more."""
         self.pool.prefixes.clear()
         self.pool.by_digest.clear()
+        if self.states is not None:
+            self.states.forget_prefixes()
 
     def check(self) -> None:
         """Raise if a block is lost, shared by mistake, both free and in use, or remembered under a wrong name."""
         pool = self.pool
+        if self.states is not None:
+            self.states.check(set(self.tables))
         used = Counter(b for table in self.tables.values() for b in table.blocks)
         assert used == Counter({b: n for b, n in enumerate(pool.ref_counts) if n}), "reference counts drifted from block tables"
         assert set(used).isdisjoint(pool.free_blocks), "a block is both free and in use"

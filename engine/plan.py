@@ -12,6 +12,7 @@ from ..kernels.record import record
 from ..proposers.base import FORCED, DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
 from .prompt_logprobs import Scores
 from .request import Request, TokenLogprobs
+from .state_slots import RowState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,6 +151,7 @@ class PlanRow:
     source: list[int]
     block_table: Sequence[int]
     samples: bool
+    state: RowState | None = None  # of a recurrent target
     is_asked: bool = False  # it may have guesses, and in the next step probably too
 
     @property

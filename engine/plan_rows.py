@@ -8,9 +8,12 @@ from ..kernels.layout import MAX_TREE_TOKENS
 from ..proposers.base import Draft
 from .grammar import GrammarState
 from .plan import PlanRow, RowGrant
+from .state_slots import RowState
 
 
-def plan_row(grant: RowGrant, draft: Draft, index: int, most: int, vocab_size: int) -> tuple[PlanRow, Sequence[int]]:
+def plan_row(
+    grant: RowGrant, draft: Draft, index: int, most: int, vocab_size: int, state: RowState | None = None
+) -> tuple[PlanRow, Sequence[int]]:
     """The grant's row with at most so many guesses of row `index` of the draft; and which of its nodes they are."""
     start = draft.start_loc[index]
     size = max(0, min(draft.start_loc[index + 1] - start, most, MAX_TREE_TOKENS))
@@ -23,7 +26,7 @@ def plan_row(grant: RowGrant, draft: Draft, index: int, most: int, vocab_size: i
         parents = _renumbered(nodes, parents)
     row = PlanRow(
         grant.request, grant.num_computed, grant.num_scheduled, token_ids, parents, source, grant.block_table, grant.samples,
-        is_asked=grant.ceiling > 0,
+        state, is_asked=grant.ceiling > 0,
     )  # fmt: skip
     return row, nodes
 

@@ -11,7 +11,8 @@ from ..kernels.batch_lists import BatchLists, BatchMemory
 from ..kernels.layout import FINAL, Executor, ForwardOutput, KVTensors, RaggedBatch
 from ..kernels.record import record
 from ..proposers.base import ChainsAhead
-from .plan import StepPlan, slot_of
+from .cache_size import StateShare
+from .plan import PlanRow, StepPlan, slot_of
 from .request import Request
 from .verifier import Verifier
 
@@ -36,10 +37,17 @@ class Runner:
         return False
 
     def __init__(
-        self, executor: Executor, kv: KVTensors, hidden: tuple[int, ...], wants_full_logits: Callable[[Request], bool]
+        self,
+        executor: Executor,
+        kv: KVTensors,
+        hidden: tuple[int, ...],
+        wants_full_logits: Callable[[Request], bool],
+        states: StateShare | None = None,
     ) -> None:
+        """states: what kv has room for, of a recurrent target."""
         self.executor = executor
         self.kv = kv
+        self.states = states
         self._hidden = hidden  # boundary ids that proposers need
         self._wants_full_logits = wants_full_logits
         self._batches = BatchMemory()
@@ -92,7 +100,7 @@ def batch_lists(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) ->
         else:
             depths, masks = ancestors(row.parents)
             lists.positions += [*range(start, known), *(known + depth for depth in depths)]
-            lists.tree_mask += [0] * scheduled + [mask - (1 << 64) if mask >> 63 else mask for mask in masks]  # as int64
+            lists.tree_mask += [0] * scheduled + [_as_int64(mask) for mask in masks]
             lists.num_causal.append(scheduled)
         lists.query_start_loc.append(len(token_ids))
         lists.seq_lens.append(end)
@@ -101,6 +109,8 @@ def batch_lists(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) ->
             if wants_full_logits(row.request):
                 lists.full_logits += range(len(wanted), len(wanted) + 1 + len(draft))
             wanted += range(root, root + 1 + len(draft))
+    if plan.rows[0].state is not None:
+        lists.states = [_state(row) for row in plan.rows]
     if any([row.request.adapter is not None for row in plan.rows]):
         lists.adapters = [slot_of(row.request) for row in plan.rows]
     for part in plan.scored:
@@ -108,6 +118,17 @@ def batch_lists(plan: StepPlan, wants_full_logits: Callable[[Request], bool]) ->
         lists.full_logits += range(len(wanted), len(wanted) + len(part.token_ids))
         wanted += range(first, first + len(part.token_ids))
     return lists
+
+
+def _state(row: PlanRow) -> tuple[int, int, int, int, int, int]:
+    """As BatchLists has it."""
+    state = row.state
+    assert state is not None, "every row of a recurrent target has a state"
+    return state.source, state.target, _as_int64(state.accepted), row.num_scheduled, state.copy_place, state.copy_slot
+
+
+def _as_int64(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def ancestors(parents: list[int]) -> tuple[list[int], list[int]]:

@@ -39,9 +39,11 @@ class Scheduler:
         rounds: Rounds | None = None,
         lookahead: int = 0,
         guessing_lookahead: int = 0,
+        most_guesses: int = MAX_TREE_TOKENS,
     ) -> None:
         """lookahead: places that each row should have behind its tokens; guessing_lookahead: those of a row that may guess.
 
+        most_guesses: of a row in a step, whoever makes them.
         num_ingesting: drafters that read every context token themselves. scratch_slots: as in Needs.
         """
         self.config = config
@@ -60,6 +62,7 @@ class Scheduler:
         self._on_preempt = on_preempt
         self._rounds = rounds
         self.lookahead, self.guessing_lookahead = lookahead, guessing_lookahead
+        self.most_guesses = most_guesses
         self._num_filled: dict[str, tuple[int, ...]] = {}
         self._scoring: set[str] = set()  # requests that want scores of their prompt
         self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
@@ -81,7 +84,7 @@ class Scheduler:
     @property
     def _may_join(self) -> bool:
         """Whether somebody waits whom the next step may admit."""
-        if not self._waiting or len(self.running) >= self.config.max_num_seqs:
+        if not self._waiting or len(self.running) >= self.config.max_num_seqs or not self.kv.has_seat:
             return False
         refused, num_free = self._refused
         return refused != self._waiting[0][3].request_id or self.kv.pool.num_free > num_free
@@ -180,7 +183,8 @@ class Scheduler:
         worth_while = self.controller.cut(grants.rows, draft) if draft.start_loc[-1] else None
         for index, grant in enumerate(grants.rows):
             most = grant.ceiling if worth_while is None else min(grant.ceiling, worth_while[index])
-            row, nodes = plan_row(grant, draft, index, most, self.vocab_size)
+            state = self.kv.row_state(grant.request.request_id, grant.num_computed, grant.num_computed + grant.num_scheduled)
+            row, nodes = plan_row(grant, draft, index, most, self.vocab_size, state)
             rows.append(row)
             if draft.probs is not None:
                 kept.extend(draft.start_loc[index] + node for node in nodes)
@@ -218,6 +222,8 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Open a table for the request if all its known tokens fit into free blocks now; else leave it waiting."""
         kv, request_id = self.kv, request.request_id
+        if not kv.has_seat:
+            return False
         if self._refused[0] == request_id and kv.pool.num_free <= self._refused[1]:
             return False  # nothing was freed since: do not hash its text anew in every step
         queried, hit = kv.num_queried_tokens, kv.num_hit_tokens
@@ -274,7 +280,7 @@ class Scheduler:
 
     def _room(self, request: Request, max_tokens: int) -> int:
         """Draft tokens that its length leaves: k guesses yield up to k + 1 tokens, no more than may still come."""
-        return max(0, min(self._most_new(request) - 1, max_tokens))
+        return max(0, min(self._most_new(request) - 1, max_tokens, self.most_guesses))
 
     def _most_new(self, request: Request) -> int:
         """Tokens that may still come."""

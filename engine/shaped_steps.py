@@ -157,4 +157,5 @@ class ShapedSteps:
             [table[0] * size + place % size for place in places], [table[place // size] * size + place % size for place in places]
         )
         kv.commit("long", self.text, context)
+        kv.carry_state("long", known)
         kv.free("long")

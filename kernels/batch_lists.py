@@ -14,13 +14,15 @@ from struct import Struct
 
 import torch
 
-from .layout import RaggedBatch
+from .layout import RaggedBatch, RowStates
 
 KEPT_SHAPES = 256
 KEPT_TOKENS = 512                    # of a batch whose memory is kept
 TABLE_STEP = 8                       # kept tables are wider by up to so many blocks: a row's grows every few steps
 
-Shape = tuple[int, int, int, int, int, bool, bool]
+Shape = tuple[int, int, int, int, int, bool, bool, bool]
+State = tuple[int, int, int, int, int, int]
+"""Source, target, accepted, known tokens, place and slot of a copy: as in RowStates."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class BatchLists:
     first_places: list[int] = field(default_factory=list)    # one a row, or none at all: then all are 0
     tables: list[Sequence[int]] = field(default_factory=list)
     adapters: list[int] = field(default_factory=list)        # one a row, or none at all, too
+    states: list[State] = field(default_factory=list)        # the same
 
     def add_slots(self, table: Sequence[int], start: int, stop: int) -> None:
         """Of places start to stop - 1 of the row that is being added."""
@@ -54,7 +57,7 @@ class BatchLists:
         width = max(1, *map(len, self.tables))
         return (
             len(self.token_ids), len(self.seq_lens), len(self.logits_indices), len(self.full_logits),
-            -(-width // table_step) * table_step, any(self.first_places), any(self.adapters),
+            -(-width // table_step) * table_step, any(self.first_places), any(self.adapters), bool(self.states),
         )  # fmt: skip
 
 
@@ -84,11 +87,11 @@ class _Arrays:
     """The batch of one shape, and the memory that it lies in."""
 
     def __init__(self, shape: Shape, block_size: int) -> None:
-        num_tokens, num_rows, num_logits, num_full, self._width, has_firsts, has_adapters = shape
-        wide_sizes = [num_tokens] * 4 + [num_logits, num_full]
-        optional = [num_rows * has_firsts, num_rows * has_adapters]
+        num_tokens, num_rows, num_logits, num_full, self._width, has_firsts, has_adapters, has_states = shape
+        wide_sizes = [num_tokens] * 4 + [num_logits, num_full, num_rows * has_states]
+        optional = [num_rows * has_firsts, num_rows * has_adapters, *[num_rows * has_states] * 5]
         narrow_sizes = [num_rows + 1, num_rows, num_rows, *optional, num_rows * self._width]
-        self._has_firsts, self._has_adapters = has_firsts, has_adapters
+        self._has_firsts, self._has_adapters, self._has_states = has_firsts, has_adapters, has_states
         self._wide, self._narrow = Struct(f"={sum(wide_sizes)}q"), Struct(f"={sum(narrow_sizes[:-1])}i")
         self._wide_memory, self._narrow_memory = bytearray(max(8, self._wide.size)), bytearray(4 * sum(narrow_sizes))
         wide = torch.frombuffer(self._wide_memory, dtype=torch.int64)[: sum(wide_sizes)].split_with_sizes(wide_sizes)
@@ -99,7 +102,7 @@ class _Arrays:
             slot_mapping=wide[2],
             query_start_loc=narrow[0],
             seq_lens=narrow[1],
-            block_tables=narrow[5].view(num_rows, self._width),
+            block_tables=narrow[10].view(num_rows, self._width),
             num_causal=narrow[2],
             tree_mask=wide[3],
             logits_indices=wide[4],
@@ -107,17 +110,23 @@ class _Arrays:
             block_size=block_size,
             first_places=narrow[3] if has_firsts else None,
             adapters=narrow[4] if has_adapters else None,
+            states=RowStates(narrow[5], narrow[6], wide[6], *narrow[7:10]) if has_states else None,
         )
 
     def filled(self, lists: BatchLists) -> RaggedBatch:
         """The batch, with these numbers. lists: of this shape."""
         numbers = [*lists.token_ids, *lists.positions, *lists.slots, *lists.tree_mask, *lists.logits_indices, *lists.full_logits]
+        states = [*zip(*lists.states, strict=True)] if self._has_states else []
+        if states:
+            numbers += states.pop(2)
         self._wide.pack_into(self._wide_memory, 0, *numbers)
         numbers = [*lists.query_start_loc, *lists.seq_lens, *lists.num_causal]
         if self._has_firsts:
             numbers += lists.first_places
         if self._has_adapters:
             numbers += lists.adapters
+        for kept in states:
+            numbers += kept
         self._narrow.pack_into(self._narrow_memory, 0, *numbers)
         self._narrow_memory[self._narrow.size :] = packed_tables(lists.tables, self._width)
         return self._batch

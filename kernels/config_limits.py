@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from .rope import UnsupportedModel
 
-SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention", "linear_attention"}
 OTHER_TASKS = (
     "ForMaskedLM",
     "ForMultipleChoice",

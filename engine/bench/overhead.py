@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from ...kernels.chain import run_chain_by_steps
-from ...kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, kv_bytes_per_block
+from ...kernels.layout import (
+    ChainOutput,
+    Draws,
+    ForwardOutput,
+    KVLayerSpec,
+    KVTensors,
+    RaggedBatch,
+    StateLayerSpec,
+    StateRoom,
+    kv_bytes_per_block,
+)
 from ...kernels.torch_kv import TorchKV
 from ...kernels.weight_bank import WeightBank
 from ...proposers.config import NgramConfig, SpeculativeConfig
@@ -37,6 +47,7 @@ class InstantModel:
     """An executor that computes nothing: the next token follows from the position. Its own time is not counted."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
+    state_layers: tuple[StateLayerSpec, ...] = ()
     max_model_len = 1 << 20
     is_batch_invariant = True
     weight_bytes = 0
@@ -49,11 +60,14 @@ class InstantModel:
         self.seconds = 0.0
         self._logits = torch.randn(1024, vocab_size)
 
-    def allocate(self, num_blocks: int, block_size: int) -> TorchKV:
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
         return TorchKV(self.kv_layers, num_blocks, block_size, torch.float32)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, torch.float32)
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
