@@ -48,11 +48,15 @@ class LoadedModel:
     plan: NetworkPlan  # how it runs
     adapters: AdapterBank | None = None  # that its rows may have
 
+    @property
+    def num_layers(self) -> int:
+        program = self.plan.program
+        return len(self.executor.kv_layers) if program is None else len(program.boundaries) - 1
+
     def describe(self) -> str:
         """One line for the log."""
-        layers = len(self.executor.kv_layers)
         return (
-            f"{self.name}: {self.hf_config.model_type}, {layers} layers, vocabulary {self.vocab_size}, "
+            f"{self.name}: {self.hf_config.model_type}, {self.num_layers} layers, vocabulary {self.vocab_size}, "
             f"context {self.max_model_len}, from {self.path}"
         )
 

@@ -17,7 +17,7 @@ def target_view(target: LoadedModel) -> TargetView:
         folder=target.path,
         config=config,
         tokenizer=target.tokenizer,
-        num_layers=len(target.executor.kv_layers),
+        num_layers=target.num_layers,
         hidden_size=int(text_config.hidden_size),  # by attribute: GPT-2 calls it n_embd in its file
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,

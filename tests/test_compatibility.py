@@ -15,6 +15,7 @@ from fixed_k import fixed
 from ngram_tables import every_token
 from ngram_tables import write as write_table
 from random_drafters import MAKERS, write
+from recurrent_models import save_qwen3_5
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
@@ -44,6 +45,7 @@ TREES: dict[str, dict[str, Any]] = {
 }
 LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "mtp", "uno"), 3)
 PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
+NOT_RECURRENT = ("uno",)  # which runs the target itself
 NAMED = {"peagle": "eagle3", "pard2": "pard", "dflash2": "dflash"}  # found in a checkpoint of that method
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -51,6 +53,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "prefix cache": {"enable_prefix_caching": True},
     "sliding window": {},
     "transformers target": {"executor": "transformers"},
+    "recurrent target": {"max_num_seqs": 12},
 } | ({"int8 weights": {"quantization": "int8"}, "int8 cache": {"kv_cache_dtype": "int8"}} if NATIVE else {})
 FEATURES: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.8, "frequency_penalty": 0.7, "repetition_penalty": 1.2, "seed": 1},
@@ -74,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     MistralForCausalLM(config).save_pretrained(folder)
     for file in TARGET.glob("*token*"):
         shutil.copy(file, folder / file.name)
-    return {"embedded": TARGET, "sliding": folder}
+    return {"embedded": TARGET, "sliding window": folder, "recurrent target": save_qwen3_5(tmp_path_factory.mktemp("recurrent"))}
 
 
 def configs(target: Path, folder: Path) -> list[dict[str, Any]]:
@@ -89,8 +92,9 @@ def configs(target: Path, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, LLM]]:
-    target = folders["sliding" if request.param == "sliding window" else "embedded"]
-    every = configs(target, tmp_path_factory.mktemp("drafters"))
+    target = folders.get(request.param, TARGET)
+    left_out = NOT_RECURRENT if request.param == "recurrent target" else ()
+    every = [config for config in configs(target, tmp_path_factory.mktemp("drafters")) if Path(config.get("model", "")).name not in left_out]
     with LLM(str(target), speculative_config=fixed(every), kv_cache_gb=0.3, **ENGINES[request.param]) as llm:
         yield request.param, llm
 
@@ -125,7 +129,8 @@ def check_every_proposer_with(engine: tuple[str, LLM], feature: str) -> None:
     name, llm = engine
     parts = parts_of(llm)
     methods = list(parts.proposer_names)
-    assert {re.sub(r"_\d$", "", method) for method in methods} == {NAMED.get(p, p) for p in PROPOSERS}
+    left_out = NOT_RECURRENT if name == "recurrent target" else ()
+    assert {re.sub(r"_\d$", "", method) for method in methods} == {NAMED.get(p, p) for p in PROPOSERS if p not in left_out}
     plain = outputs(llm, ["off"] * len(methods), FEATURES[feature])
     for _ in range(2):  # the second time with everything in the prefix cache
         for method, expected, got in zip(methods, plain, outputs(llm, methods, FEATURES[feature]), strict=True):
@@ -168,10 +173,11 @@ def test_the_table_names_what_is_tested() -> None:
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     header, body = rows[0], rows[2:]
-    tested = ["chunked prefill", "prefix cache", "int8 weights", "int8 cache", "sliding window", "transformers target", *FEATURES, "trees"]
+    tested = ["chunked prefill", "prefix cache", "int8 weights", "int8 cache", "sliding window", "transformers target", "recurrent target", *FEATURES, "trees"]
     assert header == ["", *tested]
     assert [row[0].strip("`") for row in body] == list(PROPOSERS)
     for row in body:
         name, trees = row[0].strip("`"), row[-1]
-        assert all(cell == "yes" for cell in row[1:-1]), f"{name}: everything else is tested to work"
+        works = ["no" if name in NOT_RECURRENT and feature == "recurrent target" else "yes" for feature in tested[:-1]]
+        assert row[1:-1] == works, f"{name}: everything else is tested to work"
         assert trees == ("yes" if name in TREES else "no"), f"{name}: trees"

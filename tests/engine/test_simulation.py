@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+import simulation
 from hash_model import HashModel
 from simulation import VOCAB, WildProposer, World, build_core, draft_model, fresh, run_alone, simulate
 from variants import slow_but
@@ -13,6 +15,7 @@ from foretoken.engine import kv_cache
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.kv_cache import BlockPool, KVCache
 from foretoken.engine.request import Request, SamplingParams
+from foretoken.engine.state_slots import RowState, StateSlots
 from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
 from foretoken.proposers.config import SpeculativeConfig
 
@@ -32,8 +35,8 @@ def test_every_output_equals_the_request_run_alone(chunk: int) -> None:
 class CommitsRejectedGuesses(KVCache):
     """Takes every reserved place for part of the sequence, the rejected ones too."""
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int) -> None:
-        super().commit(request_id, token_ids, len(self.tables[request_id].blocks) * self.block_size)
+    def commit(self, request_id: str, token_ids: Sequence[int], num_tokens: int, accepted: int = 0) -> None:
+        super().commit(request_id, token_ids, len(self.tables[request_id].blocks) * self.block_size, accepted)
 
 
 class _ForgetsToCount(BlockPool):
@@ -109,6 +112,47 @@ def test_a_broken_allocator_is_caught(broken: type[KVCache]) -> None:
         except Exception:
             return
     raise AssertionError(f"200 seeds did not notice {broken.__name__}")
+
+
+class LosesAcceptedGuesses(StateSlots):
+    """A row goes on from where it was before its guesses stood."""
+
+    def passed(self, name: str, accepted: int, digests: Sequence[bytes]) -> None:
+        super().passed(name, 0, digests)
+
+
+class ReplacesWhatIsRead(StateSlots):
+    """A snapshot that a row is about to begin with is overwritten."""
+
+    def _is_read(self, slot: int) -> bool:
+        return False
+
+
+class WritesWhatItReads(StateSlots):
+    """A pass leaves its state where it found it: one that is run again counts its tokens twice."""
+
+    def row(self, name: str, num_computed: int, num_known: int, keeps: bool) -> RowState:
+        row = super().row(name, num_computed, num_known, keeps)
+        return replace(row, target=row.source) if row.source in self._seats[name].slots else row
+
+
+class BelievesInBlocks(StateSlots):
+    """Keys and values of a prefix are there, so its state will be, too."""
+
+    def open(self, name: str, digests: Sequence[bytes]) -> int:
+        super().open(name, digests)
+        return len(digests)
+
+
+@pytest.mark.parametrize("broken", [LosesAcceptedGuesses, ReplacesWhatIsRead, WritesWhatItReads, BelievesInBlocks])
+def test_states_that_go_wrong_are_noticed(broken: type[StateSlots], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "StateSlots", broken)
+    for seed in range(1000):
+        try:
+            simulate(seed)
+        except Exception:
+            return
+    raise AssertionError(f"1000 seeds did not notice {broken.__name__}")
 
 
 def test_prefixes_chained_without_their_parent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

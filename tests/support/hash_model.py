@@ -7,13 +7,14 @@ rejected draft changes the output: comparing outputs then tests the whole of the
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from foretoken.kernels.weight_bank import WeightBank
 
 EMPTY = -1
@@ -55,10 +56,13 @@ def visible_slots(batch: RaggedBatch, row: int, index: int) -> list[int]:
 
 
 class HashKV:
-    """One (token, position) per slot."""
+    """One (token, position) per slot; of recurrent models also states, which are the tokens so far, and guesses beside them."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_guesses = 0 if states is None else states.num_guesses
+        self.states: list[tuple[int, ...] | None] = [None] * (0 if states is None else states.num_slots)
+        self.guesses: list[list[int]] = [[] for _ in self.states]
         self.slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * (num_blocks * block_size)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -79,6 +83,7 @@ class HashModel:
     """
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
+    state_layers: tuple[StateLayerSpec, ...] = ()
     max_model_len = 4096
     is_batch_invariant = True
     weight_bytes = 0
@@ -92,11 +97,14 @@ class HashModel:
         self.fails_on = fails_on
         self.num_passes = 0
 
-    def allocate(self, num_blocks: int, block_size: int) -> HashKV:
-        return HashKV(num_blocks, block_size)
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> HashKV:
+        return HashKV(num_blocks, block_size, states)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return block_size * 16  # a token and a position in each slot
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
@@ -139,6 +147,52 @@ class HashModel:
             assert position == expected, f"slot {slot} holds position {position}, not {expected}"
             seen.append(token)
         return tuple(seen)
+
+
+class RecurrentHashModel(HashModel):
+    """A model that says the same, and breaks if a row's recurrent state is not what its tokens so far make of it.
+
+    dice: now and then a pass with guesses breaks when all is written, so that it has to be run again.
+    """
+
+    state_layers = (StateLayerSpec(1, 1),)
+
+    def __init__(self, vocab_size: int, dice: random.Random, fails_on: int | None = None) -> None:
+        super().__init__(vocab_size, fails_on)
+        self._dice = dice
+
+    def run(
+        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+    ) -> ForwardOutput:
+        output = super().run(batch, kv, hidden, inputs)
+        assert isinstance(kv, HashKV) and batch.states is not None
+        states, written = batch.states, []
+        for row in range(len(batch.seq_lens)):
+            start, end = (int(batch.query_start_loc[row + i]) for i in (0, 1))
+            known = start + int(states.num_known[row])
+            source, target = int(states.sources[row]), int(states.targets[row])
+            held: tuple[int, ...] = ()
+            if source >= 0:
+                assert (state := kv.states[source]) is not None, "a state that nobody has written"
+                held = state
+            bits = int(states.accepted[row]) & (2**64 - 1)
+            again = [guess for i, guess in enumerate(kv.guesses[source]) if bits >> i & 1] if source >= 0 else []
+            sure = (*held, *again, *batch.token_ids[start:known].tolist())
+            assert sure == self._visible(batch, kv, known - 1), "a row goes on from another's state"
+            guesses = batch.token_ids[known:end].tolist()
+            assert len(guesses) <= kv.num_guesses and target >= 0
+            written.append((target, sure, guesses))
+            if (copied := int(states.copy_slots[row])) >= 0:
+                place = int(states.copy_places[row])
+                assert len(held) < place <= len(sure), "a copy of a state that the row does not come past"
+                written.append((copied, sure[:place], []))
+        slots = [slot for slot, _, _ in written]
+        assert len({*slots}) == len(slots) and not {*slots} & {*states.sources.tolist()}, "a state that is read is written"
+        for slot, state, guesses in written:
+            kv.states[slot], kv.guesses[slot] = state, guesses
+        if len(batch.token_ids) > int(states.num_known.sum()) and self._dice.random() < 0.05:
+            raise RuntimeError("the network breaks when all is written")
+        return output
 
 
 def likely(token: int, vocab_size: int) -> Tensor:

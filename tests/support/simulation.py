@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hash_head import HashHead, feature_drafter
-from hash_model import HashModel, next_token
+from hash_model import HashModel, RecurrentHashModel, next_token
 
+from foretoken.engine.cache_size import StateShare
 from foretoken.engine.committer import Committer
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.controller import Controller
@@ -23,6 +24,7 @@ from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.state_slots import StateSlots
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DynamicTree, NgramConfig, SpeculativeConfig, StaticTree
@@ -110,6 +112,11 @@ class World:
         self.scratch_slots = more.choice([0, 0, 3])
         self.head = more.random() < 0.4
         self.head_tree = more.choice([None, None, DynamicTree(2, 3, 5), StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))])
+        states = random.Random(self.seed + 2)
+        self.states: StateShare | None = None
+        if states.random() < 0.4:
+            num_seats = states.choice([1, self.max_num_seqs, self.max_num_seqs + 1])
+            self.states = StateShare(num_seats, states.choice([0, 1, 3, 20]), states.choice([0, 2, 9, 64]), 1)
         stems = [[dice.randrange(1, VOCAB) for _ in range(dice.randint(1, 24))] for _ in range(3)]
         self.requests: list[Request] = []
         at = 0.0
@@ -181,12 +188,15 @@ def build_core(
     fails_on: int | None = None,
 ) -> EngineCore:
     """The real engine around the hash model."""
-    kv = kv_class(num_blocks, world.block_size, "hash", world.prefix_caching)
+    share, size = world.states, world.block_size
+    states = None if share is None else StateSlots(share.num_seats, share.num_snapshots, size)
+    kv = kv_class(num_blocks, size, "hash", world.prefix_caching, states)
     proposer_set = ProposerSet(proposers, clock=lambda: 0.0)
     infos = tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers)
     controller = Controller(speculative, infos)
-    model = HashModel(VOCAB, fails_on=fails_on)
-    runner = Runner(model, model.allocate(num_blocks, world.block_size), proposer_set.needs.hidden, full_logits_wanted)
+    model = HashModel(VOCAB, fails_on) if share is None else RecurrentHashModel(VOCAB, random.Random(world.seed), fails_on)
+    cache = model.allocate(num_blocks, size, None if share is None else share.room)
+    runner = Runner(model, cache, proposer_set.needs.hidden, full_logits_wanted, share)
     scheduler = Scheduler(
         world.config,
         kv,
@@ -196,6 +206,7 @@ def build_core(
         num_ingesting=sum(p.needs.ingests for p in proposers),
         scratch_slots=max(world.scratch_slots, proposer_set.needs.scratch_slots),
         on_preempt=proposer_set.forget,
+        most_guesses=64 if share is None else share.num_guesses,
     )
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
     return EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
