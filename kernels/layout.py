@@ -236,6 +236,15 @@ class Executor(Protocol):
         ...
 
 
+class NotRecurrent:
+    """The part of an executor that says that its network has no recurrent layers."""
+
+    state_layers: tuple[StateLayerSpec, ...] = ()
+
+    def state_slot_bytes(self, num_guesses: int) -> int:
+        return 0
+
+
 @runtime_checkable
 class ShortensChains(Protocol):
     """A network whose chains can be made from a shortlist; its other passes stay as they are."""

@@ -29,8 +29,8 @@ from .layout import (
     ForwardOutput,
     KVLayerSpec,
     KVTensors,
+    NotRecurrent,
     RaggedBatch,
-    StateLayerSpec,
     StateRoom,
     kv_bytes_per_block,
 )
@@ -115,7 +115,7 @@ def _stacked(own: str, parts: list[Tensor]) -> Tensor:
     return torch.stack(parts)
 
 
-class TransformersLayerExecutor:
+class TransformersLayerExecutor(NotRecurrent):
     """Implements `Executor`. Embedding and head are the target's own, from its bank.
 
     The state behind the norm is fed back in a chain, as the target's states are read behind theirs.
@@ -135,7 +135,6 @@ class TransformersLayerExecutor:
         self.weight_bytes = sum(weight.nbytes for weight in layer.parameters()) + self._head.nbytes
         self.token_ids: Tensor | None = None
         self.recurrent: tuple[str, int] | None = (STATE, FINAL)
-        self.state_layers: tuple[StateLayerSpec, ...] = ()
         self.kv_layers: tuple[KVLayerSpec, ...] = self._probe()
 
     def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
@@ -143,9 +142,6 @@ class TransformersLayerExecutor:
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
-
-    def state_slot_bytes(self, num_guesses: int) -> int:
-        return 0
 
     @torch.no_grad()
     def run(

@@ -29,8 +29,8 @@ from .layout import (
     ForwardOutput,
     KVLayerSpec,
     KVTensors,
+    NotRecurrent,
     RaggedBatch,
-    StateLayerSpec,
     StateRoom,
     kv_bytes_per_block,
 )
@@ -95,7 +95,7 @@ def _attention(
 transformers.AttentionInterface.register(ATTENTION, _attention)
 
 
-class TransformersExecutor:
+class TransformersExecutor(NotRecurrent):
     """Runs a transformers causal LM, already loaded with attn_implementation="foretoken_paged".
 
     Construction proves that the model is served right: a probe prompt must reach our attention once per attention layer, and
@@ -116,7 +116,6 @@ class TransformersExecutor:
         self._slots: Tensor | None = None  # of the pass that runs, as `slots_of_tokens` has them
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())  # an embedding of its own included
         self.max_model_len = servable_positions(model.config)
-        self.state_layers: tuple[StateLayerSpec, ...] = ()
         self.kv_layers, self.vocab_size, self._gives_hidden = self._probe()
 
     @classmethod
@@ -159,9 +158,6 @@ class TransformersExecutor:
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, self.dtype)
-
-    def state_slot_bytes(self, num_guesses: int) -> int:
-        return 0
 
     def check_hidden(self, hidden: tuple[int, ...]) -> None:
         """Raises UnsupportedModel if the model gives no states of one of these boundaries."""

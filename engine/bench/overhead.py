@@ -17,8 +17,8 @@ from ...kernels.layout import (
     ForwardOutput,
     KVLayerSpec,
     KVTensors,
+    NotRecurrent,
     RaggedBatch,
-    StateLayerSpec,
     StateRoom,
     kv_bytes_per_block,
 )
@@ -43,11 +43,10 @@ from ..verifier import Verifier
 PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right
 
 
-class InstantModel:
+class InstantModel(NotRecurrent):
     """An executor that computes nothing: the next token follows from the position. Its own time is not counted."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
-    state_layers: tuple[StateLayerSpec, ...] = ()
     max_model_len = 1 << 20
     is_batch_invariant = True
     weight_bytes = 0
@@ -65,9 +64,6 @@ class InstantModel:
 
     def kv_block_bytes(self, block_size: int) -> int:
         return kv_bytes_per_block(self.kv_layers, block_size, torch.float32)
-
-    def state_slot_bytes(self, num_guesses: int) -> int:
-        return 0
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, NotRecurrent, RaggedBatch, StateRoom
 from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
 from foretoken.kernels.transformers_model import TransformersExecutor
 from foretoken.kernels.weight_bank import WeightBank
@@ -49,7 +49,7 @@ class PrefixKV:
             self.slots[slot] = content
 
 
-class CheckingModel:
+class CheckingModel(NotRecurrent):
     """Logits are a function of the text before them. Raises if a place is read that does not hold the entry of that text."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
@@ -64,7 +64,7 @@ class CheckingModel:
         self.fed: list[list[int]] = []  # tokens of every row of every pass
         self.broken = False
 
-    def allocate(self, num_blocks: int, block_size: int) -> PrefixKV:
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> PrefixKV:
         return PrefixKV(num_blocks, block_size)
 
     def kv_block_bytes(self, block_size: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map
 
-from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, KVTensors, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, KVTensors, NotRecurrent, RaggedBatch, StateRoom
 from foretoken.kernels.started import Fetched, Started
 from foretoken.kernels.torch_executor import Computed
 from foretoken.proposers.base import Feedback, Proposer
@@ -116,7 +116,7 @@ def here(tensor: Tensor) -> Tensor:
     return tensor._values_there if isinstance(tensor, Remote) else tensor
 
 
-class FarExecutor:
+class FarExecutor(NotRecurrent):
     """An executor over there, as a GPU's is: scores and states stay, and a pass need not be waited for."""
 
     def __init__(self, executor: Executor) -> None:
@@ -125,8 +125,8 @@ class FarExecutor:
         self.is_batch_invariant, self.weight_bytes, self.token_ids = executor.is_batch_invariant, executor.weight_bytes, executor.token_ids
         self.bank, self.recurrent = executor.bank, executor.recurrent
 
-    def allocate(self, num_blocks: int, block_size: int) -> KVTensors:
-        return self._executor.allocate(num_blocks, block_size)
+    def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> KVTensors:
+        return self._executor.allocate(num_blocks, block_size, states)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return self._executor.kv_block_bytes(block_size)

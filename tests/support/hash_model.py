@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
+from foretoken.kernels.layout import (
+    ChainOutput,
+    Draws,
+    ForwardOutput,
+    KVLayerSpec,
+    KVTensors,
+    NotRecurrent,
+    RaggedBatch,
+    StateLayerSpec,
+    StateRoom,
+)
 from foretoken.kernels.weight_bank import WeightBank
 
 EMPTY = -1
@@ -76,14 +86,13 @@ class HashKV:
             self.slots[slot] = content
 
 
-class HashModel:
+class HashModel(NotRecurrent):
     """An Executor in plain Python. `fails_on`: a token that makes any pass that sees it raise.
 
     `errs`: a poor copy of the others, which says something else after every third text.
     """
 
     kv_layers = (KVLayerSpec(1, 1, 1),)
-    state_layers: tuple[StateLayerSpec, ...] = ()
     max_model_len = 4096
     is_batch_invariant = True
     weight_bytes = 0
@@ -102,9 +111,6 @@ class HashModel:
 
     def kv_block_bytes(self, block_size: int) -> int:
         return block_size * 16  # a token and a position in each slot
-
-    def state_slot_bytes(self, num_guesses: int) -> int:
-        return 0
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None

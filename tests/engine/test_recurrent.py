@@ -1,0 +1,144 @@
+"""Targets with recurrent layers: what they say is what transformers says, whatever is guessed, cached, pushed out or short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixed_k import fixed
+from recurrent_models import save_qwen3_5
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.boot import Engine, boot
+from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
+from foretoken.engine.errors import ConfigError
+from foretoken.kernels import native
+from foretoken.proposers.config import SpeculativeConfig
+
+EXECUTORS = ["torch", *(["native"] if native.availability().isa is not None else [])]
+TOKENS = 40
+LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5}
+SUFFIX = {"method": "suffix"}
+TREE = {**LOOKUP, "num_speculative_tokens": 9, "num_branches": 3}
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, seed=7, max_tokens=TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen3_5(tmp_path_factory.mktemp("recurrent"))
+
+
+@pytest.fixture(scope="module", params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def an_llm(folder: Path, executor: str, speculation: dict[str, Any] | list[dict[str, Any]], **settings: Any) -> LLM:
+    settings = {"dtype": "float32", "kv_cache_gb": 0.2, "max_num_seqs": 8, **settings}
+    return LLM(str(folder), executor=executor, speculative_config=fixed(speculation), **settings)
+
+
+def parts_of(llm: LLM) -> Engine:
+    assert llm._engine is not None
+    return llm._engine
+
+
+def prompts() -> list[dict[str, list[int]]]:
+    dice = torch.Generator().manual_seed(4)
+    texts = [torch.randint(40, 4000, (length,), generator=dice).tolist() for length in (1, 5, 16, 33, 70)]
+    return [{"prompt_token_ids": text + text[:4]} for text in texts]
+
+
+def said(llm: LLM, params: SamplingParams, asked: list[dict[str, list[int]]]) -> list[list[int]]:
+    return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[LLM]:
+    with an_llm(folder, "torch", {"method": "off"}, enable_prefix_caching=False) as llm:
+        yield llm
+
+
+def test_it_says_what_transformers_says(folder: Path, plain: LLM):
+    from transformers import Qwen3_5ForCausalLM
+
+    model: Any = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for asked, got in zip(prompts(), said(plain, GREEDY, prompts()), strict=True):
+        ids = torch.tensor([asked["prompt_token_ids"]])
+        expected = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1)[0, ids.shape[1] :]
+        assert got == expected.tolist()
+
+
+@pytest.mark.parametrize("speculation", [LOOKUP, SUFFIX, TREE], ids=["chain", "suffix", "tree"])
+def test_guesses_change_nothing(folder: Path, executor: str, plain: LLM, speculation: dict[str, Any]):
+    with an_llm(folder, executor, speculation) as llm:
+        for params in (GREEDY, SEEDED):
+            for _ in range(2):  # the second time suffixes know what will be said, and prefixes are cached
+                assert said(llm, params, prompts()) == said(plain, params, prompts())
+        (stats,) = (p for p in parts_of(llm).core.stats().proposers if p.num_draft_tokens)
+        assert stats.num_draft_tokens > 50
+        if speculation is SUFFIX:
+            assert stats.num_accepted_tokens > 100
+
+
+def test_prompts_in_pieces_and_rows_pushed_out(folder: Path, executor: str, plain: LLM):
+    # 12 blocks hold two of the longer texts: others are pushed out and computed anew.
+    with an_llm(folder, executor, [LOOKUP, SUFFIX], max_num_batched_tokens=24, num_gpu_blocks_override=12) as llm:
+        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+        assert parts_of(llm).core.stats().num_preemptions > 0
+
+
+def test_a_conversation_goes_on_where_it_was(folder: Path, executor: str, plain: LLM):
+    (text,) = (asked["prompt_token_ids"] for asked in prompts()[-1:])
+    with an_llm(folder, executor, LOOKUP) as llm:
+        (answer,) = said(llm, GREEDY, [{"prompt_token_ids": text}])
+        asked = [{"prompt_token_ids": [*text, *answer, 77, 78]}]
+        result = llm.generate(asked, GREEDY, use_tqdm=False)[0]
+        # All full blocks of the first turn but the last, whose state nobody came past, or that one too.
+        assert (result.num_cached_tokens or 0) >= (len(text) + len(answer)) // 16 * 16 - 16
+        assert list(result.outputs[0].token_ids) == said(plain, GREEDY, asked)[0]
+
+
+def test_a_shared_beginning_is_computed_twice_and_then_known(folder: Path, executor: str, plain: LLM):
+    stem = torch.randint(40, 4000, (64,), generator=torch.Generator().manual_seed(9)).tolist()
+    with an_llm(folder, executor, LOOKUP) as llm:
+        cached = []
+        for tail in (50, 51, 52):
+            asked = [{"prompt_token_ids": [*stem, *[tail] * 20]}]
+            result = llm.generate(asked, GREEDY, use_tqdm=False)[0]
+            cached.append(result.num_cached_tokens)
+            assert list(result.outputs[0].token_ids) == said(plain, GREEDY, asked)[0]
+    assert cached == [0, 0, 64]
+
+
+def test_choices_scores_and_texts_to_embed(folder: Path, executor: str, plain: LLM):
+    params = SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    with an_llm(folder, executor, LOOKUP) as llm:
+        results = (some.generate(prompts(), params, use_tqdm=False) for some in (llm, plain))
+        for one, other in zip(*results, strict=True):
+            assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]
+            for a, b in zip(one.prompt_logprobs or [], other.prompt_logprobs or [], strict=True):
+                assert (a is None) == (b is None)
+                for token in a or {}:
+                    assert math.isclose((a or {})[token].logprob, (b or {})[token].logprob, abs_tol=1e-3)
+        for one, other in zip(llm.embed(prompts()), plain.embed(prompts()), strict=True):
+            torch.testing.assert_close(torch.tensor(one.outputs.embedding), torch.tensor(other.outputs.embedding), atol=1e-4, rtol=0)
+
+
+def test_requests_wait_for_a_state(folder: Path, executor: str, plain: LLM):
+    with an_llm(folder, executor, LOOKUP, kv_cache_gb=0.004) as llm:
+        share = parts_of(llm).core.runner.states
+        assert share is not None and share.num_seats < len(prompts())
+        assert any(line.startswith("states") for line in parts_of(llm).banner)
+        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+
+
+def test_too_little_room_for_one_state_is_told(folder: Path):
+    cache = CacheConfig(kv_cache_gb=0.0001)
+    with pytest.raises(ConfigError, match=r"recurrent states of one request need .*set kv_cache_gb to at least"):
+        boot(EngineConfig(ModelConfig(str(folder), executor="torch"), cache, speculative=SpeculativeConfig(off=True)))
