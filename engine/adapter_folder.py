@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..kernels.program import RowsOf
 from ..kernels.record import record
-from ..kernels.weights import WeightError, check_finite, read_tensors
+from ..kernels.text_names import text_name
+from ..kernels.weights import WeightError, check_finite, read_tensors, rows_of
 from .errors import ModelLoadError
 from .model_folder import ADAPTER, read_json, require_files
 
@@ -46,8 +48,16 @@ def adapter_rank(folder: Path) -> int:
     return max((shape[0] for shape in shapes if len(shape) == 2), default=1)
 
 
-def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank: int) -> AdapterWeights:
-    """shapes: of the weights [out, in] that can be adapted. Raises ModelLoadError."""
+def read_adapter(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank: int, slices: Mapping[str, RowsOf] | None = None
+) -> AdapterWeights:
+    """shapes: of the weights [out, in] that can be adapted. slices: those of them that an adapter knows as parts of one (`Program.slices`).
+
+    Raises ModelLoadError.
+    """
+    parts = {name: rows for name, rows in (slices or {}).items() if name in shapes}
+    whole = {rows.tensor: rows.shape for rows in parts.values()}
+    shapes = {**{name: shape for name, shape in shapes.items() if name not in parts}, **whole}
     config = read_json(folder, ADAPTER) or {}
     _require_lora(folder, config)
     tensors = _tensors(folder)
@@ -57,8 +67,9 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank:
         found = _NAME.fullmatch(name)
         if found is None:
             raise ModelLoadError(f"{folder / FACTORS} holds {name!r}, which is no factor of a linear layer (lora_A or lora_B)")
-        weight = f"{found['module']}.weight"
-        if weight not in shapes:
+        names = (found["module"], text_name(found["module"]))  # it may have been made for the whole of which this is the text half
+        weight = next((f"{name}.weight" for name in names if f"{name}.weight" in shapes), None)
+        if weight is None:
             raise ModelLoadError(f"{folder} adapts {found['module']}, {_why_not(found['module'], shapes)}")
         halves.setdefault(weight, {})[found["factor"]] = tensors[name]
     scaling = _scaling(folder, config)
@@ -76,7 +87,9 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]], most_rank:
             )
         if rank > most_rank:
             raise ModelLoadError(f"{folder} has rank {rank}, but there is room for {most_rank}: raise max_lora_rank (--max-lora-rank)")
-        pairs[weight] = down.float(), up.float() * scaling(weight.removesuffix(".weight"), rank)
+        down, up = down.float(), up.float() * scaling(weight.removesuffix(".weight"), rank)
+        found = {name: rows_of(up, rows) for name, rows in parts.items() if rows.tensor == weight}
+        pairs.update({name: (down, rows) for name, rows in (found or {weight: up}).items()})
     if not pairs:
         raise ModelLoadError(f"{folder / FACTORS} holds no factors")
     return AdapterWeights(max(len(down) for down, _ in pairs.values()), pairs)

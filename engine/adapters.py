@@ -58,7 +58,7 @@ class Adapters:
 
     def read(self, path: str, progress: Progress = lambda line: None) -> AdapterWeights:
         """Slow; may be called from any thread. Raises ModelLoadError."""
-        return read_adapter(find_adapter(path, progress), self.bank.shapes, self.bank.rank)
+        return read_adapter(find_adapter(path, progress), self.bank.shapes, self.bank.rank, self.bank.slices)
 
     def add(self, name: str, path: str, weights: AdapterWeights, live: Iterable[Request] = ()) -> Adapter:
         """Load it, in place of one of that name: requests that have begun with that go on with it. live: those that may use slots.

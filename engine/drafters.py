@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.adapters import AdapterBank
+from ..kernels.config_limits import is_recurrent
 from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import MAX_TREE_TOKENS, Executor, KVTensors
@@ -35,7 +36,7 @@ from .adapter_folder import read_adapter
 from .cache_size import MIN_TOKENS, StateShare, cache_blocks, free_memory_bytes, sequence_blocks, state_share
 from .config import CacheConfig, EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
-from .model import LoadedModel, load_model
+from .model import LoadedModel, load_model, read_config
 from .model_folder import Progress, find_adapter, find_folder
 from .network_plan import multiplies_fp8
 from .target_view import target_view
@@ -196,6 +197,11 @@ class _Loading:
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target
         folder = self.find_folder(draft.model, draft.revision, None)
+        if is_recurrent(read_config(folder)):
+            raise SpeculativeConfigError(
+                f"{folder} has recurrent layers, and only a target's can be taken back: choose a draft model that has attention only, or "
+                "another method"
+            )
         num_layers = draft.draft_layers if isinstance(draft, DraftModelConfig) else None
         # The target's own first layers are kept once if they are taken as they are; everything else is narrow where it can be.
         own = folder.samefile(target.path)
@@ -217,9 +223,14 @@ class _Loading:
 
     def load_adapter(self, bank: AdapterBank, name: str, revision: str | None) -> AdaptedTarget:
         """Into the last slot that no drafter has."""
+        if self._target.executor.state_layers:
+            raise SpeculativeConfigError(
+                "method 'uno' runs the target once more over places that it takes back, which a target with recurrent layers cannot: "
+                "choose another method"
+            )
         slot = bank.num_slots - self._num_adapters
         folder = find_adapter(name, self._progress, revision)
-        weights = read_adapter(folder, bank.shapes, bank.rank)
+        weights = read_adapter(folder, bank.shapes, bank.rank, bank.slices)
         bank.put(slot, weights.pairs)
         self._num_adapters += 1
         return AdaptedTarget(self._target.executor, slot, weights.rank)

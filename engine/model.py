@@ -50,8 +50,7 @@ class LoadedModel:
 
     @property
     def num_layers(self) -> int:
-        program = self.plan.program
-        return len(self.executor.kv_layers) if program is None else len(program.boundaries) - 1
+        return int(self.hf_config.get_text_config().num_hidden_layers)
 
     def describe(self) -> str:
         """One line for the log."""
@@ -73,11 +72,14 @@ def load_model(
 
     native_quantization: see plan_network. num_layers: only the first so many. bank: of a network of the same folder. room: for adapters.
     """
+    from ..kernels.decoder import text_half
+
     folder = find_folder(config.model, config.revision, progress)
-    hf_config = read_config(folder)
+    whole = read_config(folder)
+    hf_config = whole if config.executor == "transformers" else text_half(whole)
     if num_layers is not None:
         _keep_layers(hf_config, num_layers, folder)
-    tokenizer = _load_tokenizer(folder, hf_config)
+    tokenizer = _load_tokenizer(folder, whole)
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
     executor, plan, adapters = load_executor(folder, hf_config, config, progress, native_quantization, bank, room)
@@ -90,7 +92,7 @@ def load_model(
         vocab_size=executor.vocab_size,
         tokenizer_size=len(tokenizer),
         max_model_len=config.max_model_len or executor.max_model_len,
-        eos_token_ids=_eos_token_ids(folder, hf_config, tokenizer),
+        eos_token_ids=_eos_token_ids(folder, whole, tokenizer),
         plan=plan,
         adapters=adapters,
     )
@@ -110,16 +112,17 @@ def load_executor(
     Raises ModelLoadError and ConfigError.
     """
     from ..kernels.config_limits import max_positions, refuse_layers
+    from ..kernels.decoder import supports
     from ..kernels.rope import UnsupportedModel
-    from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors
+    from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors, text_tensors
 
     limit = config.max_model_len
     try:
-        refuse_layers(hf_config)
+        refuse_layers(hf_config, is_program=config.executor != "transformers" and supports(hf_config))
         _check_length(limit, max_positions(hf_config), folder)
         files = weight_files(folder)
         tensors = read_tensors(files)
-        if has_own_head(hf_config, tensors):
+        if has_own_head(hf_config, text_tensors(tensors)):
             hf_config.tie_word_embeddings = False
         plan = plan_network(config, hf_config, native_quantization)
         if room is not None and plan.execution.batch_invariant:
@@ -253,9 +256,13 @@ def _load_tokenizer(folder: Path, hf_config: transformers.PretrainedConfig) -> t
 def _eos_token_ids(
     folder: Path, hf_config: transformers.PretrainedConfig, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """All ids that anything in the folder calls an end: chat models often list the end of turn in one place only."""
+    """All ids that anything in the folder calls an end: chat models often list the end of turn in one place only.
+
+    hf_config: of the whole model, which may name other ends than its text half.
+    """
     generation = read_json(folder, "generation_config.json") or {}
-    values: list[Any] = [generation.get("eos_token_id"), hf_config.get_text_config().eos_token_id, tokenizer.eos_token_id]
+    configs = (hf_config, hf_config.get_text_config())
+    values: list[Any] = [generation.get("eos_token_id"), *(getattr(c, "eos_token_id", None) for c in configs), tokenizer.eos_token_id]
     ids: set[int] = set()
     for value in values:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])

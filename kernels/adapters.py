@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .large_pages import in_large_pages
 from .layout import RaggedBatch
-from .program import GatherRows, Linear, LowRank, Op, Program, routers
+from .program import GatherRows, Linear, LowRank, Op, Program, RowsOf, routers
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,11 @@ class AdapterBank:
         room: AdapterRoom,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        slices: Mapping[str, RowsOf] | None = None,
     ) -> None:
-        """products: the weights of each that can be adapted, with their shapes [out, in]. dtype: of the factors."""
+        """products: the weights of each that can be adapted, with their shapes [out, in]. dtype: of the factors. slices: see Program."""
         num_slots, rank = self.num_slots, self.rank = room.num_slots, room.rank
+        self.slices: Mapping[str, RowsOf] = slices or {}
         self.shapes: dict[str, tuple[int, ...]] = {}  # of what can be adapted
         self.factors: dict[tuple[str, ...], Factors] = {}
         sizes = {names: [shapes[name] for name in names] for names in products}
@@ -79,7 +81,7 @@ class AdapterBank:
     @classmethod
     def of(cls, program: Program, room: AdapterRoom, dtype: torch.dtype, device: torch.device | str = "cpu") -> AdapterBank:
         """For a program's network, or for `adapted` of it."""
-        return cls([op.weights for op in adaptable(program)], program.weights, room, dtype, device)
+        return cls([op.weights for op in adaptable(program)], program.weights, room, dtype, device, program.slices)
 
     @property
     def num_bytes(self) -> int:

@@ -11,9 +11,12 @@ from typing import Any
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from .families import FAMILIES
 from .rope import UnsupportedModel
 
-SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention", "linear_attention"}
+SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
+RECURRENT_LAYERS = {"linear_attention"}
+"""Those that programs have: whoever runs a program can take them back."""
 OTHER_TASKS = (
     "ForMaskedLM",
     "ForMultipleChoice",
@@ -28,8 +31,11 @@ OTHER_TASKS = (
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
-def refuse_layers(hf_config: transformers.PretrainedConfig) -> None:
-    """Raise UnsupportedModel for a model that is no causal language model, or has layers that cannot be taken back."""
+def refuse_layers(hf_config: transformers.PretrainedConfig, is_program: bool = False) -> None:
+    """Raise UnsupportedModel for a model that is no causal language model, or has layers that cannot be taken back.
+
+    is_program: a program of ours runs it; else transformers does.
+    """
     kind = hf_config.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsupportedModel(
@@ -38,15 +44,27 @@ def refuse_layers(hf_config: transformers.PretrainedConfig) -> None:
     made_for = next(iter(entry(hf_config, "architectures") or ()), "")
     if entry(hf_config, "is_encoder_decoder") or made_for.endswith(OTHER_TASKS):
         raise UnsupportedModel(f"its config.json names it {made_for or kind}, which does not continue text: choose a causal language model")
-    foreign = sorted(set(entry(hf_config.get_text_config(), "layer_types") or ()) - SERVABLE_LAYERS)
-    if foreign:
-        raise cannot_be_taken_back(kind, f"layers of type {foreign[0]!r}")
+    text = hf_config.get_text_config()
+    foreign = sorted(set(entry(text, "layer_types") or ()) - SERVABLE_LAYERS)
+    if not foreign or is_program:
+        return
+    if text.model_type in FAMILIES and RECURRENT_LAYERS.issuperset(foreign):
+        raise UnsupportedModel(
+            f"a {kind!r} model cannot be served through transformers: it has layers of type {foreign[0]!r}, which only a program "
+            "can take back when a draft is rejected; use executor auto, which runs one for all published settings of the family"
+        )
+    raise cannot_be_taken_back(kind, f"layers of type {foreign[0]!r}")
+
+
+def is_recurrent(hf_config: transformers.PretrainedConfig) -> bool:
+    """Whether some layers carry a state from token to token."""
+    return not RECURRENT_LAYERS.isdisjoint(entry(hf_config.get_text_config(), "layer_types") or ())
 
 
 def cannot_be_taken_back(kind: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
-        "because only these can be taken back when a draft is rejected"
+        "or one of Qwen3-Next, Qwen3.5 and 3.6, because only these can be taken back when a draft is rejected"
     )
 
 

@@ -5,14 +5,34 @@ What a family looks like stands in families.py. Knows no tensors and no executor
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from transformers import PreTrainedConfig
 
-from .config_limits import max_positions
+from .config_limits import entry, max_positions
 from .decoder_builder import DecoderBuilder
 from .families import FAMILIES
 from .program import Program
 from .rope import UnsupportedModel
+
+COMPOSITES = ("qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llava", "llava_next", "internvl")
+"""Model types that, where there is nothing to see, are what their text_config says and nothing else."""
+
+
+def text_half(hf_config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the text model in one that can see as well, where decoder_program understands that; else the config as it is."""
+    text = entry(hf_config, "text_config")
+    made_for = next(iter(entry(hf_config, "architectures") or ()), "ForConditionalGeneration")
+    if hf_config.model_type not in COMPOSITES or not made_for.endswith(("ForConditionalGeneration", "ForCausalLM")):
+        return hf_config
+    if not isinstance(text, PreTrainedConfig) or text.model_type not in FAMILIES:
+        return hf_config
+    half: Any = copy.deepcopy(text)
+    half.architectures = [FAMILIES[text.model_type][0]]
+    half.tie_word_embeddings = entry(hf_config, "tie_word_embeddings")  # the head is the whole model's
+    return half if supports(half) else hf_config
 
 
 def supports(hf_config: PreTrainedConfig) -> bool:

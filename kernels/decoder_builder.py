@@ -51,7 +51,7 @@ class DecoderBuilder:
         self.num_layers = int(self.config["num_hidden_layers"])
         self.vocab_size = int(self.config["vocab_size"])
         self.hidden_size = int(self.config["hidden_size"])
-        self.intermediate_size = int(self.config["intermediate_size"])
+        self.intermediate_size = int(self.config.get("intermediate_size", 0))  # families that have nothing but experts do not say it
         self.num_heads = int(self.config["num_attention_heads"])
         self.num_kv_heads = int(self.config.get("num_key_value_heads") or self.num_heads)
         self.head_dim = int(self.config.get("head_dim") or self.hidden_size // self.num_heads)
@@ -154,17 +154,23 @@ class DecoderBuilder:
         self._weights[name] = shape
         return name
 
-    def part(self, name: str, runs: int, sizes: tuple[int, ...], index: int, columns: int) -> str:
-        """Weight `name`/`index`: of the tensor name.weight, in which rows of several weights lie side by side in runs of these sizes."""
-        start = sum(sizes[:index])
-        part = self.weight(f"{name}.{index}", runs * sizes[index], columns)
-        self._slices[part] = RowsOf(f"{name}.weight", (runs * sum(sizes), columns), runs, start, start + sizes[index])
-        return part
+    def parts(self, name: str, runs: int, sizes: tuple[int, ...], columns: int) -> list[str]:
+        """Weights name.0, name.1, ...: of the tensor name.weight, in which their rows lie side by side in runs of these sizes."""
+        found: list[str] = []
+        for index, size in enumerate(sizes):
+            start = sum(sizes[:index])
+            found.append(self.weight(f"{name}.{index}", runs * size, columns))
+            self._slices[found[-1]] = RowsOf(f"{name}.weight", (runs * sum(sizes), columns), runs, start, start + size)
+        return found
 
-    def product(self, x: str, weight: str, output: str) -> str:
-        """By a weight that has been named."""
-        rows = self._weights[weight][0]
-        return self._append(Linear((x,), (output,), (weight,)), rows)
+    def product(self, x: str, weights: tuple[str, ...], output: str) -> str:
+        """By weights that have been named, side by side."""
+        return self._append(Linear((x,), (output,), weights), sum(self._weights[weight][0] for weight in weights))
+
+    def also(self, weight: str, tensor: str) -> None:
+        """Some checkpoints have this weight under another name."""
+        shape = self._weights[weight]
+        self._slices[weight] = RowsOf(tensor, shape, 1, 0, shape[0])
 
     def _append(self, op: Op, width: int) -> str:
         self._ops.append(op)
@@ -231,12 +237,15 @@ class DecoderBuilder:
         if bias:
             raise UnsupportedModel("attention_bias with a gate")
         name, kv_width = f"{layer(i)}.self_attn", self.num_kv_heads * self.head_dim
-        both = (f"{name}.q_proj", self.num_heads, (self.head_dim, self.head_dim))
-        q, gate = (self.product(x, self.part(*both, index, self._widths[x]), f"{name}.{what}") for index, what in enumerate(("q", "gate")))
+        parts = self.parts(f"{name}.q_proj", self.num_heads, (self.head_dim, self.head_dim), self._widths[x])
+        q, gate = (self.product(x, (part,), f"{name}.{what}") for part, what in zip(parts, ("q", "gate"), strict=True))
         return (q, self.linear(f"{name}.k_proj", x, kv_width), self.linear(f"{name}.v_proj", x, kv_width)), gate
 
-    def gated_delta(self, i: int, x: str) -> str:
-        """Linear attention by the gated delta rule behind a short convolution, and the projection behind it."""
+    def gated_delta(self, i: int, x: str, by_key_head: bool = False) -> str:
+        """Linear attention by the gated delta rule behind a short convolution, and the projection behind it.
+
+        by_key_head: the checkpoint has what belongs to each key head together, else a weight for each input.
+        """
         name, width = f"{layer(i)}.linear_attn", self._widths[x]
         num_k, num_v, k_dim, v_dim, taps = (
             int(self.config[f"linear_{what}"])
@@ -245,7 +254,8 @@ class DecoderBuilder:
         if min(num_k, num_v, k_dim, v_dim, taps) < 1 or num_v % num_k:
             raise UnsupportedModel(f"linear attention with {num_v} value heads over {num_k} key heads")
         keys, values = num_k * k_dim, num_v * v_dim
-        qkv, z, b, a = self.delta_inputs(name, x, (num_k, num_v, k_dim, v_dim))
+        read = self._delta_inputs_by_key_head if by_key_head else self._delta_inputs
+        qkv, z, b, a = read(name, x, (num_k, num_v, k_dim, v_dim))
         conv = CausalConv(
             (qkv,), (f"{name}.conv1d",), len(self._state_layers), self.weight(f"{name}.conv1d.weight", 2 * keys + values, 1, taps),
             function=self._function(),
@@ -268,34 +278,64 @@ class DecoderBuilder:
         self._state_layers.append(StateLayerSpec(values * k_dim, 2 * keys + values + 2 * num_v))
         return self.linear(f"{name}.out_proj", self._append(op, values), width)
 
-    def delta_inputs(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
+    def _delta_inputs(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
         """q | k | v, z, b and a, from a weight each. heads: key and value heads, k_dim and v_dim."""
         num_k, num_v, k_dim, v_dim = heads
         widths = {"qkv": 2 * num_k * k_dim + num_v * v_dim, "z": num_v * v_dim, "b": num_v, "a": num_v}
         qkv, z, b, a = (self.linear(f"{name}.in_proj_{what}", x, width) for what, width in widths.items())
         return qkv, z, b, a
 
+    def _delta_inputs_by_key_head(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
+        """The same from two weights, in which the rows for one key head and its value heads lie together."""
+        num_k, num_v, k_dim, v_dim = heads
+        shared = num_v // num_k
+        q, k, v, z = self.parts(f"{name}.in_proj_qkvz", num_k, (k_dim, k_dim, shared * v_dim, shared * v_dim), self._widths[x])
+        b, a = self.parts(f"{name}.in_proj_ba", num_k, (shared, shared), self._widths[x])
+        qkv = self.product(x, (q, k, v), f"{name}.qkv")
+        return qkv, self.product(x, (z,), f"{name}.z"), self.product(x, (b,), f"{name}.b"), self.product(x, (a,), f"{name}.a")
+
     def mlp(self, i: int, x: str, bias: bool = False) -> str:
         """A gated MLP (Shazeer 2020), gate and up from a weight each."""
-        gate = self.linear(f"{layer(i)}.mlp.gate_proj", x, self.intermediate_size, bias)
-        return self.gated(i, (gate, self.linear(f"{layer(i)}.mlp.up_proj", x, self.intermediate_size, bias)), bias)
+        return self.gated_mlp(f"{layer(i)}.mlp", x, self.intermediate_size, bias)
 
-    def gated(self, i: int, gate_up: tuple[str] | tuple[str, str], bias: bool = False) -> str:
+    def gated_mlp(self, name: str, x: str, width: int, bias: bool = False) -> str:
+        gate = self.linear(f"{name}.gate_proj", x, width, bias)
+        return self.gated(name, (gate, self.linear(f"{name}.up_proj", x, width, bias)), width, bias)
+
+    def gated(self, name: str, gate_up: tuple[str] | tuple[str, str], width: int, bias: bool = False) -> str:
         """function(gate) * up, and the projection behind it, which may have a bias."""
-        op = Activation(gate_up, (f"{layer(i)}.mlp.act",), self._function(), gated=True)
-        return self.linear(f"{layer(i)}.mlp.down_proj", self._append(op, self.intermediate_size), self.hidden_size, bias)
+        op = Activation(gate_up, (f"{name}.act",), self._function(), gated=True)
+        return self.linear(f"{name}.down_proj", self._append(op, width), self.hidden_size, bias)
 
-    def experts(self, name: str, x: str, count: int, width: int, renormalise: bool, parts: tuple[str, str, str]) -> str:
-        """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called."""
+    def experts(
+        self, name: str, x: str, count: int, width: int, renormalise: bool, parts: tuple[str, str, str], fused: str | None = None
+    ) -> str:
+        """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called.
+
+        fused: what a checkpoint calls the block that has the experts in two tensors, gate and up together; None = the same.
+        """
+        fused, inputs = fused or name, self._widths[x]
         names = [[f"{name}.experts.{expert}.{part}.weight" for expert in range(count)] for part in parts]
-        gates, ups = (tuple(self.weight(weight, width, self._widths[x]) for weight in some) for some in names[:2])
-        downs = tuple(self.weight(weight, self._widths[x], width) for weight in names[2])
+        gates, ups = (tuple(self.weight(weight, width, inputs) for weight in some) for some in names[:2])
+        downs = tuple(self.weight(weight, inputs, width) for weight in names[2])
+        for expert, (gate, up, down) in enumerate(zip(gates, ups, downs, strict=True)):
+            both = (f"{fused}.experts.gate_up_proj", (count, 2 * width, inputs), 1)
+            self._slices[gate] = RowsOf(*both, 2 * expert * width, (2 * expert + 1) * width)
+            self._slices[up] = RowsOf(*both, (2 * expert + 1) * width, (2 * expert + 2) * width)
+            self._slices[down] = RowsOf(f"{fused}.experts.down_proj", (count, inputs, width), 1, expert * inputs, (expert + 1) * inputs)
         scores = self.linear(f"{name}.gate", x, count)
+        if fused != name:
+            self.also(f"{name}.gate.weight", f"{fused}.gate.weight")
         top = int(self.config["num_experts_per_tok"])
         if not 0 < top <= count:
             raise UnsupportedModel(f"{top} of {count} experts")
         op = Experts((x, scores), (f"{name}.experts",), gates, ups, downs, self._function(), top, renormalise)
-        return self._append(op, self._widths[x])
+        return self._append(op, inputs)
+
+    def shared_expert(self, name: str, x: str, width: int) -> str:
+        """An expert that every token has, as much of it as a gate says."""
+        gate = self.linear(f"{name}.shared_expert_gate", x, 1)
+        return self.gate(gate, self.gated_mlp(f"{name}.shared_expert", x, width))
 
     def _function(self) -> str:
         function = self.config[self.activation_setting]

@@ -52,7 +52,8 @@ def mixtral(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x), rope, window)
 
     def mlp(i: int, x: str) -> str:
-        return d.experts(f"{layer(i)}.block_sparse_moe", x, count, d.intermediate_size, True, ("w1", "w3", "w2"))
+        parts, fused = ("w1", "w3", "w2"), f"{layer(i)}.mlp"
+        return d.experts(f"{layer(i)}.block_sparse_moe", x, count, d.intermediate_size, True, parts, fused)
 
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
@@ -94,18 +95,26 @@ def qwen3_moe(d: DecoderBuilder) -> Program:
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
+def qwen3_next(d: DecoderBuilder) -> Program:
+    """Qwen3-Next (Qwen team 2025): three of four layers are gated delta nets, attention in the others has a gate; experts."""
+    every, dense = int(d.config["decoder_sparse_step"]), {*(d.config["mlp_only_layers"] or ())}
+
+    def mlp(i: int, x: str) -> str:
+        if i in dense or not d.config["num_experts"] or (i + 1) % every:
+            return d.mlp(i, x)
+        return experts_and_one_shared(d, i, x)
+
+    return _with_delta_layers(d, mlp, by_key_head=True)
+
+
 def qwen3_5(d: DecoderBuilder) -> Program:
-    """Qwen3.5 and 3.6 (2026), text only: three of four layers are gated delta nets, attention in the others has a gate."""
-    kinds, rope, bias = d.layer_types("linear_attention"), d.rope(partial=True), d.flag("attention_bias")
-    d.norms_add_one = True
+    """Qwen3.5 and 3.6 (2026), text only: Qwen3-Next without experts."""
+    return _with_delta_layers(d, d.mlp)
 
-    def attention(i: int, x: str) -> str:
-        if kinds[i] == "linear_attention":
-            return d.gated_delta(i, x)
-        qkv, gate = d.gated_qkv(i, x, bias)
-        return d.attend(i, qkv, rope, head_norms=True, gate=gate)
 
-    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+def qwen3_5_moe(d: DecoderBuilder) -> Program:
+    """Qwen3.5 and 3.6 with experts (2026), text only."""
+    return _with_delta_layers(d, lambda i, x: experts_and_one_shared(d, i, x))
 
 
 def smollm3(d: DecoderBuilder) -> Program:
@@ -149,7 +158,8 @@ def phi3(d: DecoderBuilder) -> Program:
         return d.attend(i, (d.linear(f"{layer(i)}.self_attn.qkv_proj", x, qkv_width),), rope, window)
 
     def mlp(i: int, x: str) -> str:
-        return d.gated(i, (d.linear(f"{layer(i)}.mlp.gate_up_proj", x, 2 * d.intermediate_size),))
+        name, width = f"{layer(i)}.mlp", d.intermediate_size
+        return d.gated(name, (d.linear(f"{name}.gate_up_proj", x, 2 * width),), width)
 
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
@@ -211,7 +221,9 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "qwen2": ("Qwen2ForCausalLM", qwen2),
     "qwen3": ("Qwen3ForCausalLM", qwen3),
     "qwen3_moe": ("Qwen3MoeForCausalLM", qwen3_moe),
+    "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", qwen3_5_moe),
     "smollm3": ("SmolLM3ForCausalLM", smollm3),
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),
@@ -249,6 +261,31 @@ def sandwich_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> st
         fed = mlp(i, d.norm(f"{layer(i)}.pre_feedforward_layernorm", x))
         x = d.add(x, d.norm(f"{layer(i)}.post_feedforward_layernorm", fed), hidden(i + 1))
     return x
+
+
+def experts_and_one_shared(d: DecoderBuilder, i: int, x: str) -> str:
+    """Some of many experts, and one that all tokens share, as Qwen has had them since Qwen3-Next."""
+    name, count, width = f"{layer(i)}.mlp", int(d.config["num_experts"]), int(d.config["moe_intermediate_size"])
+    renormalise = bool(d.config.get("norm_topk_prob", True))  # Qwen3.5 has no such setting
+    some = d.experts(name, x, count, width, renormalise, ("gate_proj", "up_proj", "down_proj"))
+    return d.add(some, d.shared_expert(name, x, int(d.config["shared_expert_intermediate_size"])), f"{name}.mixed")
+
+
+def gated_attention(d: DecoderBuilder, i: int, x: str, rope: str) -> str:
+    """Attention with norms over heads, a share of each head that turns, and a gate on what is attended to (Qwen3-Next, Qwen3.5)."""
+    qkv, gate = d.gated_qkv(i, x, d.flag("attention_bias"))
+    return d.attend(i, qkv, rope, head_norms=True, gate=gate)
+
+
+def _with_delta_layers(d: DecoderBuilder, mlp: Block, by_key_head: bool = False) -> Program:
+    """Layers that are gated delta nets or attention, by their type."""
+    kinds, rope = d.layer_types("linear_attention"), d.rope(partial=True)
+    d.norms_add_one = True
+
+    def attention(i: int, x: str) -> str:
+        return d.gated_delta(i, x, by_key_head) if kinds[i] == "linear_attention" else gated_attention(d, i, x, rope)
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
 def _gemma(d: DecoderBuilder) -> tuple[str, float, bool]:

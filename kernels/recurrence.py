@@ -115,11 +115,11 @@ class RecurrencePlan:
         self._check_room(kv)
         entries = split(torch.cat([kept, self.kept_guesses(kv, layer).to(kept.dtype)]))
         rows = sorted(self.rows, key=lambda row: -len(row.sure))
-        state = torch.zeros(len(rows), *shape, device=self.device)
+        state = torch.zeros(len(rows), *shape, dtype=torch.float32, device=self.device)
         old = self._indices([i for i, row in enumerate(rows) if row.source >= 0])
         if len(old):
             state[old] = kv.states[layer][self._indices([row.source for row in rows if row.source >= 0])].view(-1, *shape)
-        out = torch.zeros(len(kept) + len(self._replayed), shape[0], shape[2], device=self.device)
+        out = torch.zeros(len(kept) + len(self._replayed), shape[0], shape[2], dtype=torch.float32, device=self.device)
         for step in range(len(rows[0].sure) if rows else 0):
             active = sum(len(row.sure) > step for row in rows)
             at = self._indices([row.sure[step] for row in rows[:active]])

@@ -46,7 +46,7 @@ class TorchKV:
         self._stacks = [(_copyable(stack.flatten(0, 1)), first) for stack, first in zip(stacks.values(), firsts, strict=True)]
         self._k_scratch = self._v_scratch = torch.empty(0, dtype=stored, device=device)
         self.num_states, self.num_guesses = (0, 0) if room is None else (room.num_slots, room.num_guesses)
-        self.states = [torch.empty(self.num_states, spec.state, device=device) for spec in state_layers]
+        self.states = [torch.empty(self.num_states, spec.state, dtype=torch.float32, device=device) for spec in state_layers]
         self.guesses = [torch.empty(self.num_states, self.num_guesses, spec.guess, dtype=dtype, device=device) for spec in state_layers]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:

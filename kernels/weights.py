@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
 from .layout import Executor
 from .program import Program, RowsOf
+from .text_names import text_names
 from .weight_bank import WeightBank
 
 PROGRESS_INTERVAL_S = 2.0
@@ -61,12 +62,14 @@ def load_program_executor(
     native executor. Weights are read one by one, and nothing of the files stays mapped.
     """
     program = network_program(hf_config, max_model_len, execution.dtype)
-    tensors = _TensorFiles(files)
+    tensors = text_tensors(read_tensors(files))
     if HEAD in tensors and EMBEDDING not in tensors and HEAD not in program.weights:
-        tensors.rename(HEAD, EMBEDDING)  # of two equal tensors some savers keep the one whose name comes first
-    tensors = _SlicedTensors(tensors, program.slices)
-    check_tensors(program, tensors if bank is None else {name: tensors[name] for name in program.weights if name in tensors})
-    weights = _CheckedTensors(tensors, program.weights, progress)
+        # Of two equal tensors some savers keep the one whose name comes first.
+        tensors = _NamedTensors(tensors, {EMBEDDING if name == HEAD else name: name for name in tensors})
+    tensors = sliced(tensors, program.slices)
+    shapes = tensors.without_numbers()
+    check_tensors(program, shapes if bank is None else {name: shapes[name] for name in program.weights if name in shapes})
+    weights = _CheckedTensors(tensors, {name: shapes[name].nbytes for name in program.weights}, progress)
     if bank is not None:
         program = replace(program, shared=frozenset(program.weights))
     return bind_program(program, weights, execution, bank, adapters)
@@ -112,6 +115,24 @@ def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
     return _TensorFiles(files)
 
 
+def text_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Those of a checkpoint's text model, as it calls them itself: nothing of what sees or hears. Of most checkpoints, all."""
+    return _NamedTensors(tensors, text_names(tensors))
+
+
+def sliced(tensors: Mapping[str, Tensor], slices: Mapping[str, RowsOf]) -> _SlicedTensors:
+    """The same tensors, where those in `slices` that are there are known by their parts instead.
+
+    Parts are views where their rows lie together. Asked for a part of a tensor of another shape, it raises WeightError.
+    """
+    return _SlicedTensors(tensors, slices)
+
+
+def rows_of(tensor: Tensor, rows: RowsOf) -> Tensor:
+    """[n, columns] the rows that are meant of a tensor with as many rows as rows.shape says, however many columns it has."""
+    return tensor.reshape(rows.runs, -1, tensor.shape[-1])[:, rows.start : rows.stop].flatten(0, 1)
+
+
 def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> bool:
     """Whether there is a head that config.json calls the embedding once more, but that is another: transformers uses it as well."""
     if not entry(hf_config, "tie_word_embeddings") or HEAD not in tensors or EMBEDDING not in tensors:
@@ -128,7 +149,8 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     tied = "lm_head.weight" not in program.weights  # then some checkpoints hold a copy of the embedding
     unused = set(tensors) - set(program.weights) - draft_layer_names(tensors)
     unexpected = [name for name in sorted(unused) if not _is_redundant(name, tied)]
-    missing = sorted(set(program.weights) - set(tensors))
+    absent = {name: program.slices.get(name) for name in set(program.weights) - set(tensors)}
+    missing = sorted({rows.tensor if rows is not None and is_part_of(name, rows) else name for name, rows in absent.items()})
     complaints = [f"{label}: {_some(names)}" for label, names in (("missing", missing), ("unexpected", unexpected)) if names]
     if complaints:
         raise WeightError(f"the checkpoint's tensors do not fit its config.json; {'; '.join(complaints)}")
@@ -138,6 +160,11 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
             raise WeightError(f"{name} has shape {tuple(tensor.shape)}, but config.json asks for {shape}")
         if not tensor.is_floating_point():
             raise _quantised(name, tensor)
+
+
+def is_part_of(name: str, rows: RowsOf) -> bool:
+    """Whether only programs tell this weight apart: no checkpoint has it but in the whole after which it is named."""
+    return name.startswith(rows.tensor.removesuffix("weight"))
 
 
 def draft_layer_names(names: Iterable[str]) -> set[str]:
@@ -176,10 +203,11 @@ class _CheckedTensors(Mapping[str, Tensor]):
     So a file is read once, and memory holds no more than the tensor in hand and what is made of it.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Collection[str], progress: Callable[[str], None]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, int], progress: Callable[[str], None]) -> None:
+        """names: and the bytes of each."""
         self._tensors, self._names, self._progress = tensors, names, progress
         self._unread = set(names)
-        self._bytes_read, self._bytes = 0, sum(tensors[name].nbytes for name in names)
+        self._bytes_read, self._bytes = 0, sum(names.values())
         self._told = time.monotonic()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -212,7 +240,6 @@ class _TensorFiles(Mapping[str, Tensor]):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._path_of: dict[str, Path] = {}
-        self._name_in_file: dict[str, str] = {}  # of those that are called otherwise there
         self._handles = {path: _open(path) for path in paths}
         for path, handle in self._handles.items():
             for name in handle.keys():
@@ -220,12 +247,8 @@ class _TensorFiles(Mapping[str, Tensor]):
                     raise WeightError(f"{name} is in both {self._path_of[name].name} and {path.name}")
                 self._path_of[name] = path
 
-    def rename(self, old: str, new: str) -> None:
-        self._path_of[new] = self._path_of.pop(old)
-        self._name_in_file[new] = old
-
     def __getitem__(self, name: str) -> Tensor:
-        return self._handles[self._path_of[name]].get_tensor(self._name_in_file.get(name, name))
+        return self._handles[self._path_of[name]].get_tensor(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._path_of  # without reading it
@@ -237,6 +260,26 @@ class _TensorFiles(Mapping[str, Tensor]):
         return len(self._path_of)
 
 
+class _NamedTensors(Mapping[str, Tensor]):
+    """Some of the tensors, under other names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        """names: new -> old."""
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class _SlicedTensors(Mapping[str, Tensor]):
     """Tensors of a checkpoint, of which some are known by the names of their slices."""
 
@@ -244,7 +287,7 @@ class _SlicedTensors(Mapping[str, Tensor]):
         self._tensors = tensors
         self._slices = {name: rows for name, rows in slices.items() if rows.tensor in tensors}
         cut = {rows.tensor for rows in self._slices.values()}
-        self._names = [*(name for name in tensors if name not in cut), *self._slices]
+        self._whole = {name for name in tensors if name not in cut}
 
     def __getitem__(self, name: str) -> Tensor:
         rows = self._slices.get(name)
@@ -253,16 +296,22 @@ class _SlicedTensors(Mapping[str, Tensor]):
         tensor = self._tensors[rows.tensor]
         if tuple(tensor.shape) != rows.shape:
             raise WeightError(f"{rows.tensor} has shape {tuple(tensor.shape)}, but config.json asks for {rows.shape}")
-        return tensor.view(rows.runs, -1, rows.shape[-1])[:, rows.start : rows.stop].flatten(0, 1)
+        return rows_of(tensor, rows)
+
+    def without_numbers(self) -> dict[str, Tensor]:
+        """All of them as tensors that have shapes only: nothing is read, where a part whose rows lie apart would be copied."""
+        shapes = _SlicedTensors({name: self._tensors[name].to("meta") for name in self._tensors}, self._slices)
+        return {name: shapes[name] for name in shapes}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._slices or name in self._tensors
+        return name in self._slices or name in self._whole
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        yield from self._whole - self._slices.keys()
+        yield from self._slices
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._whole | self._slices.keys())
 
 
 def _open(path: Path) -> safe_open:

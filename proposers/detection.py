@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ..kernels.text_names import text_names
 from .config_entry import SpeculativeConfigError
 
 NGRAM_NAMES = ("ngram", "[ngram]")  # vLLM's literals for "no model at all"
@@ -57,7 +58,7 @@ def method_of(folder: Path) -> str | None:
     method = _declared_method(config) or _method_of_tensors(shapes) or _named_method(config, folder)
     if method is None and not shapes:
         method = _method_of_name(folder.name)  # pickles of an EAGLE, whose config is that of a whole model
-    return method or ("draft_model" if _WHOLE <= shapes.keys() else None)
+    return method or ("draft_model" if _WHOLE <= text_names(shapes).keys() else None)
 
 
 def is_same_model(model: str, target: str | None) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.weights import read_tensors
+from ..kernels.weights import read_tensors, text_tensors
 from .checkpoint import check_token_map
 from .config_entry import SpeculativeConfigError
 from .draft_tensors import DraftTensors
@@ -73,7 +73,7 @@ def _require_width_of_target(name: str, width: int, folder: Path, target: Target
 
 def _is_in_target(own: Tensor, name: str, target: TargetView) -> bool:
     """Whether the target's file holds the same numbers: published drafters often bring a copy, which need not be kept twice."""
-    tensors = read_tensors(sorted(target.folder.glob("*.safetensors")))
+    tensors = text_tensors(read_tensors(sorted(target.folder.glob("*.safetensors"))))
     if name not in tensors:
         return False
     theirs = tensors[name]

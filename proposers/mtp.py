@@ -5,13 +5,17 @@ Reads the state that the target has behind its final norm beside each token; emb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
 from ..kernels.model_config import config_class
+from ..kernels.program import Program
+from ..kernels.weights import is_part_of, rows_of
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
 from .drafting import OwnCache, Pairing
@@ -19,8 +23,8 @@ from .features import Features
 from .guessing import FEATURE, ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
-from .mtp_checkpoint import MtpModule, find_module
-from .mtp_program import draft_program, published
+from .mtp_checkpoint import GATED, MtpModule, find_module
+from .mtp_program import draft_program, gated_draft_program, published, published_with_layer
 
 _DENSE = ("qwen2", "qwen3", "llama")
 
@@ -32,6 +36,8 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
     module = find_module(folder, target)
     if module.kind in ("MiMo", "speculators"):
         executor = _dense(module, config, resources)
+    elif module.kind in GATED.values():
+        executor = _gated(module, config, resources)
     else:
         executor = _as_in_transformers(module, config, resources)
     num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
@@ -55,24 +61,54 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
 
 
 def _dense(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    program = fuse(draft_program(_layer_config(module, resources.target), resources.target, module.has, module.reads_state_first))
-    own = {name: shape for name, shape in program.weights.items() if name not in program.shared}
-    weights = {name: module.take(published(name), *shape) for name, shape in own.items()}
-    return resources.bind(program, weights, config.quantization)
+    hf_config = _layer_config(module, resources.target, _DENSE)
+    program = fuse(draft_program(hf_config, resources.target, module.has, module.reads_state_first))
+    return resources.bind(program, _weights(module, program, published), config.quantization)
 
 
-def _layer_config(module: MtpModule, target: TargetView) -> PretrainedConfig:
-    """Of one layer: the target's, or what a folder of its own says. What it leaves out is as transformers has it."""
+def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
+    if resources.target.config.get("mtp_use_dedicated_embeddings"):
+        raise SpeculativeConfigError(
+            f"the MTP layer in {module.checkpoint.folder} has embeddings of its own (mtp_use_dedicated_embeddings), which is not supported"
+        )
+    hf_config = _layer_config(module, resources.target, tuple(GATED))
+    program = fuse(gated_draft_program(hf_config, resources.target, module.has("layers.0.mlp.gate.weight")))
+    return resources.bind(program, _weights(module, program, published_with_layer), config.quantization)
+
+
+def _weights(module: MtpModule, program: Program, published: Callable[[str], str]) -> dict[str, Tensor]:
+    """The program's own, of the module's tensors. published: what the module calls a weight."""
+    weights: dict[str, Tensor] = {}
+    wholes: dict[str, Tensor] = {}  # each is looked through once, however many weights are rows of it
+    for name, shape in program.weights.items():
+        rows = program.slices.get(name)
+        if name in program.shared:
+            continue
+        if rows is None or not (is_part_of(name, rows) or module.has(published(rows.tensor))):
+            weights[name] = module.take(published(name), *shape)
+            continue
+        if rows.tensor not in wholes:
+            wholes[rows.tensor] = module.take(published(rows.tensor), *rows.shape)
+        weights[name] = rows_of(wholes[rows.tensor], rows)
+    return weights
+
+
+def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...]) -> PretrainedConfig:
+    """Of one layer: the target's, or what a folder of its own says. What it leaves out is as transformers has it.
+
+    types: model types that can be run.
+    """
     folder, given = module.checkpoint.folder, dict(target.config)
     if module.kind == "speculators":
         layers = module.checkpoint.config.get("transformer_layer_config")
         given = cast(dict[str, Any], dict(layers)) if isinstance(layers, dict) else given
     model_type = given.get("model_type")
-    if model_type not in _DENSE:
-        raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(_DENSE)} can be run")
+    if model_type not in types:
+        raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(types)} can be run")
     kinds = given.pop("layer_types", None) or ["full_attention"]
+    kinds = ["full_attention"] if model_type in GATED else kinds[-1:]
     try:
-        hf_config = config_class(model_type).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds[-1:]})
+        hf_config = config_class(model_type).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds})
     except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {model_type} config: {error}") from error
     if hf_config.hidden_size != target.hidden_size:

@@ -19,11 +19,13 @@ from .config_entry import SpeculativeConfigError
 from .detection import tensor_shapes
 from .loading import TargetView
 
-Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE"]
+Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "Qwen3-Next", "Qwen3.5"]
 
 _BEHIND_THE_LAYERS: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE"}
+GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5"}
+"""Model types whose modules share all but their layers, which are the target's own with attention."""
 _ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-_RECURRENT = ("mtp.fc.", "mtp.pre_fc_norm_")
+_SHARED_BY_GATED = ("mtp.fc.", "mtp.pre_fc_norm_")
 # Families whose modules are known, and why their guesses cannot be had.
 _NOT_AVAILABLE = {
     "model.mtp_block.": "ERNIE-4.5",
@@ -66,10 +68,12 @@ def find_module(folder: Path, target: TargetView) -> MtpModule:
     kind, stem, first = _family(names, folder, target)
     numbers = {int(match[1]) for name in names if (match := re.match(re.escape(stem) + r"(\d+)\.", name))}
     num_modules = sum(number >= first for number in numbers)
-    prefix = f"{stem}{first}."
+    prefix = "mtp." if kind in GATED.values() else f"{stem}{first}."
     checkpoint = Checkpoint(folder, _tensors(folder, prefix))
     # Copies of what the target has, trained with it as one: only the target's are kept.
     checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight")))
+    if kind in GATED.values():
+        checkpoint.ignore(*(name for name in checkpoint.names if name.startswith(stem) and not name.startswith(f"{stem}{first}.")))
     return MtpModule(kind, prefix, num_modules, checkpoint)
 
 
@@ -84,11 +88,12 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
         if model_type not in _BEHIND_THE_LAYERS:
             raise SpeculativeConfigError(f"MTP layers of model type {model_type!r} are not available; leave out method mtp")
         return _BEHIND_THE_LAYERS[model_type], "model.layers.", target.num_layers
-    if any(name.startswith(_RECURRENT) for name in names):
-        raise SpeculativeConfigError(
-            f"{folder} has the MTP layer of Qwen3-Next or Qwen3.5, which cannot be used: their targets have layers with recurrent "
-            "state, which cannot be taken back when a guess is rejected"
-        )
+    if any(name.startswith(_SHARED_BY_GATED) for name in names):
+        if model_type not in GATED:
+            raise SpeculativeConfigError(
+                f"{folder} has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a {model_type!r}"
+            )
+        return GATED[model_type], "mtp.layers.", 0
     for prefix, family in _NOT_AVAILABLE.items():
         if any(name.startswith(prefix) for name in names):
             raise SpeculativeConfigError(f"{folder} has MTP layers as {family} has them ({prefix}*): known, but not available")

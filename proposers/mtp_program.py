@@ -1,4 +1,4 @@
-"""The network of a dense MTP module as a program: MiMo's, and those that `speculators` writes in its form.
+"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, and Qwen's since Qwen3-Next.
 
 Knows no tensors. Modules of other families run through transformers (kernels/transformers_layer.py).
 """
@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
+from ..kernels.families import experts_and_one_shared, gated_attention
 from ..kernels.layout import FINAL
 from ..kernels.program import Program
 from .guessing import FEATURE
@@ -35,15 +36,43 @@ def draft_program(hf_config: PretrainedConfig, target: TargetView, has: Callable
     head_norms, bias = has("self_attn.q_norm.weight"), has("self_attn.o_proj.bias")
     x = d.add(read, d.attend(0, qkv, rope, window, head_norms=head_norms, bias=bias), f"{layer(0)}.middle")
     x = d.add(x, d.mlp(0, d.norm(f"{layer(0)}.post_attention_layernorm", x), has("mlp.gate_proj.bias")), hidden(1))
-    final = d.norm("final_layernorm", x)
-    return replace(
-        d.program(final, d.logits(final, target.head, target.vocab_size, target.logits_scale, target.logits_softcap)),
-        boundaries=(read, x),
-        recurrent=(FEATURE, FINAL),
-        shared=frozenset((target.embedding, target.head)),
-    )
+    return _guessing(d, d.norm("final_layernorm", x), (read, x), target)
+
+
+def gated_draft_program(hf_config: PretrainedConfig, target: TargetView, has_experts: bool) -> Program:
+    """o = layer(fc([pre_fc_norm_embedding(E); pre_fc_norm_hidden(f)])), scores = the target's head of norm(o).
+
+    (Qwen3-Next, Qwen3.5: Qwen team 2025.) The layer is one of the target's that have attention, every norm weight is stored less one.
+    hf_config: of the one layer.
+    """
+    d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
+    d.norms_add_one = True
+    rope = d.rope(partial=True)
+    state = d.norm("pre_fc_norm_hidden", d.input(FEATURE, d.hidden_size))
+    token = d.norm("pre_fc_norm_embedding", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
+    read = d.linear("fc", d.concat((token, state), "pair"), d.hidden_size)
+    attended = gated_attention(d, 0, d.norm(f"{layer(0)}.input_layernorm", read), rope)
+    x = d.add(read, attended, f"{layer(0)}.middle")
+    normed = d.norm(f"{layer(0)}.post_attention_layernorm", x)
+    x = d.add(x, experts_and_one_shared(d, 0, normed) if has_experts else d.mlp(0, normed), hidden(1))
+    return _guessing(d, d.norm("norm", x), (read, x), target)
 
 
 def published(name: str) -> str:
-    """What the module calls the weight that the program calls `name`."""
+    """What the module calls the weight that the program calls `name`; its prefix is left out."""
     return name.removeprefix(f"{layer(0)}.")
+
+
+def published_with_layer(name: str) -> str:
+    """The same, where the prefix stands for all modules and each has its number."""
+    return name.removeprefix("model.")
+
+
+def _guessing(d: DecoderBuilder, final: str, boundaries: tuple[str, str], target: TargetView) -> Program:
+    """What is behind the last norm goes through the target's head, and is the state that the next guess reads."""
+    return replace(
+        d.program(final, d.logits(final, target.head, target.vocab_size, target.logits_scale, target.logits_softcap)),
+        boundaries=boundaries,
+        recurrent=(FEATURE, FINAL),
+        shared=frozenset((target.embedding, target.head)),
+    )

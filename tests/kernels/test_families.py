@@ -10,7 +10,7 @@ import torch
 from decoding import Decoding
 from native_batches import BLOCK_SIZE, Row, batch_of
 from pairs import Pair, assert_near, random_tokens
-from tiny_models import FAMILIES, WINDOW, WITH_EXPERTS, tiny_config
+from tiny_models import FAMILIES, RECURRENT, WINDOW, WITH_EXPERTS, tiny_config
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -19,6 +19,7 @@ from foretoken.kernels.decoder import decoder_program, supports
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import FINAL, Executor
 from foretoken.kernels.program import Attention, Embed, Scale, Softcap
+from foretoken.kernels.weights import network_program
 
 VOCAB = 97
 LENGTH = 4 * WINDOW + 2  # far beyond the windows and over several blocks
@@ -42,7 +43,7 @@ PARTIAL_LONGROPE = {
 }
 
 CONFIGS: dict[str, PreTrainedConfig] = {
-    **{family: tiny_config(family) for family in FAMILIES},
+    **{family: tiny_config(family) for family in (*FAMILIES, *RECURRENT)},
     "llama-tied": tiny_config("llama", **TIED),
     "llama-biases": tiny_config("llama", **BIASES),
     "llama-head-dim": tiny_config("llama", head_dim=16, num_key_value_heads=1),
@@ -60,6 +61,21 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3_moe-windows": tiny_config("qwen3_moe", use_sliding_window=True, sliding_window=WINDOW),
     "qwen3_moe-all": tiny_config("qwen3_moe", num_experts_per_tok=6),
     "mixtral-all": tiny_config("mixtral", num_experts_per_tok=5, sliding_window=None, head_dim=12),
+    "qwen3_next-every-other": tiny_config("qwen3_next", decoder_sparse_step=2, mlp_only_layers=[], norm_topk_prob=False, **TIED),
+    "qwen3_next-all": tiny_config("qwen3_next", num_experts_per_tok=6, linear_num_key_heads=4, linear_conv_kernel_dim=2),
+    "qwen3_5-ungrouped": tiny_config("qwen3_5", linear_num_key_heads=4, num_key_value_heads=4, linear_conv_kernel_dim=3, **TIED),
+    "qwen3_5-no-attention": tiny_config("qwen3_5", layer_types=["linear_attention"] * 3),
+    "qwen3_5-mrope": tiny_config(
+        "qwen3_5",
+        rope_parameters={
+            "rope_theta": 100.0,
+            "rope_type": "default",
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [1, 1, 0],
+        },
+    ),
+    "qwen3_5_moe-all": tiny_config("qwen3_5_moe", num_experts_per_tok=6),
     "smollm3-windows": tiny_config("smollm3", use_sliding_window=True, sliding_window=WINDOW, **BIASES),
     "smollm3-named-layers": tiny_config("smollm3", no_rope_layers=[0, 1, 1], **UNTIED),
     "granite-biases": tiny_config("granite", **BIASES, **TIED),
@@ -97,7 +113,7 @@ def tokens(seed: int) -> list[int]:
 
 
 def test_every_family_is_held_to_transformers() -> None:
-    assert {tiny_config(family).model_type for family in FAMILIES} == families.FAMILIES.keys()
+    assert {tiny_config(family).model_type for family in (*FAMILIES, *RECURRENT)} == families.FAMILIES.keys()
     assert [name for name, config in CONFIGS.items() if not supports(config)] == []
 
 
@@ -194,6 +210,10 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("phi3", {"layer_types": ["full_attention"] * 3}),
         ("olmo2", {"clip_qkv": 8.0}),
         ("olmoe", {"clip_qkv": 8.0}),
+        ("qwen3_next", {"num_experts_per_tok": 7}),
+        ("qwen3_5", {"attention_bias": True}),
+        ("qwen3_5", {"linear_num_value_heads": 3}),
+        ("qwen3_5", {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}),
         ("mixtral", {"num_experts_per_tok": 6}),
         ("gemma2", {"use_bidirectional_attention": True}),
         ("gemma2", {"hidden_activation": "tanh"}),
@@ -209,6 +229,11 @@ def test_settings_that_no_program_has_are_not_supported(family: str, settings: d
 
 
 needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+
+
+def skip_unless_native(name: str) -> None:
+    if (refusal := native.supports(network_program(CONFIGS[name]), Execution(torch.float32))) is not None:
+        pytest.skip(refusal)
 
 
 def native_logits(executor: Executor, prompt: list[int], chunks: list[int]) -> torch.Tensor:
@@ -227,6 +252,7 @@ def native_logits(executor: Executor, prompt: list[int], chunks: list[int]) -> t
 @needs_native
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_native_executor_in_float32(pair_of: Callable[[str], Pair], name: str) -> None:
+    skip_unless_native(name)
     pair, prompt = pair_of(name), tokens(4)
     executor = Pair.load(pair.folder, Execution(torch.float32))
     assert isinstance(executor, native.NativeExecutor)
@@ -237,9 +263,10 @@ def test_the_native_executor_in_float32(pair_of: Callable[[str], Pair], name: st
 
 
 @needs_native
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 def test_the_native_executor_in_bfloat16_says_what_transformers_says(pair_of: Callable[[str], Pair], family: str) -> None:
     """The same argmax as transformers' own bfloat16 model, but where its own rounding could have chosen; ours is no coarser."""
+    skip_unless_native(family)
     pair = pair_of(f"{family}-all" if family in WITH_EXPERTS else family)  # rounding that chooses another expert changes whole rows
     executor = Pair.load(pair.folder, Execution(torch.bfloat16))
     rounded = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.bfloat16).eval()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from tiny_models import RECURRENT, random_model, tiny_config
 from variants import slow_but
 
 from foretoken.kernels import native
@@ -47,6 +48,13 @@ def test_torch_keeps_a_tied_embedding_twice_where_it_is_turned(tied: bool) -> No
     executor = TorchExecutor(program, random_weights(program), torch.bfloat16)
     assert executor.weight_bytes == 2 * (99 * 64 + 2 * (layer - 2 * 64))  # no norms, no lookup of rows
     assert executor.kv_block_bytes(16) == cache_bytes(program, Execution(torch.bfloat16), 16) == 16 * 2 * 2 * 32 * 2
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_weights_that_are_parts_of_one_count_as_much_as_the_whole(family: str) -> None:
+    model = random_model(tiny_config(family))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert torch_weight_bytes(network_program(model.config), Execution(torch.bfloat16)) == 2 * parameters
 
 
 def test_an_fp8_cache_is_half_of_a_bfloat16_one() -> None:

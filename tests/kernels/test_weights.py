@@ -6,17 +6,22 @@ import pytest
 import torch
 import transformers
 from decoding import Decoding
+from pairs import Pair, random_tokens
 from safetensors.torch import load_file, save_file
+from tiny_models import WITH_EXPERTS, random_model, tiny_config
 
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.weights import WeightError, check_finite, load_program_executor, read_tensors
+from foretoken.kernels.program import RowsOf
+from foretoken.kernels.text_names import text_names
+from foretoken.kernels.weights import WeightError, check_finite, load_program_executor, read_tensors, sliced
 
 REFERENCE = Execution(prefer_native=False)
 CONFIG = transformers.LlamaConfig(
     vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32
 )
 UP = "model.layers.1.mlp.up_proj.weight"
+PARTS = {"q.0": RowsOf("q.weight", (6, 2), 2, 0, 1), "q.1": RowsOf("q.weight", (6, 2), 2, 1, 3)}
 
 
 @pytest.fixture
@@ -107,6 +112,54 @@ def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_narrow_formats_need_the_native_executor(folder: Path) -> None:
     with pytest.raises(UnsupportedExecution, match="int8 and int4 need the native executor: "):
         load_program_executor([folder / "model.safetensors"], CONFIG, Execution(quantization="int8", prefer_native=False))
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_experts_may_be_in_two_tensors_or_in_three_each(tmp_path: Path, family: str) -> None:
+    """transformers saves them as they were published, unless it is told not to."""
+    pair, prompt = Pair.save(tiny_config(family), tmp_path / "each"), random_tokens(1, 20, 97)
+    pair.model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    names = {kind: read_tensors(list((tmp_path / kind).glob("*.safetensors"))).keys() for kind in ("each", "fused")}
+    assert any(".experts.1." in name for name in names["each"]) and not any(".experts.1." in name for name in names["fused"])
+    fused = Pair.load(tmp_path / "fused")
+    each, both = (Decoding(executor).feed([prompt]).logits for executor in (pair.executor, fused))
+    assert each is not None and both is not None and torch.equal(each, both)
+
+
+def test_missing_and_misshapen_wholes_have_the_names_of_the_checkpoint(tmp_path: Path) -> None:
+    """A program has queries and their gates apart, a checkpoint has not."""
+    config, name = tiny_config("qwen3_next"), "model.layers.1.self_attn.q_proj.weight"
+    random_model(config).save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")[name]
+    for tensor, told in ((None, f"missing: {name}$"), (whole[:-2], rf"{name} has shape \(126, 32\), but config.json asks for \(128, 32\)")):
+        change(tmp_path, **{name: tensor})
+        with pytest.raises(WeightError, match=told):
+            load_program_executor([tmp_path / "model.safetensors"], config, REFERENCE)
+
+
+def test_rows_of_several_weights_in_one() -> None:
+    """Two runs of (1, 2) rows: those at 0 and 3 are the first weight's."""
+    tensors = sliced({"q.weight": torch.arange(12.0).view(6, 2), "k.weight": torch.zeros(1)}, PARTS)
+    assert set(tensors) == {"q.0", "q.1", "k.weight"} and len(tensors) == 3 and "q.weight" not in tensors
+    assert tensors["q.0"].tolist() == [[0, 1], [6, 7]]
+    assert tensors["q.1"].tolist() == [[2, 3], [4, 5], [8, 9], [10, 11]]
+    assert set(sliced({"q.0": torch.zeros(2, 2)}, PARTS)) == {"q.0"}  # as it is, where there is no whole
+
+
+def test_looking_at_shapes_reads_nothing(tmp_path: Path) -> None:
+    """Rows that lie apart are copied when they are asked for, and a checkpoint is looked through before any is."""
+    save_file({"q.weight": torch.zeros(6, 2), "k.weight": torch.zeros(1, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    shapes = sliced(read_tensors([tmp_path / "model.safetensors"]), PARTS).without_numbers()
+    assert {name: tuple(tensor.shape) for name, tensor in shapes.items()} == {"q.0": (2, 2), "q.1": (4, 2), "k.weight": (1,)}
+    assert {tensor.device.type for tensor in shapes.values()} == {"meta"} and shapes["k.weight"].dtype == torch.bfloat16
+
+
+def test_a_whole_that_can_see_is_known_by_the_names_of_its_text() -> None:
+    assert text_names(["lm_head.weight", "model.norm.weight"]) == {name: name for name in ("lm_head.weight", "model.norm.weight")}
+    newer = ["model.language_model.norm.weight", "model.visual.norm.weight", "lm_head.weight", "mtp.fc.weight"]
+    assert text_names(newer) == {"model.norm.weight": newer[0], "lm_head.weight": newer[2], "mtp.fc.weight": newer[3]}
+    older = ["language_model.model.norm.weight", "vision_tower.norm.weight", "language_model.lm_head.weight"]
+    assert text_names(older) == {"model.norm.weight": older[0], "lm_head.weight": older[2]}
 
 
 def test_large_finite_numbers_are_not_damage(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pretended_engine
 import pytest
 import torch
 from fixed_k import fixed
-from mtp_checkpoints import CONFIGS, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
+from mtp_checkpoints import CONFIGS, GATED, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
 from pretended_engine import TORCH, Guess, accept
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -31,7 +31,7 @@ at_random = partial(pretended_engine.at_random, vocab=300)
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MtpTarget]:
     folder = tmp_path_factory.mktemp("mtp")
-    return {name: write(name, folder / name) for name in CONFIGS}
+    return {name: write(name, folder / name) for name in (*CONFIGS, *GATED)}
 
 
 def check(target: MtpTarget, guesses: dict[str, Guess], count: int = 4) -> int:
@@ -46,14 +46,15 @@ def check(target: MtpTarget, guesses: dict[str, Guess], count: int = 4) -> int:
     return len(able)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
     check_steps(targets[name], TORCH)
 
 
 @pytest.mark.skipif(not NATIVE, reason="no native executor here")
-def test_native_guesses_are_the_references(targets: dict[str, MtpTarget]) -> None:
-    check_steps(targets["mimo"], Execution(torch.float32))
+@pytest.mark.parametrize("name", ["mimo", *GATED])
+def test_native_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
+    check_steps(targets[name], Execution(torch.float32))
 
 
 def check_steps(target: MtpTarget, execution: Execution) -> None:
@@ -70,7 +71,7 @@ def check_steps(target: MtpTarget, execution: Execution) -> None:
     assert checked == 5 + 5 + 3
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_chunked_prefill_changes_nothing(targets: dict[str, MtpTarget], name: str, chunk: int) -> None:
     target = targets[name]
@@ -82,7 +83,7 @@ def test_chunked_prefill_changes_nothing(targets: dict[str, MtpTarget], name: st
     assert check(target, engine.step(accept(4))) == 1
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_prefix_cache_hits_change_nothing(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(num_speculative_tokens=4)
@@ -95,7 +96,7 @@ def test_prefix_cache_hits_change_nothing(targets: dict[str, MtpTarget], name: s
     assert check(target, engine.step(accept(3))) == 2
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_the_order_of_the_batch_changes_nothing(targets: dict[str, MtpTarget], name: str) -> None:
     def run(order: str) -> list[dict[str, Guess]]:
         engine = targets[name].run(num_speculative_tokens=4)
@@ -107,7 +108,7 @@ def test_the_order_of_the_batch_changes_nothing(targets: dict[str, MtpTarget], n
         assert {name: guess.tokens for name, guess in one.items()} == {name: guess.tokens for name, guess in two.items()}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_steps_without_guesses_are_made_up_for(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(num_speculative_tokens=4)
@@ -132,7 +133,7 @@ def test_preempted_requests_start_anew(targets: dict[str, MtpTarget]) -> None:
     assert check(target, engine.step(accept(2))) == 1
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_probs_are_what_guesses_are_drawn_from(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")

@@ -18,7 +18,7 @@ from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.detection import detect_method
 from foretoken.proposers.mtp_checkpoint import find_module
 
-RECURRENT = "Qwen3-Next or Qwen3.5.*recurrent state, which cannot be taken back"
+FOREIGN = "has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a 'qwen2'"
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -30,7 +30,7 @@ def without(part: str) -> Change:
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm"])
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
     first, second = target.load().found
@@ -38,6 +38,9 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         "mimo": ("MiMo, 1 module (model.mtp_layers.0.*)", "[state; embedding]"),
         "deepseek": ("DeepSeek-V3, 1 module (model.layers.2.*)", "[embedding; state]"),
         "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
+        "qwen3_next": ("Qwen3-Next, 1 module (mtp.*)", "[embedding; state]"),
+        "qwen3_5": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
+        "qwen3_5_moe": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
     }[name]
     assert family in first and order in first and "head: the target's" in second
     assert detect_method(str(target.folder), str(target.folder)) == "mtp"
@@ -49,7 +52,7 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         (without("mtp_layers"), "announces 1 MTP layers \\(num_nextn_predict_layers\\), but their tensors are not there"),
         (without("input_proj"), "has no tensor 'model.mtp_layers.0.input_proj.weight'"),
         (without("mtp_layers.0.self_attn.k_proj.weight"), "no tensor 'model.mtp_layers.0.self_attn.k_proj.weight'"),
-        (lambda tensors: renamed("model.mtp_layers", "mtp.layers")(renamed("model.mtp_layers.0.input_proj", "mtp.fc")(tensors)), RECURRENT),
+        (lambda tensors: renamed("model.mtp_layers", "mtp.layers")(renamed("model.mtp_layers.0.input_proj", "mtp.fc")(tensors)), FOREIGN),
         (renamed("model.mtp_layers.0", "model.mtp_block.0"), "as ERNIE-4.5 has them .*known, but not available"),
         (renamed("model.mtp_layers.0", "model.mtp.layers.0"), "as MiMo-V2 or LongCat has them"),
         (renamed("model.mtp_layers.0", "mtp.layers.0"), "known, but not available"),
@@ -83,6 +86,30 @@ def test_a_target_without_mtp(tmp_path: Path) -> None:
     view = replace(target.view(), config={"model_type": "qwen2"})
     with pytest.raises(SpeculativeConfigError, match="has no MTP layers; take another method"):
         find_module(target.folder, view)
+
+
+def test_gated_modules_that_cannot_be_run(tmp_path: Path) -> None:
+    target = write("qwen3_5_moe", tmp_path / "qwen")
+    target.hf_config.mtp_use_dedicated_embeddings = True
+    with pytest.raises(SpeculativeConfigError, match="has embeddings of its own"):
+        target.load()
+    del target.hf_config.mtp_use_dedicated_embeddings
+    for part, told in (
+        ("mtp.layers.0.self_attn.q_proj", "no tensor 'mtp.layers.0.self_attn.q_proj.weight'"),
+        ("mtp.layers.0.mlp.experts.down_proj", "no tensor 'mtp.layers.0.mlp.experts.0.down_proj.weight'"),
+        ("mtp.norm", "no tensor 'mtp.norm.weight'"),
+    ):
+        edit(target.folder, without(part))
+        with pytest.raises(SpeculativeConfigError, match=told):
+            target.load()
+        target = write("qwen3_5_moe", tmp_path / "qwen")
+
+
+def test_the_first_of_several_gated_modules_is_used(tmp_path: Path) -> None:
+    target = write("qwen3_5", tmp_path / "qwen")
+    edit(target.folder, lambda tensors: {**tensors, "mtp.layers.1.mlp.up_proj.weight": torch.zeros(2), "mtp.other": torch.zeros(2)})
+    told = target.load().found
+    assert "2 modules, of which the first" in told[0] and told[2:] == ("unused tensors: mtp.other",)
 
 
 def test_missing_experts_are_named(tmp_path: Path) -> None:

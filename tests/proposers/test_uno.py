@@ -13,6 +13,7 @@ import torch
 from as_on_a_gpu import bind_as_on_a_gpu
 from random_adapters import merged_model, pairs_for, save_adapter
 from random_drafters import write
+from tiny_models import random_model, save_tokenizer, tiny_config
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
@@ -222,6 +223,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_work_is_told(more: dict[str, Any], told: str, tiny_target: Path, adapter: str) -> None:
     with pytest.raises(ConfigError, match=told):
         LLM(tiny_target, uno(adapter, **more), executor="torch", **OPTIONS)
+
+
+def test_targets_with_recurrent_layers_are_refused(adapter: str, tmp_path: Path) -> None:
+    random_model(tiny_config("qwen3_5", vocab_size=VOCAB)).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="'uno' runs the target once more over places.*a target with recurrent layers cannot"):
+        LLM(tmp_path, uno(adapter), executor="torch", **{**OPTIONS, "max_model_len": 64})
 
 
 def test_adapters_of_other_models_are_refused(tiny_target: Path, tiny_draft: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from tiny_models import save_tokenizer
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm, Qwen3_5TextRotaryEmbedding
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, Qwen3_5MoeTextRotaryEmbedding
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm, Qwen3NextRotaryEmbedding
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
@@ -74,7 +78,36 @@ def _glm() -> Any:
     return transformers.Glm4MoeConfig(**_SIZES, **_EXPERTS, **heads)
 
 
+def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
+    """A Qwen since Qwen3-Next: its target has a layer with recurrent state, its MTP layer has attention."""
+    delta: dict[str, Any] = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        "mtp_num_hidden_layers": 1,
+    }
+    sizes = _SIZES if "shared_expert_intermediate_size" not in settings else {k: v for k, v in _SIZES.items() if k != "intermediate_size"}
+    return lambda: config(**sizes, **delta, **settings)
+
+
+_SHARED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+
 CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm}
+GATED: dict[str, Callable[[], Any]] = {
+    "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
+    "qwen3_5": _gated(transformers.Qwen3_5TextConfig),
+    "qwen3_5_moe": _gated(transformers.Qwen3_5MoeTextConfig, **_SHARED),
+}
+_LAYERS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {  # layer, norm, rotary table
+    "qwen3_next": (Qwen3NextDecoderLayer, Qwen3NextRMSNorm, Qwen3NextRotaryEmbedding),
+    "qwen3_5": (Qwen3_5DecoderLayer, Qwen3_5RMSNorm, Qwen3_5TextRotaryEmbedding),
+    "qwen3_5_moe": (Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, Qwen3_5MoeTextRotaryEmbedding),
+}
 
 
 @dataclass
@@ -102,7 +135,7 @@ class MtpTarget:
             return (output[-1] @ self.head.T).softmax(-1)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        is_program = self.name == "mimo"
+        is_program = self.name == "mimo" or self.name in GATED
         files = [self.folder / "model.safetensors"]
         network: Any = (
             load_program_executor(files, self.hf_config, execution)
@@ -145,17 +178,23 @@ class MtpTarget:
 
 def write(name: str, folder: Path) -> MtpTarget:
     """A random target of this family and its MTP layer, in one file, with a tokenizer."""
-    hf_config = CONFIGS[name]()
+    hf_config = {**CONFIGS, **GATED}[name]()
     folder.mkdir(exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
         model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    layers = _mimo_layer(hf_config) if name == "mimo" else _layer_behind(hf_config, tensors)
+    if name in GATED:
+        layers = _gated_layer(name, hf_config, fused=name != "qwen3_next")
+    else:
+        layers = _mimo_layer(hf_config) if name == "mimo" else _layer_behind(hf_config, tensors)
     save_file({**{k: v.clone() for k, v in tensors.items()}, **layers}, folder / "model.safetensors", {"format": "pt"})
     save_tokenizer(folder)
-    after = _mimo_reference(hf_config, layers, model) if name == "mimo" else _transformers_reference(model, folder)
+    if name in GATED:
+        after = _gated_reference(name, hf_config, layers, model)
+    else:
+        after = _mimo_reference(hf_config, layers, model) if name == "mimo" else _transformers_reference(model, folder)
     return MtpTarget(name, folder, hf_config, after, tensors["lm_head.weight"])
 
 
@@ -182,6 +221,26 @@ def _mimo_layer(hf_config: Any) -> dict[str, Tensor]:
     norms = {f"{norm}.weight": (HIDDEN,) for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
     shapes |= norms | {"input_proj.weight": (HIDDEN, 2 * HIDDEN)}
     return {f"model.mtp_layers.0.{name}": _random(shape, name) for name, shape in shapes.items()}
+
+
+def _gated_layer(name: str, hf_config: Any, fused: bool) -> dict[str, Tensor]:
+    """As Qwen publishes it. fused: experts are in two tensors, as Qwen3.5's, or in a tensor each, as Qwen3-Next's."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in _LAYERS[name][0](_one_layer(hf_config), 0).state_dict().items()}
+    layer = {f"mtp.layers.0.{key}": _random(shape, key) for key, shape in shapes.items()}
+    if not fused:
+        block = "mtp.layers.0.mlp.experts."
+        for expert, (both, down) in enumerate(zip(layer.pop(f"{block}gate_up_proj"), layer.pop(f"{block}down_proj"), strict=True)):
+            gate, up = both.chunk(2)
+            parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+            layer |= {f"{block}{expert}.{part}.weight": tensor.clone() for part, tensor in parts.items()}
+    norms = {f"mtp.{norm}.weight": (HIDDEN,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    return layer | {key: _random(shape, key) for key, shape in (norms | {"mtp.fc.weight": (HIDDEN, 2 * HIDDEN)}).items()}
+
+
+def _one_layer(hf_config: Any) -> Any:
+    one = copy.deepcopy(hf_config)
+    one.layer_types, one._attn_implementation = ["full_attention"], "eager"
+    return one
 
 
 def _layer_behind(hf_config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -217,6 +276,35 @@ def _mimo_reference(hf_config: Any, layers: Mapping[str, Tensor], model: Any) ->
         mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
         output = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions))
         return norm("final_layernorm", output[0])
+
+    return after
+
+
+def _gated_reference(name: str, hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
+    """Written out over transformers' layer of the family."""
+    layer_class, norm_class, rotary_class = _LAYERS[name]
+    layer, rotary = layer_class(_one_layer(hf_config), 0).eval(), rotary_class(hf_config)
+    weights = {key.removeprefix("mtp."): tensor for key, tensor in layers.items()}
+    own = {key.removeprefix("layers.0."): tensor for key, tensor in weights.items() if key.startswith("layers.0.")}
+    if "mlp.experts.0.up_proj.weight" in own:
+        parts = [[own[f"mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")] for expert in range(4)]
+        own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in parts])
+        own["mlp.experts.down_proj"] = torch.stack([down for *_, down in parts])
+    layer.load_state_dict({key: own[key] for key in layer.state_dict()})
+
+    def norm(key: str, x: Tensor) -> Tensor:
+        module = norm_class(HIDDEN, eps=hf_config.rms_norm_eps)
+        module.load_state_dict({"weight": weights[f"{key}.weight"]})
+        return module(x)
+
+    def after(tokens: Sequence[int], states: Tensor) -> Tensor:
+        embedded = model.get_input_embeddings()(torch.tensor(list(tokens)))
+        pair = torch.cat([norm("pre_fc_norm_embedding", embedded), norm("pre_fc_norm_hidden", states)], -1)
+        x = (pair @ weights["fc.weight"].T)[None]
+        positions = torch.arange(1, len(tokens) + 1)[None]
+        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
+        output = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
+        return norm("norm", output[0])
 
     return after
 

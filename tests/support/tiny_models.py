@@ -76,7 +76,20 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WINDOW = 6
-WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Families with layers that keep a state: they run in batches that say where it is."""
+WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_next", "qwen3_5_moe")
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+}
+_SHARED: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
 # What each family is known for, switched on, with values that show where they are forgotten.
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -99,6 +112,9 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         transformers.MixtralConfig,
         {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
     ),
+    "qwen3_next": (transformers.Qwen3NextConfig, {**_DELTA, **_SHARED, "mlp_only_layers": [2]}),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, _DELTA),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, {**_DELTA, **_SHARED}),
     "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2}),
     "granite": (
         transformers.GraniteConfig,
@@ -132,12 +148,12 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }
-FAMILIES = tuple(_FAMILIES)
-"""Every family that is lowered to a program."""
+FAMILIES = tuple(family for family in _FAMILIES if family not in RECURRENT)
+"""Every other family that is lowered to a program."""
 
 
 def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
-    """A config of one of FAMILIES with SIZES; settings override."""
+    """A config of one of FAMILIES or RECURRENT with SIZES; settings override."""
     kind, own = _FAMILIES[family]
     return kind(**copy.deepcopy({**SIZES, **own, **settings}))
 

@@ -1,0 +1,33 @@
+"""Names of the text model's tensors in checkpoints that can see or hear as well. Knows no tensors and no config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_TEXT_OF = re.compile(r"(?:model\.language_model|language_model\.model)\.")  # newer and older saves
+_HEAD_OF = re.compile(r"(?:language_model\.)?(?=lm_head\.)")
+_DRAFTS_OF = re.compile(r"(?:model\.)?mtp(?:_\w+)?\.")
+
+
+def text_name(name: str) -> str | None:
+    """What the text model alone calls a tensor or a module of such a checkpoint; None if it is of the other half.
+
+    model.language_model.layers.0.mlp.up_proj.weight -> model.layers.0.mlp.up_proj.weight
+    """
+    if prefix := _TEXT_OF.match(name):
+        return "model." + name[prefix.end() :]
+    if prefix := _HEAD_OF.match(name):
+        return name[prefix.end() :]
+    return name if _DRAFTS_OF.match(name) else None
+
+
+def text_names(names: Iterable[str]) -> dict[str, str]:
+    """Name of a tensor in the text model -> its name in the file, of all that the text model has. Of other checkpoints these are the same.
+
+    A text model alone may be saved under the names that it has in a whole: names tell, and not the config.
+    """
+    names = list(names)
+    if not any(map(_TEXT_OF.match, names)):
+        return {name: name for name in names}
+    return {alone: name for name in names if (alone := text_name(name)) is not None}

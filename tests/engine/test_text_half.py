@@ -1,0 +1,168 @@
+"""Checkpoints that can see as well are served as the text models that they contain, whatever their tensors are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from decoding import Decoding
+from safetensors.torch import load_file, save_file
+from tiny_models import SIZES, save_tokenizer, tiny_config
+
+from foretoken.engine.config import ModelConfig
+from foretoken.engine.errors import ModelLoadError
+from foretoken.engine.model import LoadedModel, load_model
+from foretoken.engine.target_view import target_view
+from foretoken.kernels.decoder import COMPOSITES
+from foretoken.proposers.detection import method_of
+
+PROMPT = torch.randint(0, SIZES["vocab_size"], (30,), generator=torch.Generator().manual_seed(1)).tolist()
+QWEN_EYE = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
+    "patch_size": 4, "temporal_patch_size": 1,
+}  # fmt: skip
+EYE: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+SIGLIP, CLIP = {**EYE, "model_type": "siglip_vision_model"}, {**EYE, "model_type": "clip_vision_model"}
+WHOLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # class -> text family, what it sees with
+    "qwen3_5": ("Qwen3_5", "qwen3_5", QWEN_EYE),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe", QWEN_EYE),
+    "gemma3": ("Gemma3", "gemma3", SIGLIP),
+    "mistral3": ("Mistral3", "mistral", {**EYE, "model_type": "pixtral", "head_dim": 16}),
+    "llava": ("Llava", "llama", CLIP),
+    "llava_next": ("LlavaNext", "mistral", CLIP),
+    "internvl": ("InternVL", "qwen2", {**EYE, "image_size": [28, 28], "patch_size": [14, 14], "model_type": "internvl_vision"}),
+}
+
+
+def write(name: str, folder: Path, **settings: Any) -> Any:
+    """A random whole in a folder, as its class saves it, with a tokenizer; returns the model."""
+    prefix, family, eye = WHOLES[name]
+    text = tiny_config(family, vocab_size=300, tie_word_embeddings=settings.get("tie_word_embeddings", False)).to_dict()
+    config_class, model_class = getattr(transformers, f"{prefix}Config"), getattr(transformers, f"{prefix}ForConditionalGeneration")
+    config = config_class(text_config=text, vision_config=dict(eye), **{"tie_word_embeddings": False, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_class(config).eval()
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            parameter.data = 1 + 0.3 * noise if "norm" in key else noise * (0.5 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: tensor.clone() for name, tensor in change(load_file(file)).items()}, file, {"format": "pt"})
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    return load_model(ModelConfig(str(folder), dtype="float32", **{"executor": "torch", **settings}), lambda line: None)
+
+
+@torch.no_grad()
+def check(model: Any, loaded: LoadedModel) -> None:
+    expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    logits = Decoding(loaded.executor).feed([PROMPT]).logits
+    assert logits is not None and (logits - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_every_kind_is_tested() -> None:
+    assert tuple(WHOLES) == COMPOSITES
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_the_text_half_says_what_the_whole_says(tmp_path: Path, name: str) -> None:
+    model = write(name, tmp_path, eos_token_id=[7, 8])
+    loaded = load(tmp_path)
+    check(model, loaded)
+    assert loaded.plan.program is not None and loaded.vocab_size == 300 and loaded.eos_token_ids >= {7, 8}
+    assert loaded.hf_config is loaded.hf_config.get_text_config() and "3 layers" in loaded.describe()
+    view = target_view(loaded)
+    assert (view.num_layers, view.hidden_size, view.config["model_type"]) == (3, 32, model.config.text_config.model_type)
+    assert method_of(tmp_path) == "draft_model"
+
+
+@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_newer_and_older_names(tmp_path: Path, name: str, prefix: str) -> None:
+    """Older saves have the head inside of the language model, and nothing in front of what sees."""
+    model = write(name, tmp_path)
+
+    def renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        old = "model.language_model." if any(key.startswith("model.language_model.") for key in tensors) else "language_model.model."
+        found = {key.replace(old, prefix): tensor for key, tensor in tensors.items()}
+        head = next(key for key in found if "lm_head" in key)
+        found["lm_head.weight" if prefix.startswith("model") else "language_model.lm_head.weight"] = found.pop(head)
+        return found
+
+    rewrite(tmp_path, renamed)
+    check(model, load(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3"])
+def test_a_head_that_is_the_embedding(tmp_path: Path, name: str) -> None:
+    """The whole says so: its text_config may say anything."""
+    model = write(name, tmp_path, tie_word_embeddings=True)
+    config = tmp_path / "config.json"
+    raw = json.loads(config.read_text())
+    config.write_text(json.dumps({**raw, "text_config": {**raw["text_config"], "tie_word_embeddings": False}}))
+    loaded = load(tmp_path)
+    check(model, loaded)
+    assert target_view(loaded).head == target_view(loaded).embedding == "model.embed_tokens.weight"
+
+
+def test_nothing_of_the_other_half_is_read(tmp_path: Path) -> None:
+    model = write("qwen3_5", tmp_path)
+    rewrite(tmp_path, lambda tensors: {key: tensor * torch.nan if "visual" in key else tensor for key, tensor in tensors.items()})
+    check(model, load(tmp_path))
+
+
+def test_experts_in_two_tensors_as_they_are_published(tmp_path: Path) -> None:
+    model = write("qwen3_5_moe", tmp_path)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    check(model, load(tmp_path))
+
+
+def test_missing_tensors_have_the_names_of_the_text_model(tmp_path: Path) -> None:
+    write("qwen3_5", tmp_path)
+    rewrite(tmp_path, lambda tensors: {key: tensor for key, tensor in tensors.items() if "layers.1.self_attn.q_proj" not in key})
+    with pytest.raises(ModelLoadError, match="missing: model.layers.1.self_attn.q_proj.weight$"):
+        load(tmp_path)
+
+
+def test_draft_layers_of_the_whole_are_left_to_others(tmp_path: Path) -> None:
+    model = write("qwen3_5", tmp_path)
+    rewrite(tmp_path, lambda tensors: {**tensors, "mtp.fc.weight": torch.zeros(32, 64)})
+    check(model, load(tmp_path))
+
+
+def test_transformers_cannot_run_recurrent_layers(tmp_path: Path) -> None:
+    write("qwen3_5", tmp_path)
+    with pytest.raises(ModelLoadError, match="through transformers: it has layers of type 'linear_attention'.*use executor auto"):
+        load(tmp_path, executor="transformers")
+
+
+def test_transformers_runs_the_whole(tmp_path: Path) -> None:
+    loaded = load(write_gemma(tmp_path), executor="transformers")
+    assert loaded.plan.kind == "transformers" and loaded.hf_config.model_type == "gemma3"
+
+
+def write_gemma(folder: Path) -> Path:
+    write("gemma3", folder)
+    return folder
+
+
+def test_wholes_with_another_head_are_refused(tmp_path: Path) -> None:
+    write("qwen3_5", tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["Qwen3_5ForSequenceClassification"]}))
+    with pytest.raises(ModelLoadError, match="does not continue text"):
+        load(tmp_path)
