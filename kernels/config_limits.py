@@ -15,7 +15,7 @@ from .families import FAMILIES
 from .rope import UnsupportedModel
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
-RECURRENT_LAYERS = {"linear_attention"}
+RECURRENT_LAYERS = {"conv", "linear_attention"}
 """Those that programs have: whoever runs a program can take them back."""
 OTHER_TASKS = (
     "ForMaskedLM",
@@ -64,7 +64,7 @@ def is_recurrent(hf_config: transformers.PretrainedConfig) -> bool:
 def cannot_be_taken_back(kind: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
-        "or one of Qwen3-Next, Qwen3.5 and 3.6, because only these can be taken back when a draft is rejected"
+        "or one of Qwen3-Next, Qwen3.5, LFM2 and Granite 4, because only these can be taken back when a draft is rejected"
     )
 
 

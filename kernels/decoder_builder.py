@@ -5,6 +5,7 @@ Buffers are named after the weight that made them, so that a program reads like 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from .program import (
     RowsOf,
     Scale,
     Softcap,
+    StateSpace,
 )
 from .rope import UnsupportedModel, rope_table
 
@@ -61,9 +63,10 @@ class DecoderBuilder:
         # A family may change these before its first op.
         self.norms_add_one = False  # norm weights are stored less one
         self.activation_setting = "hidden_act"  # where the config names the activation
+        self.attention_names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")  # what the checkpoint calls these
 
         self._hf_config, self._max_model_len = hf_config, max_model_len
-        self._eps = float(self.config["rms_norm_eps"])
+        self._eps = float(self.config.get("rms_norm_eps") or self.config["norm_eps"])
         self._ops: list[Op] = []
         self._widths: dict[str, int] = {}  # of the buffers so far
         self._weights: dict[str, tuple[int, ...]] = {}
@@ -208,7 +211,7 @@ class DecoderBuilder:
         rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head; gate: a buffer by whose
         sigmoid what is attended to is multiplied, "" = none.
         """
-        name = f"{layer(i)}.self_attn"
+        name, (q_norm, k_norm, projection) = f"{layer(i)}.self_attn", self.attention_names
         op = Attention(
             inputs=qkv,
             outputs=(name,),
@@ -217,8 +220,8 @@ class DecoderBuilder:
             scale=self.head_dim**-0.5 if scale is None else scale,
             rope=rope,
             softcap=softcap,
-            q_norm=self.weight(f"{name}.q_norm.weight", self.head_dim) if head_norms else "",
-            k_norm=self.weight(f"{name}.k_norm.weight", self.head_dim) if head_norms else "",
+            q_norm=self.weight(f"{name}.{q_norm}.weight", self.head_dim) if head_norms else "",
+            k_norm=self.weight(f"{name}.{k_norm}.weight", self.head_dim) if head_norms else "",
             norm_eps=self._eps,
             norm_add_one=self.norms_add_one,
         )
@@ -226,7 +229,7 @@ class DecoderBuilder:
         attended = self._append(op, self.num_heads * self.head_dim)
         if gate:
             attended = self.gate(gate, attended)
-        return self.linear(f"{name}.o_proj", attended, self.hidden_size, bias)
+        return self.linear(f"{name}.{projection}", attended, self.hidden_size, bias)
 
     def gate(self, gate: str, x: str) -> str:
         """sigmoid(gate) * x."""
@@ -256,12 +259,7 @@ class DecoderBuilder:
         keys, values = num_k * k_dim, num_v * v_dim
         read = self._delta_inputs_by_key_head if by_key_head else self._delta_inputs
         qkv, z, b, a = read(name, x, (num_k, num_v, k_dim, v_dim))
-        conv = CausalConv(
-            (qkv,), (f"{name}.conv1d",), len(self._state_layers), self.weight(f"{name}.conv1d.weight", 2 * keys + values, 1, taps),
-            function=self._function(),
-        )  # fmt: skip
-        self._state_layers.append(StateLayerSpec((taps - 1) * (2 * keys + values), 2 * keys + values))
-        mixed = self._append(conv, 2 * keys + values)
+        mixed = self.causal_conv(f"{name}.conv1d", qkv, taps, function=self._function())
         op = GatedDelta(
             inputs=(mixed, z, b, a),
             outputs=(name,),
@@ -277,6 +275,61 @@ class DecoderBuilder:
         )
         self._state_layers.append(StateLayerSpec(values * k_dim, 2 * keys + values + 2 * num_v))
         return self.linear(f"{name}.out_proj", self._append(op, values), width)
+
+    def causal_conv(self, name: str, x: str, taps: int, bias: bool = False, function: str = "") -> str:
+        """Over the tokens of a sequence; its weights are those of a Conv1d."""
+        width = self._widths[x]
+        weight = self.weight(f"{name}.weight", width, 1, taps)
+        op = CausalConv((x,), (name,), len(self._state_layers), weight, self.weight(f"{name}.bias", width) if bias else "", function)
+        self._state_layers.append(StateLayerSpec((taps - 1) * width, width))
+        return self._append(op, width)
+
+    def short_conv(self, i: int, x: str, taps: int, bias: bool = False) -> str:
+        """A short convolution between two gates, and the projection behind it (LFM2)."""
+        name, width = f"{layer(i)}.conv", self._widths[x]
+        if bias:
+            raise UnsupportedModel("convolutions with biases")
+        before, behind, read = self.parts(f"{name}.in_proj", 1, (width, width, width), width)
+        gate, values = (self.product(x, (part,), f"{name}.{what}") for part, what in ((before, "before"), (read, "read")))
+        mixed = self.causal_conv(f"{name}.conv", self._append(Activation((gate, values), (f"{name}.gated",), "", True), width), taps)
+        mixed = self._append(Activation((self.product(x, (behind,), f"{name}.behind"), mixed), (name,), "", True), width)
+        return self.linear(f"{name}.out_proj", mixed, width)
+
+    def state_space(self, i: int, x: str) -> str:
+        """Mamba 2: a state space behind a short convolution, a gate and a norm, and the projection behind them."""
+        name, width = f"{layer(i)}.mamba", self._widths[x]
+        if self.flag("mamba_proj_bias"):
+            raise UnsupportedModel("mamba_proj_bias")
+        heads, groups, k_dim, v_dim, taps = (
+            int(self.config[f"mamba_{what}"]) for what in ("n_heads", "n_groups", "d_state", "d_head", "d_conv")
+        )
+        if min(heads, groups, k_dim, v_dim, taps) < 1 or groups != 1:
+            raise UnsupportedModel(f"a state space of {heads} heads in {groups} groups")
+        values = heads * v_dim
+        sizes = (values, values + 2 * groups * k_dim, heads)
+        z, vkq, a = (
+            self.product(x, (part,), f"{name}.{what}")
+            for part, what in zip(self.parts(f"{name}.in_proj", 1, sizes, width), ("z", "vkq", "a"), strict=True)
+        )
+        mixed = self.causal_conv(f"{name}.conv1d", vkq, taps, self.flag("mamba_conv_bias"), self._function())
+        least, most = self.config.get("time_step_limit") or (0.0, math.inf)
+        op = StateSpace(
+            inputs=(mixed, a),
+            outputs=(f"{name}.read",),
+            layer=len(self._state_layers),
+            num_k_heads=groups,
+            num_v_heads=heads,
+            k_dim=k_dim,
+            v_dim=v_dim,
+            decay=self.weight(f"{name}.A_log", heads),
+            step=self.weight(f"{name}.dt_bias", heads),
+            skip=self.weight(f"{name}.D", heads),
+            least=float(least),
+            most=float(most),
+        )
+        self._state_layers.append(StateLayerSpec(values * k_dim, sum(sizes[1:])))
+        gated = self._append(Activation((z, self._append(op, values)), (f"{name}.gated",), "silu", gated=True), values)
+        return self.linear(f"{name}.out_proj", self.norm(f"{name}.norm", gated), width)
 
     def _delta_inputs(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
         """q | k | v, z, b and a, from a weight each. heads: key and value heads, k_dim and v_dim."""
@@ -298,34 +351,47 @@ class DecoderBuilder:
         """A gated MLP (Shazeer 2020), gate and up from a weight each."""
         return self.gated_mlp(f"{layer(i)}.mlp", x, self.intermediate_size, bias)
 
-    def gated_mlp(self, name: str, x: str, width: int, bias: bool = False) -> str:
-        gate = self.linear(f"{name}.gate_proj", x, width, bias)
-        return self.gated(name, (gate, self.linear(f"{name}.up_proj", x, width, bias)), width, bias)
+    def gated_mlp(
+        self, name: str, x: str, width: int, bias: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> str:
+        gate, up, down = names
+        gate_up = self.linear(f"{name}.{gate}", x, width, bias), self.linear(f"{name}.{up}", x, width, bias)
+        return self.gated(name, gate_up, width, bias, down)
 
-    def gated(self, name: str, gate_up: tuple[str] | tuple[str, str], width: int, bias: bool = False) -> str:
+    def gated(self, name: str, gate_up: tuple[str] | tuple[str, str], width: int, bias: bool = False, down: str = "down_proj") -> str:
         """function(gate) * up, and the projection behind it, which may have a bias."""
         op = Activation(gate_up, (f"{name}.act",), self._function(), gated=True)
-        return self.linear(f"{name}.down_proj", self._append(op, width), self.hidden_size, bias)
+        return self.linear(f"{name}.{down}", self._append(op, width), self.hidden_size, bias)
 
     def experts(
-        self, name: str, x: str, count: int, width: int, renormalise: bool, parts: tuple[str, str, str], fused: str | None = None
+        self,
+        name: str,
+        x: str,
+        count: int,
+        width: int,
+        renormalise: bool,
+        parts: tuple[str, str, str],
+        fused: str | None = None,
+        tensors: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
+        router: str = "gate",
     ) -> str:
         """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called.
 
-        fused: what a checkpoint calls the block that has the experts in two tensors, gate and up together; None = the same.
+        fused: what a checkpoint calls the block that has the experts in two tensors, gate and up together; None = the same. tensors: what
+        it calls those.
         """
         fused, inputs = fused or name, self._widths[x]
         names = [[f"{name}.experts.{expert}.{part}.weight" for expert in range(count)] for part in parts]
         gates, ups = (tuple(self.weight(weight, width, inputs) for weight in some) for some in names[:2])
         downs = tuple(self.weight(weight, inputs, width) for weight in names[2])
         for expert, (gate, up, down) in enumerate(zip(gates, ups, downs, strict=True)):
-            both = (f"{fused}.experts.gate_up_proj", (count, 2 * width, inputs), 1)
+            both = (f"{fused}.{tensors[0]}", (count, 2 * width, inputs), 1)
             self._slices[gate] = RowsOf(*both, 2 * expert * width, (2 * expert + 1) * width)
             self._slices[up] = RowsOf(*both, (2 * expert + 1) * width, (2 * expert + 2) * width)
-            self._slices[down] = RowsOf(f"{fused}.experts.down_proj", (count, inputs, width), 1, expert * inputs, (expert + 1) * inputs)
-        scores = self.linear(f"{name}.gate", x, count)
+            self._slices[down] = RowsOf(f"{fused}.{tensors[1]}", (count, inputs, width), 1, expert * inputs, (expert + 1) * inputs)
+        scores = self.linear(f"{name}.{router}", x, count)
         if fused != name:
-            self.also(f"{name}.gate.weight", f"{fused}.gate.weight")
+            self.also(f"{name}.{router}.weight", f"{fused}.{router}.weight")
         top = int(self.config["num_experts_per_tok"])
         if not 0 < top <= count:
             raise UnsupportedModel(f"{top} of {count} experts")
@@ -343,9 +409,9 @@ class DecoderBuilder:
             raise UnsupportedModel(f"activation {function!r}")
         return _ACTIVATIONS[function]
 
-    def finish(self, x: str, scale: float = 1.0, softcap: float | None = None) -> Program:
+    def finish(self, x: str, scale: float = 1.0, softcap: float | None = None, norm: str = "model.norm") -> Program:
         """The last norm and the logits: the program is complete."""
-        final = self.norm("model.norm", x)
+        final = self.norm(norm, x)
         lm_head = _EMBEDDING if self.flag("tie_word_embeddings") else "lm_head.weight"
         return self.program(final, self.logits(final, lm_head, self.vocab_size, scale, softcap))
 

@@ -117,6 +117,52 @@ def qwen3_5_moe(d: DecoderBuilder) -> Program:
     return _with_delta_layers(d, lambda i, x: experts_and_one_shared(d, i, x))
 
 
+def lfm2(d: DecoderBuilder) -> Program:
+    """LFM2 (Liquid AI 2025): most layers are a short convolution between two gates."""
+    kinds, rope = d.layer_types("conv"), d.rope()
+    d.attention_names = ("q_layernorm", "k_layernorm", "out_proj")
+    d.config["hidden_act"] = "silu"  # which the config does not say
+    taps, bias, inner = int(d.config["conv_L_cache"]), d.flag("conv_bias"), d.intermediate_size
+    if d.flag("block_auto_adjust_ff_dim"):
+        inner, step = int((d.config["block_ffn_dim_multiplier"] or 1.0) * (2 * inner // 3)), int(d.config["block_multiple_of"])
+        inner = -(-inner // step) * step
+
+    def mixing(i: int, x: str) -> str:
+        if kinds[i] == "conv":
+            return d.short_conv(i, x, taps, bias)
+        return d.attend(i, d.qkv(i, x), rope, head_norms=True)
+
+    def mlp(i: int, x: str) -> str:
+        return d.gated_mlp(f"{layer(i)}.feed_forward", x, inner, names=("w1", "w3", "w2"))
+
+    x = pre_norm(d, d.embed(), mixing, mlp, norms=("operator_norm", "ffn_norm"))
+    return d.finish(x, norm="model.embedding_norm")
+
+
+def granite_hybrid(d: DecoderBuilder) -> Program:
+    """Granite 4 (IBM 2025): most layers are state spaces, attention rarely rotates; a shared MLP, and experts beside it in some."""
+    kinds, rotates = d.layer_types("linear_attention"), d.config["position_embedding_type"] == "rope"
+    rope, bias, count = d.rope() if rotates else "", d.flag("attention_bias"), int(d.config["num_local_experts"] or 0)
+    on_embedding, on_scores, on_residual = (float(d.config[f"{what}_multiplier"]) for what in ("embedding", "attention", "residual"))
+    shared = int(d.config["shared_intermediate_size"])
+
+    def mixing(i: int, x: str) -> str:
+        if kinds[i] == "linear_attention":
+            return d.scale(d.state_space(i, x), on_residual)
+        return d.scale(d.attend(i, d.qkv(i, x, bias), rope, scale=on_scores, bias=bias), on_residual)
+
+    def mlp(i: int, x: str) -> str:
+        name, block = f"{layer(i)}.shared_mlp", f"{layer(i)}.block_sparse_moe"
+        fed = d.gated(name, (d.linear(f"{name}.input_linear", x, 2 * shared),), shared, down="output_linear")
+        if count:
+            parts, tensors = ("gate", "up", "down"), ("input_linear.weight", "output_linear.weight")
+            chosen = d.experts(block, x, count, d.intermediate_size, True, parts, tensors=tensors, router="router.layer")
+            fed = d.add(chosen, fed, f"{layer(i)}.fed")
+        return d.scale(fed, on_residual)
+
+    return d.finish(pre_norm(d, d.embed(on_embedding), mixing, mlp), scale=1 / float(d.config["logits_scaling"]))
+
+
 def smollm3(d: DecoderBuilder) -> Program:
     """SmolLM3 (2025): every fourth layer does not rotate (NoPE; Yang et al. 2025)."""
     windows, rotates = d.windows(), d.config["no_rope_layers"]  # 1 where a layer does rotate, whatever the name says
@@ -224,6 +270,8 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", qwen3_5_moe),
+    "lfm2": ("Lfm2ForCausalLM", lfm2),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", granite_hybrid),
     "smollm3": ("SmolLM3ForCausalLM", smollm3),
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),
@@ -235,12 +283,14 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
 """Model type of a config -> its architecture, and the function that writes its program."""
 
 
-def pre_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
+def pre_norm(
+    d: DecoderBuilder, x: str, attention: Block, mlp: Block, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+) -> str:
     """Layers that normalise what attention and MLP read."""
     for i in range(d.num_layers):
-        attended = attention(i, d.norm(f"{layer(i)}.input_layernorm", x))
+        attended = attention(i, d.norm(f"{layer(i)}.{norms[0]}", x))
         x = d.add(x, attended, f"{layer(i)}.middle")
-        x = d.add(x, mlp(i, d.norm(f"{layer(i)}.post_attention_layernorm", x)), hidden(i + 1))
+        x = d.add(x, mlp(i, d.norm(f"{layer(i)}.{norms[1]}", x)), hidden(i + 1))
     return x
 
 

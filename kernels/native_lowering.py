@@ -26,6 +26,7 @@ from .program import (
     RMSNorm,
     Scale,
     Softcap,
+    StateSpace,
     readers,
 )
 
@@ -99,7 +100,7 @@ def _fold(program: Program) -> list[Step]:
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
-            if isinstance(op, CausalConv | GatedDelta) or (isinstance(op, Activation) and (op.function == "sigmoid")):
+            if isinstance(op, CausalConv | GatedDelta | StateSpace) or (isinstance(op, Activation) and op.function in ("", "sigmoid")):
                 raise NotLowered(f"{type(op).__name__}")
             if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
                 raise NotLowered(f"experts whose width is no multiple of {PANEL}")

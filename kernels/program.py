@@ -5,6 +5,7 @@ Knows no checkpoint, no model family and nothing that runs it: any executor can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -90,12 +91,12 @@ class Attention:
 class Activation:
     """function(x), or gated function(gate) * up. Gated inputs hold gate | up side by side, in two buffers or in one.
 
-    In two, a gate of one column holds for all columns of up.
+    function "" = none: gate * up. In two, a gate of one column holds for all columns of up.
     """
 
     inputs: tuple[str] | tuple[str, str]
     outputs: tuple[str]
-    function: str  # one of ACTIVATIONS
+    function: str  # one of ACTIVATIONS; gated also ""
     gated: bool
 
 
@@ -183,6 +184,34 @@ class GatedDelta:
 
 
 @dataclass(frozen=True)
+class StateSpace:
+    """Linear attention with a fading memory: a selective state space (Mamba 2; Dao and Gu 2024).
+
+    inputs: (v | k | q, a), v of num_v_heads heads of v_dim, k and q of num_k_heads heads of k_dim (the paper's x, B and C), a one number a
+    value head. Value head h has key head h * num_k_heads // num_v_heads. Of each token, in float32:
+
+        dt = softplus(a + step), but at least `least` and at most `most`
+        S = S * exp(-exp(decay) * dt) + outer(k, dt * v)             # S [k_dim, v_dim], one a value head, 0 before the first token
+        y = q @ S + skip * v
+
+    decay, step, skip: weights [num_v_heads]. The rest as in GatedDelta; what is kept of a guess are its inputs.
+    """
+
+    inputs: tuple[str, str]
+    outputs: tuple[str]
+    layer: int
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    decay: str
+    step: str
+    skip: str
+    least: float = 0.0
+    most: float = math.inf
+
+
+@dataclass(frozen=True)
 class Add:
     inputs: tuple[str, str]
     outputs: tuple[str]
@@ -238,8 +267,8 @@ class TopK:
 
 
 Op = (
-    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | Add | Concat | GatherRows
-    | Scale | Softcap | ArgMax | TopK
+    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | StateSpace | Add | Concat
+    | GatherRows | Scale | Softcap | ArgMax | TopK
 )
 
 
@@ -335,7 +364,7 @@ class Program:
                 _require(not op.rope or 2 * len(self.ropes[op.rope].inv_freq) <= spec.k_dim, op, "rotates more than k_dim dimensions")
                 return (op.num_heads * spec.v_dim,) if op.num_heads else ()
             case Activation():
-                _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
+                _require(op.function in (*ACTIVATIONS, *[""] * op.gated), op, f"function is none of {ACTIVATIONS}")
                 _require(len(widths) == 1 or widths[0] in (1, widths[1]), op, "gate and up differ in width")
                 return (widths[1] if len(widths) == 2 else widths[0] // 2 if op.gated else widths[0],)
             case Experts():
@@ -367,6 +396,15 @@ class Program:
                 _require(shapes == [(op.num_v_heads,)] * 2 + [(op.v_dim,)], op, f"has decay, step and norm of shapes {shapes}")
                 wanted = StateLayerSpec(values * op.k_dim, qkv + 2 * op.num_v_heads)
                 _require(self.state_layers[op.layer] == wanted, op, "does not fit its state")
+                return (values,)
+            case StateSpace():
+                values = op.num_v_heads * op.v_dim
+                expected = [values + 2 * op.num_k_heads * op.k_dim, op.num_v_heads]
+                _require(widths == expected, op, f"needs inputs of widths {expected}, not {widths}")
+                _require(op.num_v_heads % op.num_k_heads == 0, op, "has value heads that do not share key heads evenly")
+                shapes = [self.weights[name] for name in (op.decay, op.step, op.skip)]
+                _require(shapes == [(op.num_v_heads,)] * 3, op, f"has decay, step and skip of shapes {shapes}")
+                _require(self.state_layers[op.layer] == StateLayerSpec(values * op.k_dim, sum(expected)), op, "does not fit its state")
                 return (values,)
             case Add():
                 _require(widths[0] == widths[1], op, f"adds widths {widths}")

@@ -15,7 +15,10 @@ from .torch_kv import TorchKV
 NOTHING = -1
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""What the gated delta rule wants of n tokens, float32: q, k [n, heads, k_dim], v [n, heads, v_dim], decay and strength [n, heads]."""
+"""Of n tokens, float32: q, k [n, heads, k_dim], v [n, heads, v_dim], decay and strength [n, heads]."""
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""States [n, heads, k_dim, v_dim] and the Parts of a token for each -> the new states, and what the tokens read [n, heads, v_dim]."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,10 @@ class RecurrencePlan:
         self.keep_guesses(kv, layer, x)
         return out if bias is None else out + bias
 
-    def delta(self, kv: TorchKV, layer: int, shape: tuple[int, int, int], kept: Tensor, split: Callable[[Tensor], Parts]) -> Tensor:
-        """[T, heads, v_dim] float32: what the gated delta rule yields for each new token, before the norm.
+    def scanned(
+        self, kv: TorchKV, layer: int, shape: tuple[int, int, int], kept: Tensor, split: Callable[[Tensor], Parts], rule: Rule
+    ) -> Tensor:
+        """[T, heads, v_dim] float32: what is read from the states by each new token.
 
         shape: heads, k_dim, v_dim of the state. kept [T, width]: what is kept of guesses. split: from those to what the rule wants.
         """
@@ -123,7 +128,7 @@ class RecurrencePlan:
         for step in range(len(rows[0].sure) if rows else 0):
             active = sum(len(row.sure) > step for row in rows)
             at = self._indices([row.sure[step] for row in rows[:active]])
-            state[:active], out[at] = _delta_step(state[:active], *(part[at] for part in entries))
+            state[:active], out[at] = rule(state[:active], *(part[at] for part in entries))
             copied = [i for i in range(active) if rows[i].copy_after == step + 1]
             if copied:
                 slots = self._indices([rows[i].copy_slot for i in copied])
@@ -139,7 +144,7 @@ class RecurrencePlan:
                 break
             parents = [level[i, rows[i].parents[guess]] for i, guess in deeper]
             at = self._indices([rows[i].guesses[guess] for i, guess in deeper])
-            state, out[at] = _delta_step(state[parents], *(part[at] for part in entries))
+            state, out[at] = rule(state[parents], *(part[at] for part in entries))
             level = {node: where for where, node in enumerate(deeper)}
         self.keep_guesses(kv, layer, kept)
         return out[: len(kept)]
@@ -190,11 +195,17 @@ class RecurrencePlan:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-def _delta_step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each of n states [n, heads, k_dim, v_dim]: the new states, and what is read from them [n, heads, v_dim]."""
+def correct(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    """The gated delta rule: what k recalls is moved towards v, as far as `strength` says."""
     state = state * decay[..., None, None]
     wrong = (v - (k[..., None, :] @ state)[..., 0, :]) * strength[..., None]
     state = state.addcmul_(k[..., None], wrong[..., None, :])
+    return state, (q[..., None, :] @ state)[..., 0, :]
+
+
+def add(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule of a state space: v is added to what k recalls, `strength` times."""
+    state = (state * decay[..., None, None]).addcmul_(k[..., None], (v * strength[..., None])[..., None, :])
     return state, (q[..., None, :] @ state)[..., 0, :]
 
 

@@ -36,11 +36,12 @@ from .program import (
     RMSNorm,
     Scale,
     Softcap,
+    StateSpace,
     TopK,
     matrices_of,
     routers,
 )
-from .recurrence import Parts, RecurrencePlan
+from .recurrence import Parts, RecurrencePlan, add, correct
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -135,6 +136,8 @@ class Binder:
                 return self._causal_conv(op)
             case GatedDelta():
                 return self._gated_delta(op)
+            case StateSpace():
+                return self._state_space(op)
             case Add(inputs=(x, y)):
                 return _elementwise(op, lambda b: b[x] + b[y])
             case Concat(inputs=names):
@@ -236,6 +239,7 @@ class Binder:
         decay = -self.weights.tensor(op.decay).to(self.device).float().exp()
         offset = self.weights.tensor(op.step).to(self.device).float()
         normalise = self._normaliser(self.norm_weight(op.norm, v_dim, add_one=False), op.norm_eps)
+        shape = num_v, k_dim, v_dim
         qkv_widths, gate_widths = [num_k * k_dim] * 2 + [num_v * v_dim], [num_v * v_dim, num_v, num_v]
 
         def split(kept: Tensor) -> Parts:
@@ -247,9 +251,30 @@ class Binder:
         def step(state: Pass) -> None:
             qkv, *others = (state.buffers[name] for name in op.inputs)
             z, b, a = others if len(others) == 3 else others[0].split_with_sizes(gate_widths, -1)
-            read = state.recurrence.delta(state.kv, op.layer, (num_v, k_dim, v_dim), torch.cat([qkv, b, a], -1), split)
+            read = state.recurrence.scanned(state.kv, op.layer, shape, torch.cat([qkv, b, a], -1), split, correct)
             gate = F.silu(z.view(-1, num_v, v_dim).float())
             state.buffers[op.outputs[0]] = normalise(read.to(qkv.dtype)).mul(gate).to(qkv.dtype).flatten(1)
+
+        return step
+
+    def _state_space(self, op: StateSpace) -> Step:
+        num_k, num_v, k_dim, v_dim = op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim
+        decay = -self.weights.tensor(op.decay).to(self.device).float().exp()
+        offset, skip = (self.weights.tensor(name).to(self.device).float() for name in (op.step, op.skip))
+        values, keys = num_v * v_dim, num_k * k_dim
+
+        def split(kept: Tensor) -> Parts:
+            """kept [n, v | k | q | a]."""
+            v, k, q, a = kept.float().split_with_sizes([values, keys, keys, num_v], -1)
+            k, q = (x.view(-1, num_k, k_dim).repeat_interleave(num_v // num_k, 1) for x in (k, q))
+            steps = F.softplus(a + offset).clamp(op.least, op.most)
+            return q, k, v.view(-1, num_v, v_dim), (decay * steps).exp(), steps
+
+        def step(state: Pass) -> None:
+            vkq, a = (state.buffers[name] for name in op.inputs)
+            read = state.recurrence.scanned(state.kv, op.layer, (num_v, k_dim, v_dim), torch.cat([vkq, a], -1), split, add)
+            skipped = vkq[:, :values].float().view(-1, num_v, v_dim) * skip[:, None]
+            state.buffers[op.outputs[0]] = (read + skipped).to(vkq.dtype).flatten(1)
 
         return step
 
@@ -364,6 +389,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
+    "": lambda x: x,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def bank_of(loaded: LoadedModel) -> AdapterBank:
 def test_it_is_as_if_it_were_merged(family: str, prefix: str, tmp_path: Path) -> None:
     """Queries lie beside their gates, and what belongs to one key head together."""
     target = write(family, tmp_path / "target")
-    pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if "experts" not in name}
-    parts = "in_proj_qkvz" if family == "qwen3_next" else "in_proj_qkv"
-    assert {"model.layers.1.self_attn.q_proj.weight", f"model.layers.0.linear_attn.{parts}.weight"} <= pairs.keys()
+    pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if not re.search("experts|sparse_moe", name)}
+    parts = {"qwen3_next": "linear_attn.in_proj_qkvz", "lfm2": "conv.in_proj"}.get(family, "linear_attn.in_proj_qkv")
+    parts = "mamba.in_proj" if "granite" in family else parts
+    assert {"model.layers.1.self_attn.q_proj.weight", f"model.layers.0.{parts}.weight"} <= pairs.keys()
     adapter = save_adapter(tmp_path / "adapter", {name.replace("model.", prefix, 1): pair for name, pair in pairs.items()})
     loaded = load(target, AdapterRoom(2, 4))
     bank = bank_of(loaded)

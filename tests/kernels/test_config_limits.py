@@ -16,7 +16,7 @@ def test_recurrent_layers_are_a_programs(family: str) -> None:
     config = tiny_config(family)
     assert supports(config) and is_recurrent(config)
     refuse_layers(config, is_program=True)
-    with pytest.raises(UnsupportedModel, match="through transformers: it has layers of type 'linear_attention'.*use executor auto"):
+    with pytest.raises(UnsupportedModel, match="through transformers: it has layers of type '(linear_attention|conv)'.*use executor auto"):
         refuse_layers(config)
 
 

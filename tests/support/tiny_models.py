@@ -76,7 +76,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WINDOW = 6
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "granite_hybrid", "granite_hybrid_moe")
 """Families with layers that keep a state: they run in batches that say where it is."""
 WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_next", "qwen3_5_moe")
 _DELTA: dict[str, Any] = {
@@ -88,6 +88,17 @@ _DELTA: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+}
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "shared_intermediate_size": 24,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 4.0,
 }
 _SHARED: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
@@ -115,6 +126,15 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3_next": (transformers.Qwen3NextConfig, {**_DELTA, **_SHARED, "mlp_only_layers": [2]}),
     "qwen3_5": (transformers.Qwen3_5TextConfig, _DELTA),
     "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, {**_DELTA, **_SHARED}),
+    "lfm2": (
+        transformers.Lfm2Config,
+        {"layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "block_multiple_of": 8, "tie_word_embeddings": True},
+    ),
+    "granite_hybrid": (transformers.GraniteMoeHybridConfig, {**_MAMBA, "num_local_experts": 0}),
+    "granite_hybrid_moe": (
+        transformers.GraniteMoeHybridConfig,
+        {**_MAMBA, "num_local_experts": 6, "num_experts_per_tok": 3, "position_embedding_type": "rope", "mamba_conv_bias": False},
+    ),
     "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2}),
     "granite": (
         transformers.GraniteConfig,
