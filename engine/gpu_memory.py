@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.graphs import GraphExecutor
-from ..kernels.layout import RaggedBatch
+from ..kernels.layout import RaggedBatch, StateRoom
 from .config import SchedulerConfig
 from .errors import ConfigError
 
@@ -19,7 +19,8 @@ GRAPH_BYTES = 256 * 2**20
 """Set aside for captured graphs beside their scores: their other buffers and what the driver keeps for each."""
 
 PROFILED_BLOCKS = 8
-"""Blocks of the small cache that the profiled step runs over. Its tokens are padding: they write and read none."""
+"""Blocks of the small cache that the profiled step runs over, which has few states too. Its tokens are padding: they write and read
+none."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_largest_step(executors: Sequence[GraphExecutor], scheduler: SchedulerCon
         program = executor.program
         tokens = min(scheduler.max_num_batched_tokens, executor.max_model_len)
         wanted = min(tokens, scheduler.max_num_seqs + scheduler.max_draft_tokens_per_step) if program.logits else 0
-        kv = executor.allocate(PROFILED_BLOCKS, block_size)
+        kv = executor.allocate(PROFILED_BLOCKS, block_size, StateRoom(2, 1) if executor.state_layers else None)
         inputs = {name: torch.zeros(tokens, width, dtype=torch.float32) for name, width in program.inputs.items()}
         hidden = tuple(range(min(3, len(program.boundaries))))
         executor.network.run(padding(tokens, wanted, block_size), kv, hidden, inputs)  # no graph: it would keep the cache for ever

@@ -333,6 +333,8 @@ class GraphExecutor:
         draws: ChainDraws | None,
         keeps: bool = False,
     ) -> ChainTensors:
+        assert not self.state_layers, "a chain keeps no states: a recurrent network would begin anew with every token"
+
         def compute(part: RaggedBatch, hidden: tuple[int, ...], given: Mapping[str, Tensor] | None) -> Computed:
             return self.network.compute(part, kv, hidden, given)
 
@@ -354,7 +356,7 @@ class GraphExecutor:
         if tables is None or len(tables) < rung.rows:
             blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
             tables = self._tables[id(kv)] = block_tables(rung.rows, blocks, self.device)
-        return StaticBatch(rung, tables, kv.block_size, self.adapters is not None)
+        return StaticBatch(rung, tables, kv.block_size, has_adapters=self.adapters is not None, has_states=bool(self.state_layers))
 
     def _inputs(self, rung: Rung) -> dict[str, Tensor]:
         """name -> [T, width]"""

@@ -42,7 +42,7 @@ class RecurrencePlan:
         self.num_tokens = batch.token_ids.shape[0]
         self.device = batch.token_ids.device
         starts: list[int] = batch.query_start_loc.tolist()
-        states = batch.states or _fresh(batch)
+        states = states_of(batch)
         kept = [tensor.tolist() for tensor in (states.sources, states.targets, states.accepted, states.num_known)]
         copies = [tensor.tolist() for tensor in (states.copy_places, states.copy_slots)]
         causal, ends, masks = batch.num_causal.tolist(), batch.seq_lens.tolist(), batch.tree_mask.tolist()
@@ -217,8 +217,10 @@ def _parent(token: int, num_causal: int, mask: int) -> int:
     return num_causal + ancestors.bit_length() - 1
 
 
-def _fresh(batch: RaggedBatch) -> RowStates:
-    """Rows that begin here, of which nothing is kept."""
+def states_of(batch: RaggedBatch) -> RowStates:
+    """The batch's; or those of rows that begin here, of which nothing is kept. Not waited for."""
+    if batch.states is not None:
+        return batch.states
     lengths = batch.query_start_loc.diff()
     none = torch.full_like(batch.seq_lens, NOTHING)
     return RowStates(none, none, torch.zeros_like(none, dtype=torch.int64), lengths, none, none)

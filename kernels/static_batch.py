@@ -7,12 +7,12 @@ Knows no network and no graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from .layout import RaggedBatch
+from .layout import RaggedBatch, RowStates
 
 STAGES = 2
 """Host copies in turn: while the device still reads one, the next step's batch is written to the other."""
@@ -26,6 +26,12 @@ TOKENS_PER_ROW = (1, 2, 4, 8)
 SCORE_COUNTS = (64, 256)
 """A rung scores as many tokens as it has, or so few if that is half of them at most: of a prompt's chunk one is wanted. The head's
 product of up to 64 rows takes as long as reading its weights does, so that fewer would save nothing."""
+
+PADDING = {"slot_mapping": -1, "sources": -1, "targets": -1, "copy_places": -1, "copy_slots": -1, "num_known": 2**31 - 1}
+"""What stands behind a batch's own values where that is not 0, and where it has none: tokens that are written nowhere, and rows that
+begin here, know all of their tokens and keep nothing."""
+
+STATES = tuple(field.name for field in fields(RowStates))
 
 ALIGNMENT = 16
 """Bytes. Kernels are built once for pointers that are divisible by it and once more for each mix of some that are not."""
@@ -105,12 +111,13 @@ class Ladder:
 class StaticBatch:
     """The tensors of one rung. `batch` is what a graph reads; `fill` puts another batch into it.
 
-    Behind the given tokens stand tokens with slot -1 that belong to no row, behind the given rows empty ones, and behind the
-    wanted scores those of token 0 again: computed, and nobody looks.
+    Behind the given tokens stand tokens with slot -1 that belong to no row, behind the given rows empty ones without states, and
+    behind the wanted scores those of token 0 again: computed, and nobody looks.
     """
 
-    def __init__(self, rung: Rung, tables: Tensor, block_size: int, has_adapters: bool = False) -> None:
-        """tables: see `block_tables`. has_adapters: whether rows of the network may have some."""
+    def __init__(self, rung: Rung, tables: Tensor, block_size: int, has_adapters: bool = False, has_states: bool = False) -> None:
+        """tables: see `block_tables`. has_adapters: whether rows of the network may have some. has_states: whether it is recurrent; if
+        not, whatever states a batch has are left out."""
         self.rung, self._device = rung, tables.device
         tokens, rows = rung.tokens, rung.rows
         wide, narrow = torch.int64, torch.int32
@@ -120,19 +127,22 @@ class StaticBatch:
             ("logits_indices", rung.scores, wide),
             *((name, rows, narrow) for name in ("seq_lens", "num_causal", *optional)),
             ("query_start_loc", rows + 1, narrow),
+            *((name, rows, wide if name == "accepted" else narrow) for name in STATES if has_states),
         ]
         num_bytes = sum(_aligned(count * dtype.itemsize) for _, count, dtype in self._layout)
         self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         self._stages = [_Stage(memory, self._views(memory)) for memory in self._host_memory(num_bytes)]
         self._turn = 0
         self._tables = tables[:rows]
+        self._own = self._views(self._packed)
+        self._empty()  # nothing but padding: what a graph is captured on writes no place of any cache
         self.batch = RaggedBatch(
             block_tables=self._tables,
             full_logits=torch.zeros(0, dtype=torch.int64, device=self._device),
             block_size=block_size,
-            **self._views(self._packed),
+            states=RowStates(**{name: self._own[name] for name in STATES}) if has_states else None,
+            **{name: view for name, view in self._own.items() if name not in STATES},
         )
-        self.batch.slot_mapping.fill_(-1)  # nothing but padding: what a graph is captured on writes no place of any cache
 
     def fill(self, batch: RaggedBatch) -> None:
         """Take in a batch of the host that the rung holds. Returns before the device has it; later work there finds it."""
@@ -141,12 +151,11 @@ class StaticBatch:
         self._turn = (self._turn + 1) % STAGES
         stage.wait()
         for name, view in stage.views.items():
-            values: Tensor | None = getattr(batch, name)
-            count = 0
+            values, count = _values(batch, name), 0
             if values is not None:
                 count = len(values)
                 view[:count] = values
-            view[count:] = batch.query_start_loc[-1] if name == "query_start_loc" else -1 if name == "slot_mapping" else 0
+            view[count:] = batch.query_start_loc[-1] if name == "query_start_loc" else PADDING.get(name, 0)
         self._packed.copy_(stage.memory, non_blocking=True)
         tables = batch.block_tables[:, : self._tables.shape[1]]  # no place stands behind the last position
         if self._device.type == "cuda":
@@ -157,15 +166,20 @@ class StaticBatch:
     def take(self, batch: RaggedBatch) -> None:
         """`fill` with a batch that lies on the device already."""
         assert self.rung.holds(batch), "a batch above its rung"
-        self._packed.zero_()
-        self.batch.slot_mapping.fill_(-1)
+        self._empty()
         self.batch.query_start_loc.copy_(batch.query_start_loc[-1:].expand(self.rung.rows + 1))
         for kind in (torch.int64, torch.int32):  # what has one dtype is copied in one launch
-            pairs = [(getattr(self.batch, name), getattr(batch, name)) for name, _, dtype in self._layout if dtype == kind]
+            pairs = [(self._own[name], _values(batch, name)) for name, _, dtype in self._layout if dtype == kind]
             pairs = [(view[: len(values)], values) for view, values in pairs if values is not None]
             torch._foreach_copy_([view for view, _ in pairs], [values for _, values in pairs])
         tables = batch.block_tables[:, : self._tables.shape[1]]
         self._tables[: len(tables), : tables.shape[1]] = tables
+
+    def _empty(self) -> None:
+        self._packed.zero_()
+        for name, value in PADDING.items():
+            if name in self._own:
+                self._own[name].fill_(value)
 
     def _host_memory(self, num_bytes: int) -> list[Tensor]:
         pinned = self._device.type == "cuda"
@@ -191,6 +205,13 @@ def put(memory: Tensor, values: Tensor, padding: int) -> None:
     """Values of the same device in front and padding behind, in the order of its work."""
     memory[: len(values)] = values
     memory[len(values) :] = padding
+
+
+def _values(batch: RaggedBatch, name: str) -> Tensor | None:
+    """None: the batch has none."""
+    if name in STATES:
+        return None if batch.states is None else getattr(batch.states, name)
+    return getattr(batch, name)
 
 
 def _aligned(num_bytes: int) -> int:

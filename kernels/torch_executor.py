@@ -26,6 +26,7 @@ from .layout import (
     KVLayerSpec,
     KVTensors,
     RaggedBatch,
+    RowStates,
     StateLayerSpec,
     StateRoom,
     kv_bytes_per_block,
@@ -69,9 +70,15 @@ def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
     """The batch where a network computes, without waiting for it; the same object if it is there."""
     if batch.token_ids.device == device or device.type == "cpu":
         return batch
-    values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(batch, **dict(zip(tensors, upload_packed([*tensors.values()], device), strict=True)))
+    tensors = _tensors_of(batch) | ({} if batch.states is None else _tensors_of(batch.states))
+    moved = dict(zip(tensors, upload_packed([*tensors.values()], device), strict=True))
+    states = None if batch.states is None else RowStates(**{f.name: moved.pop(f.name) for f in dataclasses.fields(RowStates)})
+    return dataclasses.replace(batch, **moved, states=states)
+
+
+def _tensors_of(part: RaggedBatch | RowStates) -> dict[str, Tensor]:
+    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .adapters import AdapterBank, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
-from .layout import RaggedBatch
+from .layout import RaggedBatch, RowStates
 from .program import (
     Activation,
     Add,
@@ -41,7 +41,7 @@ from .program import (
     matrices_of,
     routers,
 )
-from .recurrence import Parts, RecurrencePlan, add, correct
+from .recurrence import Parts, RecurrencePlan, add, correct, states_of
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -57,6 +57,7 @@ class Pass:
     kv: TorchKV
     tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
     _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _shared: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> AttentionPlan:
@@ -69,6 +70,11 @@ class Pass:
         return RecurrencePlan(self.batch)
 
     @cached_property
+    def states(self) -> RowStates:
+        """See `states_of`."""
+        return states_of(self.batch)
+
+    @cached_property
     def places(self) -> Tensor:
         """[T] of each token, among the new ones of its row. Not waited for."""
         tokens = torch.arange(self.batch.token_ids.shape[0], device=self.batch.token_ids.device, dtype=torch.int32)
@@ -78,6 +84,12 @@ class Pass:
     def slots(self) -> Tensor | None:
         """See `slots_of_tokens`."""
         return slots_of_tokens(self.batch)
+
+    def shared(self, name: str, make: Callable[[Pass], Tensor]) -> Tensor:
+        """What kernels of several layers read, made when the first one asks."""
+        if name not in self._shared:
+            self._shared[name] = make(self)
+        return self._shared[name]
 
     def rotation(self, name: str) -> tuple[Tensor, Tensor]:
         """cos, sin [T, 1, rotated dims] of the batch's positions."""

@@ -15,13 +15,15 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .program import Activation, ArgMax, Attention, Experts, Linear, LowRank, Op, RMSNorm, matrices_of
+from .program import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
 from .triton.attention import ragged_paged_attention
 from .triton.cache_write import rotate_and_store
+from .triton.causal_conv import causal_conv, trace
 from .triton.experts import experts
+from .triton.gated_delta import DeltaHeads, gated_delta, gated_norm
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
 from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.low_rank import MOST_TOKENS, MOST_WEIGHTS, low_rank
@@ -67,6 +69,10 @@ class TritonKernels:
                 return _activation(op)
             case Experts():
                 return self._experts(op, bind)
+            case CausalConv():
+                return _causal_conv(op, bind)
+            case GatedDelta():
+                return _gated_delta(op, bind)
             case ArgMax():
                 return _best(op)
             case _:
@@ -213,6 +219,37 @@ def _activation(op: Activation) -> Step:
             buffers[output] = gated_activation(first, buffers[names[1]] if len(names) == 2 else None, op.function)
         else:
             buffers[output] = activation(first, op.function)
+
+    return step
+
+
+def _causal_conv(op: CausalConv, bind: Binder) -> Step:
+    weight = bind.load(op.weight).flatten(1).t().contiguous()  # [taps, width]
+    bias = bind.load(op.bias) if op.bias else None
+    (x,), (output,), layer, past = op.inputs, op.outputs, op.layer, len(weight) - 1
+
+    def step(state: Pass) -> None:
+        records = state.shared(f"trace.{past}", lambda state: trace(state.batch, state.states, past))
+        kv, buffers = state.kv, state.buffers
+        buffers[output] = causal_conv(buffers[x], weight, bias, op.function, records, kv.states[layer], kv.guesses[layer])
+
+    return step
+
+
+def _gated_delta(op: GatedDelta, bind: Binder) -> Step:
+    heads = DeltaHeads(op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim)
+    decay, offset = (bind.weights.tensor(name).to(bind.device).float() for name in (op.decay, op.step))
+    decay = -decay.exp()
+    weight = bind.norm_weight(op.norm, op.v_dim, add_one=False)
+    widths = [op.num_v_heads * op.v_dim, op.num_v_heads, op.num_v_heads]
+
+    def step(state: Pass) -> None:
+        batch, kv = state.batch, state.kv
+        qkv, *others = (state.buffers[name] for name in op.inputs)
+        z, b, a = others if len(others) == 3 else others[0].split_with_sizes(widths, -1)
+        layer = kv.states[op.layer], kv.guesses[op.layer]
+        read = gated_delta(qkv, b, a, decay, offset, heads, batch, state.states, *layer)
+        state.buffers[op.outputs[0]] = gated_norm(read, z, weight, op.norm_eps, heads, batch.query_start_loc)
 
     return step
 

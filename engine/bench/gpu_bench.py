@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedConfig
 
 from ...kernels.graphs import GraphExecutor
-from ...kernels.layout import KVTensors
+from ...kernels.layout import KVTensors, StateRoom
 from ...kernels.torch_kv import TorchKV
 from ...proposers.config import SpeculativeConfig
 from .gpu_clock import Ceilings
-from .gpu_model import LLAMA_8B, TINY, MadeEngine, Size, loaded, network
+from .gpu_model import LLAMA_8B, QWEN3_5_9B, TINY, TINY_QWEN3_5, MadeEngine, Size, loaded, network
 from .network import BLOCK
 
 OFF = SpeculativeConfig(off=True)
@@ -46,6 +47,7 @@ class Effort:
     """How much is asked of the device."""
 
     size: Size
+    recurrent: PreTrainedConfig  # of the network with recurrent layers
     dtype: torch.dtype
     context: int  # of one stream
     verified: tuple[int, ...]
@@ -60,8 +62,8 @@ class Effort:
     runs: int
 
 
-FULL = Effort(LLAMA_8B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
-SMALL = Effort(TINY, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
+FULL = Effort(LLAMA_8B, QWEN3_5_9B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
+SMALL = Effort(TINY, TINY_QWEN3_5, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
 
 
 class Bench:
@@ -104,10 +106,10 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def filled(executor: GraphExecutor, num_blocks: int) -> KVTensors:
-    """A cache whose places all hold something."""
-    kv = executor.allocate(num_blocks, BLOCK)
+def filled(executor: GraphExecutor, num_blocks: int, room: StateRoom | None = None) -> KVTensors:
+    """A cache whose places all hold something, states and guesses too."""
+    kv = executor.allocate(num_blocks, BLOCK, room)
     assert isinstance(kv, TorchKV)
-    for cache in (*kv.k, *kv.v):
+    for cache in (*kv.k, *kv.v, *kv.states, *kv.guesses):
         cache.normal_()
     return kv

@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 
 from ...kernels.graphs import GraphExecutor
-from ...kernels.layout import KVTensors, RaggedBatch
+from ...kernels.layout import KVTensors, RaggedBatch, RowStates, StateRoom
 from ...proposers.config import EagleConfig, SpeculativeConfig, SyntheticConfig
 from ...proposers.learned import LearnedProposer
 from ..overlapped_runner import OverlappedRunner
 from .gpu_bench import OFF, Bench, Figure, filled, release
 from .gpu_clock import device_seconds, graph_seconds, synchronize, wall_seconds
-from .gpu_model import MadeEngine, kernels_for, write_eagle3
+from .gpu_model import MadeEngine, kernels_for, made_network, write_eagle3
 from .gpu_profile import profiled
 from .network import BLOCK, ragged_batch
 
@@ -54,6 +54,38 @@ def verification(bench: Bench) -> Iterable[Figure]:
         yield Figure("network", "kernels that come early", launches.usual_ms / launches.early_ms, "x", note=launches.describe())
     report = executor.captured
     yield Figure("graphs", "captured", report.num_graphs, "graphs", note=report.describe())
+
+
+def recurrent(bench: Bench) -> Iterable[Figure]:
+    """A network with recurrent layers alone: guesses behind one token when all those of the pass before were accepted, and a prompt."""
+    effort = bench.effort
+    executor = made_network(effort.recurrent, bench.device, effort.dtype)
+    executor.try_early_launches()
+    most = max(effort.verified)
+    kv = filled(executor, (effort.context + most) // BLOCK + 2, StateRoom(2, most))
+    seconds: dict[int, float] = {}
+    for tokens in effort.verified:
+        batch = replace(ragged_batch(executor.vocab_size, 1, tokens, effort.context), states=_second_state(1, (1 << tokens - 1) - 1))
+        seconds[tokens] = device_seconds(lambda batch=batch: executor.start(batch, kv), bench.device, effort.runs)
+    num_bytes = executor.weight_bytes + effort.context * executor.kv_block_bytes(1) + 2 * executor.state_slot_bytes(0)
+    floor = num_bytes / bench.ceilings.copied
+    yield Figure("recurrent", f"one token, context {effort.context}", seconds[1] * 1e3, "ms", note=f"floor {floor * 1e3:.2f} ms")
+    yield Figure("recurrent", "share of the bandwidth", floor / seconds[1], "", note="weights, cache and states")
+    for tokens in effort.verified[1:]:
+        yield Figure("recurrent", f"{tokens} tokens against 1", seconds[tokens] / seconds[1], "x", better="less")
+    prompt = replace(ragged_batch(executor.vocab_size, 1, effort.context, 0), states=_second_state(effort.context, 0))
+    prompt = replace(prompt, logits_indices=prompt.logits_indices[-1:])
+    took = device_seconds(lambda: executor.start(prompt, kv), bench.device, effort.runs)
+    yield Figure("recurrent", f"a prompt of {effort.context}", took * 1e3, "ms")
+
+
+def _second_state(num_known: int, accepted: int) -> RowStates:
+    """Of one row, that goes on from the first slot."""
+
+    def one(value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor([value], dtype=dtype)
+
+    return RowStates(one(0), one(1), one(accepted, torch.int64), one(num_known), one(0), one(-1))
 
 
 def decode(bench: Bench) -> Iterable[Figure]:
@@ -375,6 +407,7 @@ def memory(bench: Bench) -> Iterable[Figure]:
 CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
     "machine": machine,
     "verification": verification,
+    "recurrent": recurrent,
     "decode": decode,
     "attention": attention,
     "profile": profile,

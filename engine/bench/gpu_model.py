@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig
 
 from ...kernels.decoder import decoder_program
 from ...kernels.execution import Execution
@@ -65,6 +65,12 @@ TINY = Size(
     128,
 )  # fmt: skip
 
+QWEN3_5_9B = Qwen3_5TextConfig(max_position_embeddings=16384)
+TINY_QWEN3_5 = Qwen3_5TextConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, max_position_embeddings=1024,
+)  # fmt: skip
+
 
 class RandomWeights(Mapping[str, Tensor]):
     """A program's weights, each made when it is asked for: the device never holds one twice for longer than it takes to pack it."""
@@ -99,8 +105,12 @@ def kernels_for(device: torch.device, **options: Any) -> Kernels | None:
 
 def network(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16, **options: Any) -> GraphExecutor:
     """options: of TritonKernels."""
-    program = fuse(decoder_program(LlamaConfig(**size.config)))
-    kernels = kernels_for(device, **options)
+    return made_network(LlamaConfig(**size.config), device, dtype, **options)
+
+
+def made_network(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16, **options: Any) -> GraphExecutor:
+    """`network` of any family that is a program."""
+    program, kernels = fuse(decoder_program(config)), kernels_for(device, **options)
     return GraphExecutor(TorchExecutor(program, RandomWeights(program, device, dtype), dtype, device=device, kernels=kernels))
 
 

@@ -21,9 +21,9 @@ def activation(x: Tensor, function: str) -> Tensor:
 
 
 def gated_activation(gate: Tensor, up: Tensor | None, function: str) -> Tensor:
-    """function(gate) * up, [T, width]. up None: gate [T, 2 * width] holds gate | up side by side."""
+    """function(gate) * up, [T, width]. up None: gate [T, 2 * width] holds gate | up side by side; a gate of one column is for all of up."""
     if up is not None:
-        return _launch(gate, up, gate.shape[1], function)
+        return _launch(gate, up, up.shape[1], function)
     width = gate.shape[1] // 2
     return _launch(gate[:, :width], gate[:, width:], width, function)
 
@@ -34,8 +34,8 @@ def _launch(x: Tensor, up: Tensor | None, width: int, function: str) -> Tensor:
         grid = (len(x), ceil_div(width, _BLOCK))
         up_stride = 0 if up is None else up.stride(0)
         _activation[grid](
-            x, up, out, x.stride(0), up_stride, width, FUNCTION=function, GATED=up is not None, BLOCK=_BLOCK, num_warps=4,
-            **launch_options(x.device),
+            x, up, out, x.stride(0), up_stride, width, FUNCTION=function, GATED=up is not None, IS_ONE=x.shape[1] < width, BLOCK=_BLOCK,
+            num_warps=4, **launch_options(x.device),
         )  # fmt: skip
     return out
 
@@ -43,13 +43,14 @@ def _launch(x: Tensor, up: Tensor | None, width: int, function: str) -> Tensor:
 @triton.jit
 def _activation(
     x_ptr, up_ptr, out_ptr, x_stride, up_stride, width,
-    FUNCTION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    FUNCTION: tl.constexpr, GATED: tl.constexpr, IS_ONE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     await_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    at = token * x_stride + (column * 0 if IS_ONE else column)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     y = function_of(x, FUNCTION)
     if GATED:
         # what the reference rounds between its two operations stays in float32
@@ -67,6 +68,8 @@ def function_of(x, FUNCTION: tl.constexpr):
     elif FUNCTION == "gelu_tanh":
         # x * (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif FUNCTION == "sigmoid":
+        y = 1.0 / (1.0 + tl.exp(-x))
     else:
         tl.static_assert(FUNCTION == "relu", "an unknown activation")
         y = tl.maximum(x, 0.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fake_graphs import FakeRecorder
+from recurrent_networks import recurrent_network
 from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.gpu_memory import GRAPH_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
 from foretoken.kernels.graphs import GraphExecutor
-from foretoken.kernels.layout import ForwardOutput
+from foretoken.kernels.layout import ForwardOutput, StateRoom
 
 GB = 10**9
 
@@ -57,6 +58,14 @@ def test_the_largest_step_leaves_nothing_behind() -> None:
     executor = GraphExecutor(small_network(max_position_embeddings=64), recorder=FakeRecorder())
     run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
     assert executor.captured.num_graphs == 0 and not executor._passes
+
+
+def test_the_largest_step_of_a_recurrent_network_has_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = GraphExecutor(recurrent_network())
+    allocate, rooms = executor.network.allocate, []
+    monkeypatch.setattr(executor.network, "allocate", lambda *given: rooms.append(given[2]) or allocate(*given))
+    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    assert isinstance(rooms[0], StateRoom)
 
 
 def test_graphs_are_counted_by_the_scores_that_they_keep() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoding import ragged
+from recurrent_batches import Row, recurrent_batch
 from small_networks import random_weights, small_network, small_program
 from tiny_models import FAMILIES
 
@@ -154,6 +155,8 @@ def test_4_bit_weights_are_multiplied_as_they_are(
 def test_a_batch_moves_as_a_whole(gpu: str) -> None:
     moved = on_device(batches(320)[0], torch.device(gpu))
     assert all(not isinstance(value, torch.Tensor) or value.is_cuda for value in vars(moved).values())
+    states = on_device(recurrent_batch([Row([1, 2], 0, 1)]), torch.device(gpu)).states
+    assert states is not None and all(value.is_cuda for value in vars(states).values())
 
 
 def test_without_kernels_the_reference_runs_there_too(device: str) -> None:

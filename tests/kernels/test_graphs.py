@@ -11,6 +11,8 @@ import pytest
 import torch
 from decoding import ragged
 from fake_graphs import FakeRecorder
+from recurrent_networks import NUM_BLOCKS as RECURRENT_BLOCKS
+from recurrent_networks import ROOM, recurrent_network, scores_of_texts, tell
 from small_networks import small_network
 
 from foretoken.kernels import graphs, noise
@@ -253,3 +255,26 @@ def test_one_stream_of_the_own_gpu_is_for_all_recording(monkeypatch: pytest.Monk
 def test_reports_add_up() -> None:
     report = CaptureReport(2, 1.0, 10_000_000) + CaptureReport(1, 0.5, 5_000_000)
     assert report.describe() == "3 graphs captured in 1.5 s, 15 MB"
+
+
+def test_recorded_passes_go_on_from_states() -> None:
+    """Twice each: to record a pass is to run it, and the second time it is a replay."""
+    network = recurrent_network()
+    executor = GraphExecutor(network, recorder=FakeRecorder())
+    kv, expected = executor.allocate(RECURRENT_BLOCKS, BLOCK_SIZE, ROOM), scores_of_texts(network)
+
+    def run(batch: RaggedBatch) -> torch.Tensor:
+        first, second = (executor.run(batch, kv).logits for _ in range(2))
+        assert first is not None and second is not None and torch.equal(first, second)
+        return second
+
+    for logits, chapter in tell(run, kv.move):
+        for token, text, place in chapter.right:
+            torch.testing.assert_close(logits[token], expected[text][place], rtol=1e-4, atol=1e-4)
+    assert executor.captured.num_graphs > 1
+
+
+def test_recurrent_networks_run_no_chains() -> None:
+    executor = GraphExecutor(recurrent_network(), recorder=FakeRecorder())
+    with pytest.raises(AssertionError, match="keeps no states"):
+        executor.run_chain(rows(3, all_logits=False), executor.allocate(RECURRENT_BLOCKS, BLOCK_SIZE, ROOM), torch.tensor([2]))

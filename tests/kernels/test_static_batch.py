@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from decoding import ragged
+from recurrent_batches import BLOCKS, MOST_GUESSES, SLOTS_OF_A_ROW, Row, random_rows, recurrent_batch
+from recurrent_networks import recurrent_network
 from small_networks import small_network
 
-from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.layout import RaggedBatch, RowStates, StateRoom
 from foretoken.kernels.static_batch import TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import TorchExecutor, full_logits
 from foretoken.kernels.triton import attention
@@ -187,3 +189,61 @@ def test_the_samples_of_a_ladder_take_every_kernel_of_attention(
         tokens = min(most_tokens, dice.choice([rows, rows * dice.randint(1, 8), dice.randint(rows, 700), dice.randint(rows, 4096)]))
         attend(ladder.rung_of(tokens, rows, rows) or Rung(tokens, rows, rows))
     assert len(known) > 2 and kernel.builds == known
+
+
+def recurrent_rows(seed: int) -> RaggedBatch:
+    return recurrent_batch(random_rows(seed, 5))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_padded_batch_goes_on_from_states_and_leaves_them_as_the_batch_does(seed: int) -> None:
+    network, room, batch = recurrent_network(), StateRoom(5 * SLOTS_OF_A_ROW, MOST_GUESSES), recurrent_rows(seed)
+    own, padded = (network.allocate(5 * BLOCKS, BLOCK_SIZE, room) for _ in range(2))
+    static = StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
+    static.fill(recurrent_rows(seed + 100))
+    static.fill(batch)
+    generator = torch.Generator().manual_seed(seed)
+    for caches in zip((*own.k, *own.v, *own.states, *own.guesses), (*padded.k, *padded.v, *padded.states, *padded.guesses), strict=True):
+        caches[0].copy_(torch.randn(caches[0].shape, generator=generator))
+        caches[1].copy_(caches[0])
+    expected, found = network.run(batch, own), network.compute(static.batch, padded)
+    torch.testing.assert_close(found.top[: len(batch.logits_indices)], expected.top)
+    for caches in zip((*own.states, *own.guesses), (*padded.states, *padded.guesses), strict=True):
+        torch.testing.assert_close(*caches)
+
+
+def test_padding_has_no_states() -> None:
+    filled, taken = (StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True) for _ in range(2))
+    batches = [recurrent_rows(0), dataclasses.replace(recurrent_rows(1), states=None), recurrent_rows(2)]
+    for batch in (None, *batches):
+        if batch is not None:
+            filled.fill(batch)
+            taken.take(batch)
+        for static in (filled, taken):
+            states = static.batch.states
+            assert states is not None
+            rows = 0 if batch is None or batch.states is None else len(batch.seq_lens)
+            for name in ("sources", "targets", "copy_slots"):
+                assert getattr(states, name)[rows:].tolist() == [-1] * (16 - rows), name
+            assert not states.accepted[rows:].any()
+            if batch is not None and batch.states is not None:
+                for field in dataclasses.fields(RowStates):
+                    assert torch.equal(getattr(states, field.name)[:rows], getattr(batch.states, field.name)), field.name
+            views = [getattr(states, field.name) for field in dataclasses.fields(RowStates)]
+            assert all(view.data_ptr() % 16 == 0 for view in views)
+
+
+def test_rows_whose_batch_has_no_states_know_all_of_their_tokens() -> None:
+    network, batch = recurrent_network(), dataclasses.replace(recurrent_batch([Row([3, 4, 5], 0, 3), Row([6], 0, 1)]), states=None)
+    static = StaticBatch(Rung(8, 4, 8), block_tables(4, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
+    static.fill(recurrent_batch([Row([1, 2], 4, 1, 0, 1, 0b1)]))
+    static.fill(batch)
+    assert static.batch.states is not None and (static.batch.states.num_known > 64).all()
+    own, padded = (network.allocate(2 * BLOCKS, BLOCK_SIZE, StateRoom(2, 2)) for _ in range(2))
+    torch.testing.assert_close(network.compute(static.batch, padded).top[:4], network.run(batch, own).top)
+
+
+def test_other_networks_send_no_states() -> None:
+    static = StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE)
+    static.fill(recurrent_rows(0))
+    assert static.batch.states is None

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from decoding import ragged
 from elsewhere import THERE, Elsewhere, Remote, here
+from recurrent_batches import Row, recurrent_batch
 from torch import Tensor
 
-from foretoken.kernels.layout import FINAL, ForwardOutput, KVLayerSpec, RaggedBatch
+from foretoken.kernels.layout import FINAL, ForwardOutput, KVLayerSpec, RaggedBatch, RowStates
 from foretoken.kernels.program import (
     Activation,
     ArgMax,
@@ -186,6 +187,18 @@ def test_max_of_rows_shows_rows_that_are_not_finite() -> None:
     scores = torch.zeros(3, 8192)
     scores[1, 5000], scores[2, 7] = math.nan, math.inf
     assert [math.isfinite(value) for value in max_of_rows(scores)[0].tolist()] == [True, False, False]
+
+
+def test_states_go_to_a_device_with_their_batch() -> None:
+    batch = recurrent_batch([Row([1, 2, 3], 0, 1, -1, 0), Row([4], 5, 1, 1, 2, 0b101, None, (4, 3))])
+    with Elsewhere() as device:
+        moved = on_device(batch, THERE).states
+        assert len(device.to_device) == 2 and not device.to_host
+    assert moved is not None and batch.states is not None
+    for part in dataclasses.fields(RowStates):
+        value, expected = getattr(moved, part.name), getattr(batch.states, part.name)
+        assert isinstance(value, Remote) and value.storage_offset() * value.element_size() % ALIGNMENT == 0
+        assert here(value).dtype == expected.dtype and torch.equal(here(value), expected)
 
 
 @pytest.mark.parametrize("first_places", [None, torch.tensor([1, 0], dtype=torch.int32)], ids=["none", "some"])

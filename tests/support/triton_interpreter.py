@@ -30,7 +30,7 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 
 def _close_gaps() -> None:
     patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-    binary_op = interpreter.InterpreterBuilder.binary_op
+    binary_op, splat = interpreter.InterpreterBuilder.binary_op, interpreter.InterpreterBuilder.create_splat
     convert = interpreter.InterpreterBuilder.create_fp_to_fp
     narrow = (tl.bfloat16, tl.float8e4nv)
     as_torch = {tl.float8e4nv: torch.float8_e4m3fn, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, tl.float32: torch.float32}
@@ -58,6 +58,11 @@ def _close_gaps() -> None:
         found = binary_op(self, lhs, rhs, op)
         return self.create_fp_to_fp(found, tl.bfloat16, None)
 
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        """Whether one number is less than another is a bool, for a whole block too; its type is said to be that of the numbers."""
+        found = splat(self, ret_ty, arg)
+        return interpreter.TensorHandle(found.data.astype(bool), tl.int1) if arg.data.dtype == bool else found
+
     def get_bf16(self: Any, value: float) -> Any:
         """What a constant is made of; the only type that is missing."""
         return self.create_fp_to_fp(self.get_fp32(value), tl.bfloat16, None)
@@ -75,6 +80,7 @@ def _close_gaps() -> None:
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter._patch_lang_tensor = patch_lang_tensor
     interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.InterpreterBuilder.create_splat = create_splat
     interpreter.InterpreterBuilder.binary_op = compute
     interpreter.InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     interpreter.InterpreterBuilder.get_bf16 = get_bf16  # pyright: ignore[reportAttributeAccessIssue]

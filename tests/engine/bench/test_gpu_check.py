@@ -85,7 +85,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("cases", "tests"),
     [
-        (["verification", "decode", "profile", "synthetic", "eagle", "guessing"], ["--no-tests"]),
+        (["verification", "recurrent", "decode", "profile", "synthetic", "eagle", "guessing"], ["--no-tests"]),
         pytest.param(list(CASES), ["--test-paths", "tests/gpu/test_graphs.py"], marks=pytest.mark.slow),
     ],
     ids=["some", "all"],

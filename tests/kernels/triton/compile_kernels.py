@@ -22,7 +22,7 @@ from foretoken.kernels.continuation import Continuation, Ways
 from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
-from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.layout import RaggedBatch, RowStates
 from foretoken.kernels.matching import Guesses
 from foretoken.kernels.sampling import neutral
 from foretoken.kernels.triton import (
@@ -31,12 +31,14 @@ from foretoken.kernels.triton import (
     attention,
     attention_kernels,
     cache_write,
+    causal_conv,
     continuation,
     early_launch,
     edits,
     expert_routes,
     experts,
     following,
+    gated_delta,
     linear,
     linear_int4,
     low_rank,
@@ -173,6 +175,39 @@ def adapters_of(tokens: int, rank: int, slots: int, width: int, *outs: int) -> N
     low_rank.low_rank(empty(tokens, width), factors, empty(tokens, dtype=INT), empty(tokens, sum(outs)))
 
 
+def recurrent(tokens: int, rows: int, heads: gated_delta.DeltaHeads, dtype: torch.dtype = HALF) -> None:
+    """One layer of each kind."""
+    keys, values = heads.num_k * heads.k_dim, heads.num_v * heads.v_dim
+    long, narrow = empty(rows, dtype=LONG), empty(rows, dtype=INT)
+    ends, places = empty(rows + 1, dtype=INT), empty(tokens, dtype=LONG)
+    batch = RaggedBatch(places, places, places, ends, narrow, empty(rows, 1024, dtype=INT), narrow, places, long, long, block_size=16)
+    states = RowStates(narrow, narrow, long, narrow, narrow, narrow)
+    width = 2 * keys + values
+    records = causal_conv.trace(batch, states, 3)
+    x, gates = empty(tokens, width, dtype=dtype), empty(tokens, values + 2 * heads.num_v, dtype=dtype)
+    guesses = empty(2 * rows, 16, width, dtype=dtype)
+    causal_conv.causal_conv(x, empty(4, width, dtype=dtype), None, "silu", records, empty(2 * rows, 3 * width, dtype=WIDE), guesses)
+    z, b, a = gates.split_with_sizes([values, heads.num_v, heads.num_v], -1)
+    numbers = empty(heads.num_v, dtype=WIDE)
+    states_of_layer, guesses = empty(2, values * heads.k_dim, dtype=WIDE), empty(2, 16, width + 2 * heads.num_v, dtype=dtype)
+    read = gated_delta.gated_delta(x, b, a, numbers, numbers, heads, batch, states, states_of_layer, guesses)
+    gated_delta.gated_norm(read, z, empty(heads.v_dim, dtype=WIDE), 1e-6, heads, ends)
+
+
+def recurrent_layers() -> None:
+    """Of Qwen3.5-9B, and of heads that are wider or no power of two."""
+    of_9b = gated_delta.DeltaHeads(16, 32, 128, 128)
+    recurrent(9, 1, of_9b)
+    kernels = (causal_conv._trace, causal_conv._convolve, gated_delta._delta, gated_delta._gated_norm)
+    known = sum(map(_builds_of, kernels))
+    for tokens, rows in [(1, 1), (2, 1), (16, 16), (40, 8), (2048, 33)]:
+        recurrent(tokens, rows, of_9b)
+    assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
+    recurrent(9, 1, of_9b, WIDE)
+    recurrent(9, 1, gated_delta.DeltaHeads(4, 8, 256, 256))
+    recurrent(9, 1, gated_delta.DeltaHeads(3, 6, 96, 80))
+
+
 def small_ones() -> None:
     tokens = 9
     for rank in (8, 16, 64):
@@ -182,8 +217,9 @@ def small_ones() -> None:
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
         quantise.quantised(empty(tokens, width))
         norms.rms_norm(empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
-    for function in ("silu", "gelu", "gelu_tanh", "relu"):
+    for function in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
         activations.gated_activation(empty(tokens, 28672), None, function)
+    activations.gated_activation(empty(tokens, 1), empty(tokens, 4096), "sigmoid")
     for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256)]:
         packed = empty(tokens, 48 * dim)
         q, k, v = (part.view(tokens, -1, dim) for part in packed.split([32 * dim, 8 * dim, 8 * dim], -1))
@@ -210,6 +246,7 @@ def early() -> None:
     adapters_of(1, 16, 4, 4096, 14336, 14336)
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
     experts_of(1, 128, 768, 2048, 8)
+    recurrent(1, 1, gated_delta.DeltaHeads(16, 32, 128, 128))
 
 
 def choices() -> None:
@@ -275,7 +312,8 @@ GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
-        attention_of_any_number_of_rows, products, narrow_products, experts_of_models, small_ones, early, choices, behind_a_pass,
+        attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, small_ones, early, choices,
+        behind_a_pass,
     )
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -32,3 +33,11 @@ def test_equals_torch(function: str, dtype: torch.dtype):
     close(activation(gate, function), expected.to(dtype))
     for out in (gated_activation(packed, None, function), gated_activation(gate, up, function)):
         close(out, (expected * up.double()).to(dtype))
+
+
+def test_a_gate_of_one_column_is_for_all_of_them():
+    generator = torch.Generator().manual_seed(0)
+    packed, up = (torch.randn(3, width, generator=generator).to(DEVICE) for width in (7, 1100))
+    gate = packed[:, 2:3]
+    torch.testing.assert_close(gated_activation(gate, up, "sigmoid"), gate.sigmoid() * up)
+    torch.testing.assert_close(gated_activation(gate, up[:, 4:5], "silu"), F.silu(gate) * up[:, 4:5])

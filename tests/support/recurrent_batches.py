@@ -1,0 +1,107 @@
+"""Batches of rows with recurrent states, for tests of recurrent layers: what each row goes on from, keeps, copies and guesses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.runner import ancestors
+from foretoken.kernels.layout import RaggedBatch, RowStates
+
+BLOCK_SIZE, BLOCKS = 4, 8
+SLOTS_OF_A_ROW = 3  # source, target, copy
+MOST_GUESSES = 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """New tokens behind `start` places, of which the first `known` are no guesses."""
+
+    tokens: list[int]
+    start: int
+    known: int
+    source: int = -1
+    target: int = -1
+    accepted: int = 0
+    parents: list[int] | None = None  # of a tree's guesses
+    copy: tuple[int, int] = (0, -1)  # places, slot
+
+
+def recurrent_batch(rows: list[Row], padding: int = 0, empty_rows: int = 0) -> RaggedBatch:
+    """Row r has BLOCKS blocks from r * BLOCKS on. Scores of all tokens. padding: tokens of no row behind them."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    masks: list[int] = []
+    ends, causal = [0], []
+    for r, row in enumerate(rows):
+        count = len(row.tokens)
+        ids += row.tokens
+        slots += [r * BLOCKS * BLOCK_SIZE + place for place in range(row.start, row.start + count)]
+        depths, ancestry = ancestors(row.parents) if row.parents is not None else ([*range(count - row.known)], [0] * (count - row.known))
+        positions += [*range(row.start, row.start + row.known), *(row.start + row.known + depth for depth in depths)]
+        masks += [0] * row.known + ancestry
+        causal.append(count if row.parents is None else row.known)
+        ends.append(len(ids))
+    wanted = torch.arange(len(ids))
+    nobody = [Row([], 0, 0)] * empty_rows
+    every = [*rows, *nobody]
+    return RaggedBatch(
+        token_ids=_wide(ids + [0] * padding),
+        positions=_wide(positions + [0] * padding),
+        slot_mapping=_wide(slots + [-1] * padding),
+        query_start_loc=_narrow(ends + ends[-1:] * empty_rows),
+        seq_lens=_narrow([row.start + len(row.tokens) for row in every]),
+        block_tables=_narrow([[*range(r * BLOCKS, (r + 1) * BLOCKS)] for r in range(len(rows))] + [[0] * BLOCKS] * empty_rows),
+        num_causal=_narrow(causal + [0] * empty_rows),
+        tree_mask=_wide(masks + [0] * padding),
+        logits_indices=wanted,
+        full_logits=wanted,
+        block_size=BLOCK_SIZE,
+        states=RowStates(
+            sources=_narrow([row.source for row in every]),
+            targets=_narrow([row.target for row in every]),
+            accepted=_wide([row.accepted for row in every]),
+            num_known=_narrow([row.known for row in every]),
+            copy_places=_narrow([row.copy[0] for row in every]),
+            copy_slots=_narrow([row.copy[1] for row in every]),
+        ),
+    )
+
+
+def random_rows(seed: int, count: int, vocab_size: int = 97) -> list[Row]:
+    """Of every kind: prompts and later chunks, with and without guesses, chains and trees, some accepted before, some copied, some empty.
+
+    Row r has slots SLOTS_OF_A_ROW * r and those behind; accepted guesses are of MOST_GUESSES.
+    """
+    dice = random.Random(seed)
+    rows: list[Row] = []
+    for r in range(count):
+        slot = SLOTS_OF_A_ROW * r
+        if dice.random() < 0.15:
+            rows.append(Row([], 5, 0, slot, slot + 1))
+            continue
+        known, guesses = dice.choice([1, 1, 2, 7]), dice.choice([0, 1, 3, MOST_GUESSES])
+        accepted, source, start = 0, -1, 0
+        if dice.random() < 0.7:
+            accepted, source = dice.randrange(1 << MOST_GUESSES) * dice.choice([0, 1, 1]), slot
+            start = accepted.bit_count() + dice.randint(1, 5)
+        parents = [dice.randint(max(-1, node - 3), node - 1) for node in range(guesses)] if dice.random() < 0.5 else None
+        held = start - accepted.bit_count()
+        copied = (dice.randint(held, start + known + 1), slot + 2 if dice.random() < 0.7 else -1)
+        target = slot + 1 if dice.random() < 0.85 else -1
+        tokens = [dice.randrange(vocab_size) for _ in range(known + guesses)]
+        rows.append(Row(tokens, start, known, source, target, accepted, parents, copied))
+    return rows
+
+
+def _wide(values: list[int]) -> Tensor:
+    """Bit 63 is the sign's."""
+    return torch.tensor([value - (1 << 64) if value >> 63 == 1 else value for value in values], dtype=torch.int64)
+
+
+def _narrow(values: list[int] | list[list[int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
