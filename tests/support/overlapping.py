@@ -73,9 +73,10 @@ class ChainHashModel(HashModel):
         return ChainTensors(torch.nn.functional.pad(found.token_ids, (0, missing), value=-5), found.confidence, [])
 
 
-def overlapped_core(*args: Any, model: StartingHashModel | None = None, **settings: Any) -> EngineCore:
-    """`simulation.build_core` with a runner that begins steps before they are planned."""
-    core = plain_core(*args, **settings)
+def overlapped_core(world: simulation.World, *args: Any, model: StartingHashModel | None = None, **settings: Any) -> EngineCore:
+    """`simulation.build_core` with a runner that begins steps before they are planned, as those of recurrent targets never are."""
+    world.states = None
+    core = plain_core(world, *args, **settings)
     model = model or StartingHashModel(simulation.VOCAB)
     core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
     core.runner.use_verifier(core.verifier)
