@@ -5,6 +5,7 @@ Knows nothing of requests, drafts or sampling. Everything that runs a network (a
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .native_abi import BatchView
+from .native_abi import BatchView, RowStatesView
 from .record import record
 from .weight_bank import WeightBank
 
@@ -39,6 +40,19 @@ class RowStates:
     num_known: Tensor  # [R] int32, new tokens, the first ones, that are the sequence's for sure; those behind are guesses, at most 64
     copy_places: Tensor  # [R] int32, once the state holds so many places, guesses not counted, ...
     copy_slots: Tensor  # [R] int32, ... it is written to this slot too, which nobody else uses; -1 = none
+
+    @cached_property
+    def in_c(self) -> RowStatesView:
+        """Where the arrays lie, for executors in C."""
+        wide, narrow = torch.int64, torch.int32
+        return RowStatesView(
+            address(self.sources, narrow),
+            address(self.targets, narrow),
+            address(self.accepted, wide),
+            address(self.num_known, narrow),
+            address(self.copy_places, narrow),
+            address(self.copy_slots, narrow),
+        )
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,7 @@ class RaggedBatch:
             address(self.logits_indices, wide),
             None if self.first_places is None else address(self.first_places, narrow),
             None if self.adapters is None else address(self.adapters, narrow),
+            None if self.states is None else ctypes.pointer(self.states.in_c),
         )
 
 

@@ -142,14 +142,21 @@ class NativeExecutor:
 
     def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> NativeKV:
         """See `Executor.allocate`. Raises ValueError unless block_size is 16."""
-        return NativeKV(self._library, self.kv_layers, num_blocks, block_size, self._cache_type)
+        slot_bytes = () if states is None else self._slot_bytes(states.num_guesses)
+        return NativeKV(self._library, self.kv_layers, num_blocks, block_size, self._cache_type, slot_bytes, states)
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Bytes that one block of the cache takes over all layers."""
         return sum(block_bytes(self._library, layer, self._cache_type, block_size) for layer in self.kv_layers)
 
     def state_slot_bytes(self, num_guesses: int) -> int:
-        return 0
+        """Bytes of one state over all recurrent layers, with so many guesses."""
+        return sum(self._slot_bytes(num_guesses))
+
+    def _slot_bytes(self, num_guesses: int) -> tuple[int, ...]:
+        """Of each recurrent layer."""
+        handle, slot_bytes = self._plain.handle, self._library.ft_network_state_slot_bytes
+        return tuple(slot_bytes(handle, layer, num_guesses) for layer in range(len(self.state_layers)))
 
     def run(
         self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
@@ -186,6 +193,7 @@ class NativeExecutor:
     ) -> ChainOutput:
         """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV) and (batch.adapters is None or not any(batch.adapters.tolist()))
+        assert not self.state_layers, "no chain goes on from states"
         network = self._plain
         steps = max(counts.tolist(), default=0)
         token_ids = torch.empty((counts.shape[0], steps), dtype=torch.int64)
@@ -226,6 +234,7 @@ class NativeExecutor:
         """See `RoundsExecutor.run_rounds`."""
         assert isinstance(kv, NativeKV)
         assert self.token_ids is None and self.recurrent is None, "a target's columns are its tokens"
+        assert not self.state_layers, "rounds keep no states"
         network = self._plain if self.adapters is None else self._network_for(adapters_of(rows))
         num_rows = len(rows) // ROW_BYTES
         most = limits.most_rounds
@@ -253,7 +262,7 @@ class NativeExecutor:
     def _request(self, network: _Network, batch: RaggedBatch, kv: NativeKV, bound: Mapping[str, Tensor]) -> RunRequest:
         """The parts that all kinds of passes share. Its pointers are good for as long as batch, kv and bound are."""
         assert batch.block_size == kv.block_size
-        request = RunRequest(batch.in_c, kv.bases)
+        request = RunRequest(batch.in_c, kv.bases, kv.states, kv.num_guesses)
         if bound:
             request.num_bound, request.bound = len(bound), network.numbers(tuple(bound))
             request.bound_memory = (ctypes.c_void_p * len(bound))(*(address(tensor, torch.float32) for tensor in bound.values()))

@@ -37,6 +37,8 @@ class OpKind(IntEnum):
     EXPERTS = 11
     LOCAL_CONV = 12
     LOW_RANK = 13
+    CAUSAL_CONV = 14
+    GATED_DELTA = 15
 
 
 PANEL = 16  # outputs packed side by side
@@ -44,8 +46,9 @@ INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: 
 MAX_HEAD_DIM = 512
 MOST_INPUTS = 128 * 1024  # of a linear layer
 MAX_THREADS = 256
-FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5}
 MAX_INPUTS = 8
+MAX_TAPS = 16  # of a causal convolution
 
 
 class PackedLinear(ctypes.Structure):
@@ -109,6 +112,8 @@ class NativeOp(ctypes.Structure):
         ("rope", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("rate", c_void_p),
+        ("step", c_void_p),
     ]
 
 
@@ -123,6 +128,17 @@ class NetworkSpec(ctypes.Structure):
         ("vocab_size", c_int32),
         ("cache_type", c_int32),
         ("isa", c_int32),
+    ]
+
+
+class RowStatesView(ctypes.Structure):
+    _fields_ = [
+        ("sources", c_void_p),
+        ("targets", c_void_p),
+        ("accepted", c_void_p),
+        ("num_known", c_void_p),
+        ("copy_places", c_void_p),
+        ("copy_slots", c_void_p),
     ]
 
 
@@ -143,6 +159,7 @@ class BatchView(ctypes.Structure):
         ("logits_indices", c_void_p),
         ("first_places", c_void_p),
         ("adapters", c_void_p),
+        ("states", POINTER(RowStatesView)),
     ]
 
 
@@ -150,6 +167,8 @@ class RunRequest(ctypes.Structure):
     _fields_ = [
         ("batch", BatchView),
         ("cache", POINTER(c_void_p)),
+        ("states", POINTER(c_void_p)),
+        ("num_guesses", c_int32),
         ("num_bound", c_int32),
         ("bound", POINTER(c_int32)),
         ("bound_memory", POINTER(c_void_p)),
@@ -233,7 +252,7 @@ def sources_digest(folder: Path) -> str:
 
 def fits(library: ctypes.CDLL, sources: Path) -> bool:
     """Whether the library was compiled from these sources. Where there are none, in an installed package, the two came together."""
-    structs = (PackedLinear, NativeLowRank, NativeOp, NetworkSpec, RunRequest, ChainRequest, RoundsDrafter, RoundsRequest)
+    structs = (PackedLinear, NativeLowRank, NativeOp, NetworkSpec, RowStatesView, RunRequest, ChainRequest, RoundsDrafter, RoundsRequest)
     try:
         library.ft_sources.restype = c_char_p
         return library.ft_abi_bytes() == sum(map(ctypes.sizeof, structs)) + SAMPLE_ROW_BYTES + ROUNDS_BYTES and (
@@ -252,6 +271,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.ft_network_set_shortlist.restype = None
     library.ft_network_destroy.argtypes = [c_void_p]
     library.ft_network_destroy.restype = None
+    library.ft_network_state_slot_bytes.argtypes = [c_void_p, c_int32, c_int32]
+    library.ft_network_state_slot_bytes.restype = c_int64
     library.ft_network_run.argtypes = [c_void_p, POINTER(RunRequest)]
     library.ft_network_run.restype = c_char_p
     library.ft_network_run_chain.argtypes = [c_void_p, POINTER(ChainRequest)]

@@ -18,9 +18,11 @@ from .program import (
     Activation,
     Add,
     Attention,
+    CausalConv,
     Concat,
     Embed,
     Experts,
+    GatedDelta,
     GatherRows,
     LocalConv,
     LowRank,
@@ -85,6 +87,18 @@ class ProgramWeights:
             self._vectors[key] = (whole if part is None else whole[part]).float().contiguous() + (1.0 if add_one else 0.0)
         return self._vectors[key].data_ptr()
 
+    def taps(self, name: str) -> int:
+        """Address of a causal convolution's weight as [taps, width] float32."""
+        if (name, False, None) not in self._vectors:
+            self._vectors[name, False, None] = self._weights.tensor(name).float().flatten(1).t().contiguous()
+        return self._vectors[name, False, None].data_ptr()
+
+    def rate(self, name: str) -> int:
+        """Address of -exp(weight), float32: what a gated delta layer's decay is made of."""
+        if (name, False, None) not in self._vectors:
+            self._vectors[name, False, None] = -self._weights.tensor(name).float().exp().contiguous()
+        return self._vectors[name, False, None].data_ptr()
+
     def _packed(
         self, names: tuple[str, ...], biases: tuple[str, ...], precision: Precision, gated: bool = False, one_form: bool = False
     ) -> PackedWeight:
@@ -140,6 +154,16 @@ class BoundOps:
                 op.groups = self._program.buffers[step.inputs[1]] // (sides * taps)
                 op.first_kernel = step.side * taps * op.groups
                 op.norm_weight = self._weights.vector(step.weight, part=step.side)
+            case CausalConv():
+                op.kind, op.layer, op.function = OpKind.CAUSAL_CONV, step.layer, FUNCTIONS[step.function]
+                op.outputs = self._program.weights[step.weight][-1]
+                op.norm_weight, op.norm_bias = self._weights.taps(step.weight), self._weights.vector(step.bias)
+            case GatedDelta():
+                op.kind, op.layer, op.num_heads, op.kv_heads = OpKind.GATED_DELTA, step.layer, step.num_v_heads, step.num_k_heads
+                op.k_dim, op.v_dim, op.eps = step.k_dim, step.v_dim, step.norm_eps
+                op.norm_weight, op.rate, op.step = (
+                    self._weights.vector(step.norm), self._weights.rate(step.decay), self._weights.vector(step.step),
+                )  # fmt: skip
             case LowRank():
                 self._bind_low_rank(op, step)
             case Activation():

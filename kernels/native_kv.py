@@ -8,16 +8,26 @@ import torch
 from torch import Tensor
 
 from .large_pages import in_large_pages
-from .layout import KVLayerSpec
+from .layout import KVLayerSpec, StateRoom
 from .native_abi import CacheType
 
 BLOCK_SIZE = 16
 
 
 class NativeKV:
-    """Per layer one run of blocks; memory is taken as it is used. Implements `KVTensors`."""
+    """Per layer one run of blocks, per recurrent layer one of states; memory is taken as it is used. Implements `KVTensors`."""
 
-    def __init__(self, library: ctypes.CDLL, layers: tuple[KVLayerSpec, ...], num_blocks: int, block_size: int, type: CacheType) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layers: tuple[KVLayerSpec, ...],
+        num_blocks: int,
+        block_size: int,
+        type: CacheType,
+        slot_bytes: tuple[int, ...] = (),
+        room: StateRoom | None = None,
+    ) -> None:
+        """slot_bytes: of a state of each recurrent layer, with the room's guesses. Raises ValueError unless block_size is 16."""
         if block_size != BLOCK_SIZE:
             raise ValueError(f"the native executor's cache has blocks of {BLOCK_SIZE} slots, not {block_size}; use block_size 16")
         self.num_blocks = num_blocks
@@ -26,6 +36,14 @@ class NativeKV:
         sizes = [block_bytes(library, layer, type) * num_blocks for layer in layers]
         self._memory = [in_large_pages(size) for size in sizes]
         self.bases = (ctypes.c_void_p * len(layers))(*(memory.data_ptr() for memory in self._memory))
+        self.states: ctypes.Array[ctypes.c_void_p] | None = None  # slot 0 of each recurrent layer
+        self.state_bytes = 0  # of all slots
+        self.num_guesses = 0
+        if room is not None and slot_bytes:
+            self._states = [in_large_pages(size * room.num_slots) for size in slot_bytes]
+            self.states = (ctypes.c_void_p * len(slot_bytes))(*(memory.data_ptr() for memory in self._states))
+            self.state_bytes = sum(slot_bytes) * room.num_slots
+            self.num_guesses = room.num_guesses
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """See `KVTensors.write`."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from .native_abi import PANEL
+from .native_abi import MAX_TAPS, PANEL
 from .program import (
     Activation,
     Attention,
@@ -100,8 +100,10 @@ def _fold(program: Program) -> list[Step]:
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
-            if isinstance(op, CausalConv | GatedDelta | StateSpace) or (isinstance(op, Activation) and op.function in ("", "sigmoid")):
+            if isinstance(op, StateSpace) or (isinstance(op, Activation) and not op.function):
                 raise NotLowered(f"{type(op).__name__}")
+            if isinstance(op, CausalConv) and (taps := program.weights[op.weight][-1]) > MAX_TAPS:
+                raise NotLowered(f"a convolution over {taps} tokens, more than {MAX_TAPS}")
             if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
                 raise NotLowered(f"experts whose width is no multiple of {PANEL}")
             if isinstance(op, LowRank) and not _is_residual(op, behind, read_by):
@@ -180,7 +182,8 @@ def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
         if isinstance(step, GatherRows):
             for_logits.update(step.outputs)
         elif any(name in for_logits for name in step.inputs):
-            if isinstance(step, Attention | Experts | LocalConv | LowRank) or not all(name in for_logits for name in step.inputs):
+            is_of_tokens = isinstance(step, Attention | Experts | LocalConv | CausalConv | GatedDelta | LowRank)
+            if is_of_tokens or not all(name in for_logits for name in step.inputs):
                 raise NotLowered(f"{type(step).__name__} over rows of two kinds")
             for_logits.update(step.outputs)
     used = [*program.inputs, *(name for step in steps for name in step.outputs)]
@@ -207,7 +210,7 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     dying: list[int] = []
     num_places = len(place_of)
     for i, step in enumerate(steps):
-        if isinstance(step, Product | Attention | Experts | GatherRows | LocalConv):
+        if isinstance(step, Product | Attention | Experts | GatherRows | LocalConv | CausalConv | GatedDelta):
             free, dying = free + dying, []
         for name in step.outputs:
             if free:

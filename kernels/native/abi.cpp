@@ -41,8 +41,8 @@ EXPORT int ft_isa() { return foretoken::detected_isa(); }
 // Bytes of the structs that cross the border: another number than Python's, and the two were made from different sources.
 EXPORT int ft_abi_bytes() {
   return int(sizeof(foretoken::PackedLinear) + sizeof(foretoken::LowRank) + sizeof(foretoken::Op) + sizeof(NetworkSpec) +
-             sizeof(RunRequest) + sizeof(ChainRequest) + sizeof(RoundsRequest) + sizeof(foretoken::RoundsDrafter) +
-             sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) + sizeof(foretoken::SampleRow));
+             sizeof(foretoken::RowStates) + sizeof(RunRequest) + sizeof(ChainRequest) + sizeof(RoundsRequest) +
+             sizeof(foretoken::RoundsDrafter) + sizeof(foretoken::RoundsRow) + sizeof(foretoken::RoundsDraft) + sizeof(foretoken::SampleRow));
 }
 
 // The digest of the sources that this was compiled from, as setup.py gives it.
@@ -59,6 +59,9 @@ EXPORT Network* ft_network_create(const NetworkSpec* spec) {
 }
 EXPORT void ft_network_set_shortlist(Network* network, const foretoken::PackedLinear* weights) { network->set_shortlist(weights); }
 EXPORT void ft_network_destroy(Network* network) { delete network; }
+EXPORT int64_t ft_network_state_slot_bytes(const Network* network, int layer, int num_guesses) {
+  return network->state_slot_bytes(layer, num_guesses);
+}
 EXPORT const char* ft_network_run(Network* network, const RunRequest* request) {
   return foretoken::guarded([&] { network->run(*request); });
 }

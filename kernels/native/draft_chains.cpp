@@ -49,7 +49,7 @@ void DraftChains::make(const RoundsRequest& request, const std::vector<int>& ali
   ChainRequest chain{};
   chain.run.batch = {int(token_ids_.size()), int(chains), width, int(chains), token_ids_.data(), positions_.data(), slots_.data(),
                      query_start_.data(), seq_lens_.data(), tables_.data(), num_causal_.data(), tree_mask_.data(), logits_indices_.data(),
-                     nullptr, nullptr};
+                     nullptr, nullptr, nullptr};
   chain.run.cache = drafter.cache;
   chain.counts = counts_.data();
   chain.steps = steps_;

@@ -18,10 +18,12 @@ constexpr int kSegment = 256;    // places attended to in one piece, from multip
 constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
 constexpr int kMaxTree = 64;     // tree tokens of a row
 constexpr int kMaxHeadDim = 512; // k_dim and v_dim: what fits into kAttentionScratch
+constexpr int kMaxTaps = 16;     // of a causal convolution
+constexpr int kDeltaTile = 32;   // columns of a gated delta layer's memory that lie together: for k_dim 128 half of L1
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
-enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };
+enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5 };
 
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
 constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }
@@ -160,6 +162,37 @@ struct AttentionOp {
   ReadAhead* ahead;             // of the calling thread, or null
 };
 
+// A depthwise convolution of tokens with those before them, weights [taps][width], the last for the token itself.
+struct CausalConv {
+  int32_t taps, width;
+  const float* weights;
+  const float* bias;            // [width] or null
+  Function function;            // of the result
+};
+
+// One token of one head of a gated delta layer, whose memory is [v_dim / kDeltaTile, rounded up][k_dim][kDeltaTile] floats.
+struct DeltaStep {
+  const float* q;               // [k_dim], null = nothing is read for this token
+  const float* k;               // [k_dim]
+  const float* v;               // [v_dim]
+  float decay, strength;
+  const float* from;            // the memory before ...
+  float* to;                    // ... and behind the token: the same one, another, or null = nobody wants it
+  float* copies[2];             // where the one behind it goes as well, or null
+  bool leaves;                  // `to` is not read again soon; copies never are
+  float* out;                   // [v_dim, rounded up to kDeltaTile]
+};
+
+// Where rows have their recurrent states (see RowStates in layout.py).
+struct RowStates {
+  const int32_t* sources;       // [R]
+  const int32_t* targets;       // [R]
+  const int64_t* accepted;      // [R]
+  const int32_t* num_known;     // [R]
+  const int32_t* copy_places;   // [R]
+  const int32_t* copy_slots;    // [R]
+};
+
 // The rows of a step, as the C ABI passes them (see RaggedBatch in layout.py).
 struct BatchView {
   int32_t num_tokens, num_rows, table_width, num_logits;
@@ -174,6 +207,7 @@ struct BatchView {
   const int64_t* logits_indices;  // [N]
   const int32_t* first_places;  // [R] places before it are seen by nobody; null = all 0
   const int32_t* adapters;      // [R] slot of the row's adapter, 0 = none; null = all 0
+  const RowStates* states;      // null = rows begin at place 0, and nothing is kept
 };
 
 // Some query vectors of a row against a run of segments, for one kv head. A tile is at most 16 vectors: heads of the group, token by token,
@@ -242,6 +276,15 @@ struct Kernels {
   void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask&, CacheAhead& ahead, float* partial, void* scratch);
   // Folds the partial states of a tile's segments in their order into op.out.
   void (*fold)(const AttentionOp&, const BatchView&, const AttentionTask&, int segments, const float* partials);
+
+  // Columns [first, first + count) of a token's convolution; newest_first: [taps] whole rows, the token's own and those before it.
+  void (*causal_conv)(const CausalConv&, const float* const* newest_first, int first, int count, float* out);
+  // out = x of that length, n floats.
+  void (*to_length)(const float* x, int n, float length, float* out);
+  // Tokens of a head, one after the other.
+  void (*delta_steps)(const DeltaStep* steps, int count, int k_dim, int v_dim);
+  // An RMSNorm of n floats times silu(gate), to out or as bfloat16 to narrow_out.
+  void (*gated_norm)(const float* x, int n, const float* weight, float eps, const float* gate, float* out, uint16_t* narrow_out);
 
   // A token for each place; scratch: sample_scratch_bytes(vocab), 64-byte aligned. See sampling.h.
   void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);

@@ -26,7 +26,9 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 bool reads_other_rows(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kLocalConv; }
-bool is_row_local(OpKind kind) { return kind != OpKind::kLinear && kind != OpKind::kAttention && kind != OpKind::kExperts; }
+bool is_row_local(OpKind kind) {
+  return kind != OpKind::kLinear && kind != OpKind::kAttention && kind != OpKind::kExperts && !is_recurrent(kind);
+}
 
 }  // namespace
 
@@ -67,6 +69,8 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
       most_.ranked = std::max(most_.ranked, size_t(width(op.inputs[0])));
     } else if (op.kind == OpKind::kLowRank) {
       most_.ranks = std::max(most_.ranks, size_t(op.low_rank->num_weights) * size_t(op.low_rank->rank));
+    } else if (is_recurrent(op.kind)) {
+      measure_recurrence(op);
     } else if (op.kind == OpKind::kExperts) {
       measure(op.weights[0]);
       measure(op.weights[op.num_experts]);
@@ -97,7 +101,8 @@ void Network::find_narrow_buffers() {
   may_be_narrow_.assign(buffers_.size(), false);
   for (const Op& op : ops_) {
     if (op.output < 0) continue;
-    may_be_narrow_[size_t(op.output)] = (op.kind == OpKind::kLinear && !op.is_head) || (op.kind == OpKind::kAttention && op.num_heads);
+    may_be_narrow_[size_t(op.output)] = (op.kind == OpKind::kLinear && !op.is_head) || (op.kind == OpKind::kAttention && op.num_heads) ||
+                                       op.kind == OpKind::kGatedDelta;
   }
   for (const Op& op : ops_) {
     for (int i = 0; i < op.num_inputs; ++i) {
@@ -171,6 +176,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   }
 
   // 3. what to do, in phases
+  if (most_.convolved || most_.memory) enter_recurrence(request);
   plan_attention();
   plan_phases(chooses);
 }
@@ -218,6 +224,9 @@ void Network::plan_phases(bool chooses) {
       ++i;
     } else if (op.kind == OpKind::kLowRank) {
       plan_low_rank(i);
+      ++i;
+    } else if (is_recurrent(op.kind)) {
+      plan_recurrence(i);
       ++i;
     }
   }
@@ -307,6 +316,12 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
     }
     case PhaseKind::kDown:
       run_down(op, int(first), end);
+      break;
+    case PhaseKind::kConvolve:
+      for (int unit = int(first); unit < end; ++unit) convolve_causally(op, unit);
+      break;
+    case PhaseKind::kDelta:
+      for (int unit = int(first); unit < end; ++unit) run_delta(op, unit, worker);
       break;
     case PhaseKind::kRoute:
     case PhaseKind::kGroup:

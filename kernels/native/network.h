@@ -11,6 +11,7 @@
 #include "expert_routes.h"
 #include "kernels.h"
 #include "ngram_table.h"
+#include "recurrence_plan.h"
 #include "sampling.h"
 #include "thread_pool.h"
 
@@ -31,7 +32,11 @@ enum class OpKind : int32_t {
   kExperts = 11,
   kLocalConv = 12,
   kLowRank = 13,  // right before the product whose residual it is
+  kCausalConv = 14,
+  kGatedDelta = 15,
 };
+
+inline bool is_recurrent(OpKind kind) { return kind == OpKind::kCausalConv || kind == OpKind::kGatedDelta; }
 
 constexpr int kMaxInputs = 8;
 
@@ -51,20 +56,22 @@ struct Op {
   int32_t normalise;            // linear: an RMSNorm of the input comes first
   int32_t function;             // Function: of an activation or behind a linear
   int32_t gated;
-  int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has; local conv: taps
+  int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has; convolutions: taps
   int32_t num_experts;          // of experts; their weights: gate and up of each, then down of each
   int32_t renormalise;          // experts: the weights of a row's experts add up to 1
   int32_t groups;               // local conv: runs of columns that share a kernel, ...
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
-  const float* norm_weight;     // norm, linear; local conv: [taps][width], what kernels are added to
-  const float* norm_bias;
+  const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]
+  const float* norm_bias;       // norm, linear; causal conv: bias
   const PackedLinear* weights;  // linear, embed, experts
   const LowRank* low_rank;
-  int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention
+  int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention; gated delta: value heads and key heads
   const float* rope;            // [positions][2 * rope_half]
   const float* q_norm;
   const float* k_norm;
+  const float* rate;            // gated delta: [num_heads] of how fast its memory fades, ...
+  const float* step;            // ... and what is added to each token's
 };
 
 struct NetworkSpec {
@@ -83,6 +90,8 @@ struct NetworkSpec {
 struct RunRequest {
   BatchView batch;
   char* const* cache;           // [layers] block 0 of each layer
+  char* const* states;          // [recurrent layers] slot 0 of each, null = none are kept
+  int32_t num_guesses;          // that a slot keeps
   int32_t num_bound;            // buffers in the caller's memory: filled by it, or to be read by it after the pass
   const int32_t* bound;         // [num_bound]
   float* const* bound_memory;   // [num_bound] [T][width]
@@ -222,10 +231,14 @@ class Network : private Job {
   void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn);  // of at least one chain
   void run_rounds(RoundsRequest& request);
 
+  // Bytes of a slot of one recurrent layer with so many guesses, a multiple of 64.
+  int64_t state_slot_bytes(int layer, int num_guesses) const;
+
  private:
   enum class PhaseKind {
     kRows, kPanels, kRotate, kAttend, kHeads,
     kDown,  // network_adapters.cpp
+    kConvolve, kDelta,  // network_recurrence.cpp
     kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
     kChoose
   };
@@ -239,7 +252,7 @@ class Network : private Job {
     int next_panels = -1;  // the next phase of kPanels, -1 = there is none
   };
   struct Worker {
-    Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels;
+    Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels, recurrence;
     int prepared_op = -1;
     ReadAhead ahead{};
     CacheAhead cache_ahead{};  // of the first unit of attention that the thread will probably run ...
@@ -294,6 +307,15 @@ class Network : private Job {
   void refine(int row, int columns, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void convolve(const Op& op, int first, int end) const;
+  void measure_recurrence(const Op& op);
+  void enter_recurrence(const RunRequest& request);
+  void plan_recurrence(int op);
+  float* slot_of(const Op& op, int slot) const;
+  float* kept_guess(const Op& op, int slot, int guess) const;
+  void convolve_causally(const Op& op, int unit);
+  void leave_tail(const Op& op, const RecurrencePlan::Row& row, int last, int slot, int first, int count);
+  const float* convolved_at(const Op& op, const RecurrencePlan::Row& row, int entry);
+  void run_delta(const Op& op, int unit, Worker& worker);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead);
@@ -333,6 +355,9 @@ class Network : private Job {
   std::vector<AttentionPlan*> plan_of_op_;
   std::vector<AttentionPlan> plans_;
   ExpertRoutes routes_;                 // of the experts whose turn it is
+  RecurrencePlan recurrence_;
+  char* const* states_ = nullptr;       // as in RunRequest
+  int num_guesses_ = 0;
   std::vector<Link> links_;             // [N] of a chain's step
   int choosable_ = 0;
   const int64_t* token_map_ = nullptr;
@@ -343,10 +368,12 @@ class Network : private Job {
     size_t prepared = 0, queries = 0;   // bytes
     size_t groups = 0, ranked = 0, ranks = 0;  // numbers
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
+    size_t convolved = 0;               // columns
+    size_t memory = 0, head = 0;        // numbers of a head of a gated delta layer: its memory, q, k and v of a token
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, input_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,
-      rounds_sampling_, expert_inner_, expert_results_, low_rank_inner_;
+      rounds_sampling_, expert_inner_, expert_results_, low_rank_inner_, no_token_;
 };
 
 }  // namespace foretoken

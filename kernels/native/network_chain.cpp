@@ -95,7 +95,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
       tree_mask.assign(size_t(count), 0);
       pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
                     seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(),
-                    first_places.data(), nullptr};
+                    first_places.data(), nullptr, nullptr};
     }
     const int count = int(alive.size());
     logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));

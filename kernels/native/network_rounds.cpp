@@ -180,7 +180,7 @@ struct RoundsBatch {
 
   BatchView view() const {
     return {tokens(), int(guesses.size()), table_width, tokens(), token_ids.data(), positions.data(), slots.data(), query_start.data(),
-            seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr, adapters.data()};
+            seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(), nullptr, adapters.data(), nullptr};
   }
 
  private:

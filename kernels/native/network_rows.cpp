@@ -33,7 +33,13 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
     case OpKind::kActivation:
       for (int r = 0; r < rows; ++r, x += in, y += out) {
         const float* up = op.gated ? (op.num_inputs == 2 ? buffer(op.inputs[1]) + int64_t(first + r) * out : x + out) : nullptr;
-        kernels_.activate(Function(op.function), x, up, y, out);
+        if (op.num_inputs == 2 && in < out) {  // one gate for the whole row
+          float gate;
+          kernels_.activate(Function(op.function), x, nullptr, &gate, 1);
+          for (int i = 0; i < out; ++i) y[i] = gate * up[i];
+        } else {
+          kernels_.activate(Function(op.function), x, up, y, out);
+        }
       }
       break;
     case OpKind::kAdd: {
@@ -83,6 +89,8 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
     case OpKind::kLinear:
     case OpKind::kAttention:
     case OpKind::kExperts:
+    case OpKind::kCausalConv:
+    case OpKind::kGatedDelta:
       break;  // not row-local
   }
 }

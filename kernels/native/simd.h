@@ -22,6 +22,8 @@ inline void store_some(float* p, Vec v, int n) {
   }
 }
 
+inline void finish_stores() { _mm_sfence(); }
+
 // Sum of the lanes in a fixed tree (lane i with i + 8, then 4, 2, 1): written out, so that no compiler chooses another order.
 inline float sum_lanes(Vec v) {
   __m256 a = fold_lanes(v);

@@ -41,6 +41,10 @@ FT_INLINE void store(float* p, Vec v) {
   _mm256_storeu_ps(p, v.low);
   _mm256_storeu_ps(p + 8, v.high);
 }
+FT_INLINE void store_once(float* p, Vec v) {
+  _mm256_stream_ps(p, v.low);
+  _mm256_stream_ps(p + 8, v.high);
+}
 FT_INLINE Int load_int(const void* p) {
   const auto* from = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)};

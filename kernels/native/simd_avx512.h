@@ -12,6 +12,8 @@ using DoublesMask = __mmask8;
 
 FT_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 FT_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+// To memory past the caches, a whole line: only seen by other threads for sure after finish_stores().
+FT_INLINE void store_once(float* p, Vec v) { _mm512_stream_ps(p, v); }
 FT_INLINE Int load_int(const void* p) { return _mm512_loadu_si512(p); }
 FT_INLINE void store_int(void* p, Int v) { _mm512_storeu_si512(p, v); }
 FT_INLINE Int load_line(const void* p) { return _mm512_load_si512(p); }

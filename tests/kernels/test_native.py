@@ -53,7 +53,7 @@ SHAPES = {
     "embed": (50, 40), "norm": (40,), "bias": (40,), "square": (40, 40), "square_bias": (40,), "head": (50, 40),
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
-    "conv": (2, 3, 40),
+    "conv": (2, 3, 40), "one": (1, 40),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -102,6 +102,12 @@ OPS: dict[str, tuple[Op, ...]] = {
         Linear(("x",), ("g",), ("gate",)),
         Linear(("x",), ("u",), ("up",)),
         Activation(("g", "u"), ("y",), "gelu_tanh", gated=True),
+    ),
+    "one gate for all columns": (Linear(("x",), ("g",), ("one",)), Activation(("g", "x"), ("y",), "sigmoid", gated=True)),
+    "gated by what is computed row by row": (
+        Scale(("x",), ("g",), 2.0),
+        Activation(("g", "x"), ("a",), "sigmoid", gated=True),
+        Linear(("a",), ("y",), ("square",)),
     ),
     "gated, odd width": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "gelu", gated=True)),
     "activation": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "relu", gated=False)),

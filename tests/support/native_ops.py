@@ -32,7 +32,8 @@ if not ISAS:
 INTEGERS = (Precision.INT8, Precision.INT4)
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] for isa in ISAS])
 each_precision = pytest.mark.parametrize("precision", list(Precision), ids=lambda p: p.name.lower())
-activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu}
+activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+activations |= {"relu": F.relu, "sigmoid": torch.sigmoid}
 
 
 class Prepare(ctypes.Structure):

@@ -74,6 +74,8 @@ inline Vec function_of(Function function, Vec x) {
     }
     case Function::kRelu:
       return max_of(zero(), x);  // x second: a NaN is passed on
+    case Function::kSigmoid:
+      return one / (one + exp_of(zero() - x));
   }
   return x;
 }
