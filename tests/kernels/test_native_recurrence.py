@@ -81,7 +81,10 @@ def test_passes_are_those_of_the_torch_executor(name: str, isa: int) -> None:
     """Wrong guesses too, and whatever was accepted, copied, or gone back to."""
     program = PROGRAMS[name]()
     weights = random_weights(program, seed=3)
-    executors: tuple[Executor, ...] = NativeExecutor(program, weights, FLOAT32, isa=ISA_NAMES[isa]), TorchExecutor(program, weights, torch.float32)
+    executors: tuple[Executor, ...] = (
+        NativeExecutor(program, weights, FLOAT32, isa=ISA_NAMES[isa]),
+        TorchExecutor(program, weights, torch.float32),
+    )
     caches = [executor.allocate(NUM_BLOCKS, BLOCK_SIZE, StateRoom(9, MOST_GUESSES)) for executor in executors]
     rng = random.Random(isa)
     for state_pass in lives(texts_of(rng, 70, 40, 1), rng, NUM_BLOCKS, MOST_GUESSES):
