@@ -208,7 +208,7 @@ def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engi
         return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "seeded"])
 def test_texts_are_those_without_speculation(targets: dict[str, MtpTarget], name: str, settings: dict[str, Any]) -> None:
     plain, guessed = plain_and_guessed(targets[name].folder, settings, 3)
