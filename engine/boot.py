@@ -19,9 +19,10 @@ from .committer import Committer
 from .config import EngineConfig, ModelConfig
 from .controller import Controller
 from .core import EngineCore
-from .default_speculation import choose_speculation, describe_speculation
+from .default_speculation import choose_speculation, describe_speculation, lookup_alone
 from .detokenizer import Detokenizer
 from .drafters import Drafters, load_drafters
+from .errors import ConfigError
 from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
@@ -81,13 +82,21 @@ class Engine:
 
 def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine:
     """Load everything that the configuration names. Raises ConfigError with what to change."""
-    speculative, why = choose_speculation(config)
+    configured = () if config.speculative is None else config.speculative.proposers
     native.set_threads(config.model.threads or native.usable_cores())
-    through_adapters = [drafter for drafter in speculative.proposers if isinstance(drafter, UnoConfig)]
+    through_adapters = [drafter for drafter in configured if isinstance(drafter, UnoConfig)]
     model = load_model(config.model, progress, room=room_for(config.adapters, through_adapters, progress))
     adapters = _load_adapters(config, model, len(through_adapters), progress)
     torch.set_num_threads(_torch_threads(config.model, model))
-    drafters = load_drafters(config, speculative, model, progress)
+    speculative, why = choose_speculation(config, model)
+    try:
+        drafters = load_drafters(config, speculative, model, progress)
+    except ConfigError as error:
+        if config.speculative is not None or (speculative, why) == lookup_alone():
+            raise
+        progress(f"a drafter that nobody asked for is left out: {error}")
+        speculative, why = lookup_alone()
+        drafters = load_drafters(config, speculative, model, progress)
     proposers = drafters.proposers
     runner = open_runner(config, model, drafters, progress)
     _warm_up(config, speculative, model, runner, drafters, progress)

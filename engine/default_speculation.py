@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..proposers.config import DraftModelConfig, NgramCacheConfig, NgramConfig, SpeculativeConfig
+from ..proposers.config import DraftModelConfig, MtpConfig, NgramCacheConfig, NgramConfig, SpeculativeConfig
+from ..proposers.mtp_checkpoint import brings_module
 from .config import DEMO_MODEL, EngineConfig
 from .controller import Controller
+from .model import LoadedModel
 from .policy.adaptive import AdaptivePolicy
 from .policy.base import PREDICTION
 from .policy.fixed import DEFAULT_THRESHOLD
 
 DEMO_DRAFT = Path(__file__).parent / "demo_model" / "draft_model"
 DEMO_CACHE = DEMO_DRAFT.with_name("ngram_cache")
+LOOKUP = NgramConfig(8, prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
+OWN_LAYER_TOKENS = 3
 
 
-def choose_speculation(config: EngineConfig) -> tuple[SpeculativeConfig, str]:
-    """The configured proposers, or the default, and why: the embedded model has drafters of its own, others get prompt lookup."""
+def choose_speculation(config: EngineConfig, target: LoadedModel) -> tuple[SpeculativeConfig, str]:
+    """The configured proposers, or the default, and why: prompt lookup, and drafters that the target brings along."""
     if config.speculative is not None:
         return config.speculative, "as configured"
-    lookup = NgramConfig(8, prompt_lookup_min=2, prompt_lookup_max=4)  # short enough to match, long enough to mean it
     if config.model.model == DEMO_MODEL:
         # Sampling under the target's own noise doubles acceptance at temperature 1; greedy requests get the argmax anyway.
         drafter = DraftModelConfig(str(DEMO_DRAFT), draft_sample_method="probabilistic")
         counted = NgramCacheConfig(str(DEMO_CACHE), num_speculative_tokens=8)
         why = "the embedded model's own draft model and n-gram cache, and prompt lookup; --speculative-config changes it"
-        return SpeculativeConfig((drafter, lookup, counted)), why
+        return SpeculativeConfig((drafter, LOOKUP, counted)), why
+    if target.plan.program is not None and brings_module(target.path, target.hf_config.get_text_config().model_type):
+        layer = MtpConfig(num_speculative_tokens=OWN_LAYER_TOKENS, draft_sample_method="probabilistic")
+        return SpeculativeConfig((layer, LOOKUP)), "the target's own MTP layer, and prompt lookup; --speculative-config changes it"
+    return lookup_alone()
+
+
+def lookup_alone() -> tuple[SpeculativeConfig, str]:
     return (
-        SpeculativeConfig((lookup,)),
+        SpeculativeConfig((LOOKUP,)),
         "the default for a model without a drafter; --speculative-config changes it, '{\"method\": \"off\"}' switches it off",
     )
 

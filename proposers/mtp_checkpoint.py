@@ -62,6 +62,12 @@ class MtpModule:
         return self.checkpoint.take(self.prefix + name, *shape)
 
 
+def brings_module(folder: Path, model_type: str) -> bool:
+    """Whether a target of this type has a module of its own in its folder, of a kind that runs as a program."""
+    own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ()))
+    return any(name.startswith(own) for name in tensor_shapes(folder))
+
+
 def find_module(folder: Path, target: TargetView) -> MtpModule:
     """Raises SpeculativeConfigError if the folder has none, or none that can be run."""
     names = set(tensor_shapes(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,18 @@ def test_texts_are_those_without_speculation(targets: dict[str, MtpTarget], name
     plain, guessed = plain_and_guessed(targets[name].folder, settings, 3)
     assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
     assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
+
+
+@pytest.mark.parametrize("name", ["mimo", "qwen3_5"])
+def test_a_target_that_brings_a_layer_is_guessed_for_by_it_unless_somebody_says_otherwise(
+    targets: dict[str, MtpTarget], name: str, tmp_path: Path
+) -> None:
+    with LLM(str(targets[name].folder), kv_cache_gb=0.05) as llm:
+        assert llm._running().proposer_names == ("prediction", "mtp", "ngram")
+    broken = shutil.copytree(targets[name].folder, tmp_path / "broken")
+    edit(broken, lambda tensors: {name: tensor for name, tensor in tensors.items() if "mtp" not in name or "norm" not in name})
+    with LLM(str(broken), kv_cache_gb=0.05) as llm:
+        assert llm._running().proposer_names == ("prediction", "ngram")
 
 
 @pytest.mark.parametrize("name", ["deepseek", "glm"])
