@@ -53,7 +53,7 @@ class LLM:
     """A model with its drafters, for offline use.
 
     model: a folder, a hub id, or None for the embedded model. speculative_config: as of `--speculative-config`, a dict, a
-    list of them or JSON; None = the default (prompt lookup; the embedded model has drafters of its own), {"method": "off"} = none.
+    list of them or JSON; None = the default (prompt lookup, and drafters that the model brings along), {"method": "off"} = none.
     Options are vLLM's: max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, dtype, quantization ("int8",
     "int4"; GPU: "int4", "fp8"), kv_cache_dtype (CPU: "int8"; GPU: "fp8"), device ("cpu", "cuda"), enable_lora, max_loras,
     max_lora_rank, seed, ...; and threads, executor, kv_cache_gb, batch_invariant. Threads that share one take turns, call by call.
