@@ -85,6 +85,17 @@ SHAPES = {
         },
         3,
     ),
+    "M5": Shape(
+        "M5, Qwen3.5-0.8B's shape, three of four layers recurrent",
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        {
+            "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+            "intermediate_size": 3584, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128, "vocab_size": 248320, "tie_word_embeddings": True,
+        },
+        4,
+    ),
 }  # fmt: skip
 
 
@@ -98,7 +109,7 @@ class Model:
 
 
 def find_model(name: str, cache: Path, progress: Callable[[str], None]) -> Model:
-    """M1 to M4 (made if need be), demo (the embedded model) or the folder of a model. Raises ModelLoadError for no such folder."""
+    """M1 to M5 (made if need be), demo (the embedded model) or the folder of a model. Raises ModelLoadError for no such folder."""
     if name in SHAPES:
         return Model(name, SHAPES[name].title, _made(cache / name, lambda folder: make(SHAPES[name], folder), progress))
     if name == "demo":
@@ -117,7 +128,10 @@ def draft_pair(shape: Shape, cache: Path, progress: Callable[[str], None]) -> tu
 def make(shape: Shape, folder: Path, change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor) -> None:
     """Write a checkpoint in bfloat16. A tensor depends on its name and the seed alone: fewer layers are the same layers."""
     config = _config(shape)
-    tensors = {name: change(name, _random(name, size, shape.seed)) for name, size in decoder_program(config).weights.items()}
+    program = decoder_program(config)
+    sizes = {name: size for name, size in program.weights.items() if name not in program.slices}
+    sizes |= {rows.tensor: rows.shape for rows in program.slices.values()}
+    tensors = {name: change(name, _random(name, size, shape.seed)) for name, size in sizes.items()}
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END, "pad_token_id": PAD}))

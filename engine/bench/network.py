@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ...kernels import limits, native_library
-from ...kernels.layout import KVTensors, RaggedBatch
+from ...kernels.layout import KVTensors, RaggedBatch, RowStates, StateRoom
 from ..config import ModelConfig
 from ..model import load_executor, read_config
 from ..network_plan import NetworkPlan
@@ -31,13 +31,18 @@ class Network:
         self.num_bytes = self.executor.weight_bytes
         one_row = max(*effort.contexts, *effort.decode_contexts, effort.verified_context + max(effort.verified), effort.prompt_tokens)
         num_blocks = max(one_row, max(effort.rows) * (effort.rows_context + BLOCK)) // BLOCK + 1
-        self._cache: KVTensors = self.executor.allocate(num_blocks, BLOCK)
+        most_rows = max(effort.rows)
+        room = StateRoom(2 * most_rows, max(effort.verified)) if self.executor.state_layers else None
+        self._cache: KVTensors = self.executor.allocate(num_blocks, BLOCK, room)
         self._generator = torch.Generator().manual_seed(0)
+        self._num_states = 0 if room is None else room.num_slots
         self._fill(num_blocks)
 
     def batch(self, rows: int, new: int, context: int, all_logits: bool = True) -> RaggedBatch:
         """As `ragged_batch`, with scores for all tokens or each row's last."""
         made = ragged_batch(self.executor.vocab_size, rows, new, context, self._generator)
+        if self.executor.state_layers:
+            made = replace(made, states=_states(rows, new, context))
         return made if all_logits else replace(made, logits_indices=made.query_start_loc[1:].long() - 1)
 
     def seconds(self, batch: RaggedBatch, slot_s: float) -> float:
@@ -49,6 +54,17 @@ class Network:
         self.executor.run(self.batch(1, tokens, 0, all_logits=False), self._cache)
         target = torch.arange(tokens, num_blocks * BLOCK)
         self._cache.move(target % tokens, target)
+        if self._num_states:
+            self.executor.run(self.batch(self._num_states // 2, 1, 0), self._cache)
+
+
+def _states(rows: int, new: int, context: int) -> RowStates:
+    """Row r goes on from slot 2 r + 1 with one token and guesses behind it; one that begins leaves its state there."""
+    slots = 2 * torch.arange(rows, dtype=torch.int32)
+    none = torch.full_like(slots, -1)
+    known = torch.full_like(slots, 1 if context else new)
+    sources, targets = (slots + 1, slots) if context else (none, slots + 1)
+    return RowStates(sources, targets, torch.zeros_like(slots, dtype=torch.int64), known, none, none)
 
 
 def ragged_batch(vocab_size: int, rows: int, new: int, context: int, generator: torch.Generator | None = None) -> RaggedBatch:

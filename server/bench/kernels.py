@@ -38,8 +38,8 @@ examples:
   foretoken bench kernels --model ./my-model --precisions bf16 --output-dir results
   foretoken bench kernels --markdown docs/benchmarks/cpu.md
 
-M1 (24M parameters), M2 (SmolLM2-135M's shape), M3 (Qwen2.5-0.5B's) and M4 (0.7B, with experts) are made with random weights, once, in the
-cache folder.
+M1 (24M parameters), M2 (SmolLM2-135M's shape), M3 (Qwen2.5-0.5B's), M4 (0.7B, with experts) and M5 (Qwen3.5-0.8B's, recurrent) are made
+with random weights, once, in the cache folder.
 Let the machine do nothing else meanwhile.
 """
 PARTS = ("network", "generate", "http", "transformers", "speculation")

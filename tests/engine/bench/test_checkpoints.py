@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken.engine.bench import checkpoints
 from foretoken.engine.bench.checkpoints import SHAPES, Shape, draft_pair, find_model, make
+from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ModelLoadError
+from foretoken.engine.model import load_executor, read_config
 
 TINY = Shape(
     "tiny",
@@ -72,9 +74,20 @@ def test_models_by_name_and_by_folder(tmp_path: Path, tiny_target: Path) -> None
         find_model("./nowhere", tmp_path, lambda line: None)
 
 
-@pytest.mark.parametrize(("name", "millions"), [("M1", 23.6), ("M2", 134.5), ("M3", 494.0), ("M4", 686.2)])
+@pytest.mark.parametrize(("name", "millions"), [("M1", 23.6), ("M2", 134.5), ("M3", 494.0), ("M4", 686.2), ("M5", 752.4)])
 def test_the_shapes_have_the_sizes_they_are_named_for(name: str, millions: float) -> None:
     from foretoken.kernels.decoder import decoder_program
 
     weights = decoder_program(checkpoints._config(SHAPES[name])).weights
     assert sum(torch.Size(shape).numel() for shape in weights.values()) / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+def test_tensors_that_hold_several_weights_are_made_whole(tmp_path: Path) -> None:
+    small = {
+        "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "vocab_size": 8300, "tie_word_embeddings": True,
+    }  # fmt: skip
+    make(Shape("", "qwen3_5_text", "Qwen3_5ForCausalLM", small, 0), tmp_path)
+    executor, _, _ = load_executor(tmp_path, read_config(tmp_path), ModelConfig(str(tmp_path), executor="torch"))
+    assert executor.vocab_size == 8300 and len(executor.state_layers) == 6

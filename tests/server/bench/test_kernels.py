@@ -87,7 +87,7 @@ def test_one_that_is_stopped_says_so_by_its_status(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--models", "M7"], "'M7' is not one of M1, M2, M3, M4, demo"),
+        (["--models", "M7"], "'M7' is not one of M1, M2, M3, M4, M5, demo"),
         (["--precisions", "fp8"], "not one of float32"),
         (["--threads", "0"], "positive integer"),
     ],
