@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -197,7 +198,22 @@ def _quantised(name: str, tensor: Tensor) -> WeightError:
     return WeightError(f"{name} holds {kind}: the weights are quantised, which is not supported; use the model's unquantised weights")
 
 
-class _CheckedTensors(Mapping[str, Tensor]):
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors by name. Which there are is told without reading one."""
+
+    _names: dict[str, Any]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _CheckedTensors(_Tensors):
     """The tensors of `names`, each looked through for NaN and infinity when it is first asked for; says how far reading is.
 
     So a file is read once, and memory holds no more than the tensor in hand and what is made of it.
@@ -205,7 +221,7 @@ class _CheckedTensors(Mapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, int], progress: Callable[[str], None]) -> None:
         """names: and the bytes of each."""
-        self._tensors, self._names, self._progress = tensors, names, progress
+        self._tensors, self._names, self._progress = tensors, dict(names), progress
         self._unread = set(names)
         self._bytes_read, self._bytes = 0, sum(names.values())
         self._told = time.monotonic()
@@ -218,15 +234,6 @@ class _CheckedTensors(Mapping[str, Tensor]):
             self._tell(tensor.nbytes)
         return tensor
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names  # without reading it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
     def _tell(self, num_bytes: int) -> None:
         self._bytes_read += num_bytes
         now = time.monotonic()
@@ -235,59 +242,41 @@ class _CheckedTensors(Mapping[str, Tensor]):
             self._progress(f"weights: {self._bytes_read / 1e9:.1f} of {self._bytes / 1e9:.1f} GB")
 
 
-class _TensorFiles(Mapping[str, Tensor]):
+class _TensorFiles(_Tensors):
     """Tensor name -> tensor over several safetensors files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._path_of: dict[str, Path] = {}
+        self._names = {}
         self._handles = {path: _open(path) for path in paths}
         for path, handle in self._handles.items():
             for name in handle.keys():
-                if name in self._path_of:
-                    raise WeightError(f"{name} is in both {self._path_of[name].name} and {path.name}")
-                self._path_of[name] = path
+                if name in self._names:
+                    raise WeightError(f"{name} is in both {self._names[name].name} and {path.name}")
+                self._names[name] = path
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._handles[self._path_of[name]].get_tensor(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._path_of  # without reading it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._path_of)
-
-    def __len__(self) -> int:
-        return len(self._path_of)
+        return self._handles[self._names[name]].get_tensor(name)
 
 
-class _NamedTensors(Mapping[str, Tensor]):
+class _NamedTensors(_Tensors):
     """Some of the tensors, under other names."""
 
     def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
         """names: new -> old."""
-        self._tensors, self._names = tensors, names
+        self._tensors, self._names = tensors, dict(names)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._names[name]]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names  # without reading it
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class _SlicedTensors(Mapping[str, Tensor]):
+class _SlicedTensors(_Tensors):
     """Tensors of a checkpoint, of which some are known by the names of their slices."""
 
     def __init__(self, tensors: Mapping[str, Tensor], slices: Mapping[str, RowsOf]) -> None:
         self._tensors = tensors
         self._slices = {name: rows for name, rows in slices.items() if rows.tensor in tensors}
         cut = {rows.tensor for rows in self._slices.values()}
-        self._whole = {name for name in tensors if name not in cut}
+        self._names = dict.fromkeys([*(name for name in tensors if name not in cut), *self._slices])
 
     def __getitem__(self, name: str) -> Tensor:
         rows = self._slices.get(name)
@@ -302,16 +291,6 @@ class _SlicedTensors(Mapping[str, Tensor]):
         """All of them as tensors that have shapes only: nothing is read, where a part whose rows lie apart would be copied."""
         shapes = _SlicedTensors({name: self._tensors[name].to("meta") for name in self._tensors}, self._slices)
         return {name: shapes[name] for name in shapes}
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._slices or name in self._whole
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._whole - self._slices.keys()
-        yield from self._slices
-
-    def __len__(self) -> int:
-        return len(self._whole | self._slices.keys())
 
 
 def _open(path: Path) -> safe_open:
