@@ -16,7 +16,7 @@ from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
-from .program import Embed, Experts, Program, matrices_of, routers
+from .program import Embed, Experts, Program, matrices_of, wide_products
 
 _CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
 
@@ -45,9 +45,9 @@ def product_bytes(program: Program, dtype: torch.dtype, quantization: Quantizati
 
 
 def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, int]:
-    """Weight of a product -> its bytes. With fp8 the head stays as it is, and a router always does."""
+    """Weight of a product -> its bytes. With fp8 the head stays as it is, and some products always do."""
     found: dict[str, int] = {}
-    wide = routers(program.ops)
+    wide = wide_products(program)
     for op in program.ops:
         narrow = None if wide.intersection(op.outputs) else quantization
         for name in chain.from_iterable(matrices_of(op)):
@@ -62,16 +62,19 @@ def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantizat
 
 
 def native_weight_bytes(program: Program, execution: Execution) -> int:
-    """What the native executor packs: products in the narrow format, the embedding in dtype unless it is the same as the head."""
-    matrices = {names: sum(program.weights[name][0] for name in names) for op in program.ops for names in matrices_of(op)}
-    own = {names: outputs for names, outputs in matrices.items() if not program.shared.issuperset(names)}
-    total = sum(_packed_bytes(outputs, program.weights[names[0]][1], execution) for names, outputs in own.items())
+    """What the native executor packs: most products in the narrow format, the embedding in dtype unless it is the same as the head."""
+    wide, as_computed = wide_products(program), replace(execution, quantization=None)
+    matrices = {names: as_computed if wide.intersection(op.outputs) else execution for op in program.ops for names in matrices_of(op)}
+    total = 0
+    for names, packed in matrices.items():
+        if not program.shared.issuperset(names):
+            total += _packed_bytes(sum(program.weights[name][0] for name in names), program.weights[names[0]][1], packed)
     for op in program.ops:
         if not isinstance(op, Embed) or op.weight in program.shared:
             continue
         if execution.quantization is not None or (op.weight,) not in matrices:
             vocabulary, width = program.weights[op.weight]
-            total += _packed_bytes(vocabulary, width, replace(execution, quantization=None))
+            total += _packed_bytes(vocabulary, width, as_computed)
     return total
 
 

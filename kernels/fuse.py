@@ -13,7 +13,7 @@ def fuse(program: Program) -> Program:
 
 
 def fuse_linears(program: Program) -> Program:
-    """Pack Linears that feed one op side by side: q, k, v -> qkv of an Attention, gate, up -> gate_up of an Activation, and z, b, a of a
+    """Pack Linears that feed one op side by side: q, k, v -> qkv of an Attention, gate, up -> gate_up of an Activation, and b, a of a
     GatedDelta.
 
     Their input is read once and one wide product replaces several narrow ones.
@@ -57,7 +57,7 @@ def _packable(op: Op) -> tuple[str, ...]:
         case Attention() | Activation():
             return op.inputs
         case GatedDelta():
-            return op.inputs[1:]
+            return op.inputs[2:]  # not z: these are never made narrow
         case _:
             return ()
 

@@ -39,6 +39,7 @@ class OpKind(IntEnum):
     LOW_RANK = 13
     CAUSAL_CONV = 14
     GATED_DELTA = 15
+    STATE_SPACE = 16
 
 
 PANEL = 16  # outputs packed side by side
@@ -98,6 +99,8 @@ class NativeOp(ctypes.Structure):
         ("eps", c_float),
         ("scale", c_float),
         ("softcap", c_float),
+        ("least", c_float),
+        ("most", c_float),
         ("norm_weight", c_void_p),
         ("norm_bias", c_void_p),
         ("weights", POINTER(PackedLinear)),
@@ -114,6 +117,7 @@ class NativeOp(ctypes.Structure):
         ("k_norm", c_void_p),
         ("rate", c_void_p),
         ("step", c_void_p),
+        ("skip", c_void_p),
     ]
 
 

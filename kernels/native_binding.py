@@ -30,9 +30,10 @@ from .program import (
     RMSNorm,
     Scale,
     Softcap,
+    StateSpace,
     TopK,
     matrices_of,
-    routers,
+    wide_products,
 )
 from .rope_values import rope_table_values
 from .weight_bank import NetworkWeights
@@ -49,7 +50,7 @@ class ProgramWeights:
         self._dtype = Precision.BFLOAT16 if execution.dtype == torch.bfloat16 else Precision.FLOAT32
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
         self._memory = WeightMemory()
-        self._routers = routers(lowered.steps)
+        self._wide_products = wide_products(program)
         self._held: list[object] = []
         self._vectors: dict[tuple[str, bool, int | None], torch.Tensor] = {}
         self.ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
@@ -65,7 +66,7 @@ class ProgramWeights:
 
     def product(self, product: Product) -> PackedWeight:
         linear = product.linear
-        precision = self._dtype if product.outputs[0] in self._routers else self._products
+        precision = self._dtype if product.outputs[0] in self._wide_products else self._products
         return self._packed(linear.weights, linear.biases if any(linear.biases) else (), precision, product.is_gated)
 
     def experts(self, experts: Experts) -> list[PackedWeight]:
@@ -94,7 +95,7 @@ class ProgramWeights:
         return self._vectors[name, False, None].data_ptr()
 
     def rate(self, name: str) -> int:
-        """Address of -exp(weight), float32: what a gated delta layer's decay is made of."""
+        """Address of -exp(weight), float32: what a memory's decay is made of."""
         if (name, False, None) not in self._vectors:
             self._vectors[name, False, None] = -self._weights.tensor(name).float().exp().contiguous()
         return self._vectors[name, False, None].data_ptr()
@@ -159,11 +160,11 @@ class BoundOps:
                 op.outputs = self._program.weights[step.weight][-1]
                 op.norm_weight, op.norm_bias = self._weights.taps(step.weight), self._weights.vector(step.bias)
             case GatedDelta():
-                op.kind, op.layer, op.num_heads, op.kv_heads = OpKind.GATED_DELTA, step.layer, step.num_v_heads, step.num_k_heads
-                op.k_dim, op.v_dim, op.eps = step.k_dim, step.v_dim, step.norm_eps
-                op.norm_weight, op.rate, op.step = (
-                    self._weights.vector(step.norm), self._weights.rate(step.decay), self._weights.vector(step.step),
-                )  # fmt: skip
+                op.kind, op.eps, op.norm_weight = OpKind.GATED_DELTA, step.norm_eps, self._weights.vector(step.norm)
+                self._bind_memory(op, step)
+            case StateSpace():
+                op.kind, op.least, op.most, op.skip = OpKind.STATE_SPACE, step.least, step.most, self._weights.vector(step.skip)
+                self._bind_memory(op, step)
             case LowRank():
                 self._bind_low_rank(op, step)
             case Activation():
@@ -214,6 +215,10 @@ class BoundOps:
         op.num_inputs = 1
         if len(step.inputs) == 2:
             op.residual = self._lowered.buffers[step.inputs[1]]
+
+    def _bind_memory(self, op: NativeOp, step: GatedDelta | StateSpace) -> None:
+        op.layer, op.num_heads, op.kv_heads, op.k_dim, op.v_dim = step.layer, step.num_v_heads, step.num_k_heads, step.k_dim, step.v_dim
+        op.rate, op.step = self._weights.rate(step.decay), self._weights.vector(step.step)
 
     def _bind_norm(self, op: NativeOp, norm: RMSNorm) -> None:
         op.eps = norm.eps

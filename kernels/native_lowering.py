@@ -100,8 +100,6 @@ def _fold(program: Program) -> list[Step]:
         if id(op) in folded or (program.best is not None and op == program.best):
             continue
         if not isinstance(op, Linear):
-            if isinstance(op, StateSpace) or (isinstance(op, Activation) and not op.function):
-                raise NotLowered(f"{type(op).__name__}")
             if isinstance(op, CausalConv) and (taps := program.weights[op.weight][-1]) > MAX_TAPS:
                 raise NotLowered(f"a convolution over {taps} tokens, more than {MAX_TAPS}")
             if isinstance(op, Experts) and program.weights[op.gates[0]][0] % PANEL:  # gate and up can only alternate in whole panels
@@ -182,7 +180,7 @@ def _number_rows(program: Program, steps: Sequence[Step]) -> Lowered:
         if isinstance(step, GatherRows):
             for_logits.update(step.outputs)
         elif any(name in for_logits for name in step.inputs):
-            is_of_tokens = isinstance(step, Attention | Experts | LocalConv | CausalConv | GatedDelta | LowRank)
+            is_of_tokens = isinstance(step, Attention | Experts | LocalConv | CausalConv | GatedDelta | StateSpace | LowRank)
             if is_of_tokens or not all(name in for_logits for name in step.inputs):
                 raise NotLowered(f"{type(step).__name__} over rows of two kinds")
             for_logits.update(step.outputs)
@@ -210,7 +208,7 @@ def _share_memory(steps: Iterable[Step], buffers: dict[str, int], filled: set[st
     dying: list[int] = []
     num_places = len(place_of)
     for i, step in enumerate(steps):
-        if isinstance(step, Product | Attention | Experts | GatherRows | LocalConv | CausalConv | GatedDelta):
+        if isinstance(step, Product | Attention | Experts | GatherRows | LocalConv | CausalConv | GatedDelta | StateSpace):
             free, dying = free + dying, []
         for name in step.outputs:
             if free:

@@ -159,7 +159,7 @@ class GatedDelta:
     """Linear attention with a forgetful memory: the gated delta rule (Yang et al. 2025), then a gated norm over each head.
 
     inputs: (q | k | v, z, b, a), q and k of num_k_heads heads of k_dim, v and z of num_v_heads heads of v_dim, b and a one number a value
-    head; or (q | k | v, z | b | a). Value head h has key head h * num_k_heads // num_v_heads. Of each token, in float32:
+    head; or (q | k | v, z, b | a). Value head h has key head h * num_k_heads // num_v_heads. Of each token, in float32:
 
         q, k = x / sqrt(sum(x^2) + 1e-6) of each, and q / sqrt(k_dim)
         S = S * exp(-exp(decay) * softplus(a + step))                # S [k_dim, v_dim], one a value head, 0 before the first token
@@ -170,7 +170,7 @@ class GatedDelta:
     token that is sure to stay, and what guesses would add.
     """
 
-    inputs: tuple[str, str] | tuple[str, str, str, str]
+    inputs: tuple[str, str, str] | tuple[str, str, str, str]
     outputs: tuple[str]
     layer: int
     num_k_heads: int
@@ -390,7 +390,7 @@ class Program:
             case GatedDelta():
                 qkv, values = 2 * op.num_k_heads * op.k_dim + op.num_v_heads * op.v_dim, op.num_v_heads * op.v_dim
                 expected = [qkv, values, op.num_v_heads, op.num_v_heads]
-                _require(widths in (expected, [qkv, sum(expected[1:])]), op, f"needs inputs of widths {expected}, not {widths}")
+                _require(widths in (expected, [qkv, values, 2 * op.num_v_heads]), op, f"needs inputs of widths {expected}, not {widths}")
                 _require(op.num_v_heads % op.num_k_heads == 0, op, "has value heads that do not share key heads evenly")
                 shapes = [self.weights[name] for name in (op.decay, op.step, op.norm)]
                 _require(shapes == [(op.num_v_heads,)] * 2 + [(op.v_dim,)], op, f"has decay, step and norm of shapes {shapes}")
@@ -449,9 +449,28 @@ def matrices_of(op: Op) -> tuple[tuple[str, ...], ...]:
             return ()
 
 
-def routers(ops: Iterable[object]) -> frozenset[str]:
-    """The buffers by whose scores experts are chosen: small differences decide there, so their products are never made narrow."""
+def routers(ops: Iterable[Op]) -> frozenset[str]:
+    """The buffers by whose scores experts are chosen."""
     return frozenset(op.inputs[1] for op in ops if isinstance(op, Experts))
+
+
+def wide_products(program: Program) -> frozenset[str]:
+    """Buffers whose products are never made narrow, for they are few columns that weigh heavily.
+
+    Scores of experts, gates of whole rows, and what says how fast memories learn and fade.
+    """
+    found = {*routers(program.ops)}
+    for op in program.ops:
+        match op:
+            case GatedDelta():
+                found.update(op.inputs[2:])
+            case StateSpace():
+                found.add(op.inputs[1])
+            case Activation(inputs=(gate, _)) if program.buffers[gate] == 1:
+                found.add(gate)
+            case _:
+                pass
+    return frozenset(found)
 
 
 def readers(ops: Iterable[Op]) -> dict[str, list[Op]]:

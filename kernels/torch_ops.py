@@ -39,7 +39,7 @@ from .program import (
     StateSpace,
     TopK,
     matrices_of,
-    routers,
+    wide_products,
 )
 from .recurrence import Parts, RecurrencePlan, add, correct, states_of
 from .torch_kv import TorchKV
@@ -116,7 +116,7 @@ class Binder:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
         self.logits = program.logits
         self.shapes = program.weights
-        self.routers = routers(program.ops)
+        self.wide_products = wide_products(program)
         self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
         if device is not None:
             # Tensors name their GPU by number: "cuda" would never be equal to it.
@@ -252,7 +252,7 @@ class Binder:
         offset = self.weights.tensor(op.step).to(self.device).float()
         normalise = self._normaliser(self.norm_weight(op.norm, v_dim, add_one=False), op.norm_eps)
         shape = num_v, k_dim, v_dim
-        qkv_widths, gate_widths = [num_k * k_dim] * 2 + [num_v * v_dim], [num_v * v_dim, num_v, num_v]
+        qkv_widths = [num_k * k_dim] * 2 + [num_v * v_dim]
 
         def split(kept: Tensor) -> Parts:
             """kept [n, q | k | v | b | a]."""
@@ -261,9 +261,8 @@ class Binder:
             return q * k_dim**-0.5, k, v.view(-1, num_v, v_dim), (decay * F.softplus(a + offset)).exp(), b.sigmoid()
 
         def step(state: Pass) -> None:
-            qkv, *others = (state.buffers[name] for name in op.inputs)
-            z, b, a = others if len(others) == 3 else others[0].split_with_sizes(gate_widths, -1)
-            read = state.recurrence.scanned(state.kv, op.layer, shape, torch.cat([qkv, b, a], -1), split, correct)
+            qkv, z, *numbers = (state.buffers[name] for name in op.inputs)
+            read = state.recurrence.scanned(state.kv, op.layer, shape, torch.cat([qkv, *numbers], -1), split, correct)
             gate = F.silu(z.view(-1, num_v, v_dim).float())
             state.buffers[op.outputs[0]] = normalise(read.to(qkv.dtype)).mul(gate).to(qkv.dtype).flatten(1)
 

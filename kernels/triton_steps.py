@@ -111,7 +111,7 @@ class TritonKernels:
 
     def _matrix(self, op: Linear, bind: Binder) -> Tensor | Int4Matrix:
         """[in, out] as a view of what checkpoints have, or 4 bits wide. What another network holds is taken in its format."""
-        if self.quantization == "int4" and not bind.routers.intersection(op.outputs):
+        if self.quantization == "int4" and not bind.wide_products.intersection(op.outputs):
             return bind.weights.get(op.weights, MATRIX, "int4", lambda: Int4Matrix.of(bind.packed(op.weights).t()))
         return bind.matrix(op.weights)
 
@@ -136,7 +136,7 @@ class TritonKernels:
 
     def _becomes_fp8(self, op: Linear, bind: Binder) -> bool:
         """Whether the weights become 8 bits: those that the hardware multiplies so and that no other network holds wider."""
-        is_wide = bind.routers.intersection(op.outputs) or (bind.logits in op.outputs and not self._narrow_head)
+        is_wide = bind.wide_products.intersection(op.outputs) or (bind.logits in op.outputs and not self._narrow_head)
         if self.is_batch_invariant or self.quantization != "fp8" or is_wide:
             return False
         return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
@@ -241,12 +241,11 @@ def _gated_delta(op: GatedDelta, bind: Binder) -> Step:
     decay, offset = (bind.weights.tensor(name).to(bind.device).float() for name in (op.decay, op.step))
     decay = -decay.exp()
     weight = bind.norm_weight(op.norm, op.v_dim, add_one=False)
-    widths = [op.num_v_heads * op.v_dim, op.num_v_heads, op.num_v_heads]
 
     def step(state: Pass) -> None:
         batch, kv = state.batch, state.kv
-        qkv, *others = (state.buffers[name] for name in op.inputs)
-        z, b, a = others if len(others) == 3 else others[0].split_with_sizes(widths, -1)
+        qkv, z, *numbers = (state.buffers[name] for name in op.inputs)
+        b, a = numbers if len(numbers) == 2 else numbers[0].chunk(2, -1)
         layer = kv.states[op.layer], kv.guesses[op.layer]
         read = gated_delta(qkv, b, a, decay, offset, heads, batch, state.states, *layer)
         state.buffers[op.outputs[0]] = gated_norm(read, z, weight, op.norm_eps, heads, batch.query_start_loc)

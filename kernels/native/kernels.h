@@ -19,7 +19,7 @@ constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
 constexpr int kMaxTree = 64;     // tree tokens of a row
 constexpr int kMaxHeadDim = 512; // k_dim and v_dim: what fits into kAttentionScratch
 constexpr int kMaxTaps = 16;     // of a causal convolution
-constexpr int kDeltaTile = 32;   // columns of a gated delta layer's memory that lie together: for k_dim 128 half of L1
+constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that lie together: for k_dim 128 half of L1
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
@@ -170,17 +170,18 @@ struct CausalConv {
   Function function;            // of the result
 };
 
-// One token of one head of a gated delta layer, whose memory is [v_dim / kDeltaTile, rounded up][k_dim][kDeltaTile] floats.
-struct DeltaStep {
+// One token of one head of a recurrent layer, whose memory is [v_dim / kMemoryTile, rounded up][k_dim][kMemoryTile] floats.
+struct MemoryStep {
   const float* q;               // [k_dim], null = nothing is read for this token
   const float* k;               // [k_dim]
   const float* v;               // [v_dim]
   float decay, strength;
+  float skip;                   // of v, added to what is read; the gated delta rule has none
   const float* from;            // the memory before ...
   float* to;                    // ... and behind the token: the same one, another, or null = nobody wants it
   float* copies[2];             // where the one behind it goes as well, or null
   bool leaves;                  // `to` is not read again soon; copies never are
-  float* out;                   // [v_dim, rounded up to kDeltaTile]
+  float* out;                   // [v_dim]
 };
 
 // Where rows have their recurrent states (see RowStates in layout.py).
@@ -281,8 +282,8 @@ struct Kernels {
   void (*causal_conv)(const CausalConv&, const float* const* newest_first, int first, int count, float* out);
   // out = x of that length, n floats.
   void (*to_length)(const float* x, int n, float length, float* out);
-  // Tokens of a head, one after the other.
-  void (*delta_steps)(const DeltaStep* steps, int count, int k_dim, int v_dim);
+  // Tokens of a head, one after the other. corrects: v is what k shall recall (the gated delta rule), else it is added to that.
+  void (*memory_steps)(bool corrects, const MemoryStep* steps, int count, int k_dim, int v_dim);
   // An RMSNorm of n floats times silu(gate), to out or as bfloat16 to narrow_out.
   void (*gated_norm)(const float* x, int n, const float* weight, float eps, const float* gate, float* out, uint16_t* narrow_out);
 

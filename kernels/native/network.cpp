@@ -320,8 +320,8 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
     case PhaseKind::kConvolve:
       for (int unit = int(first); unit < end; ++unit) convolve_causally(op, unit);
       break;
-    case PhaseKind::kDelta:
-      for (int unit = int(first); unit < end; ++unit) run_delta(op, unit, worker);
+    case PhaseKind::kScan:
+      for (int unit = int(first); unit < end; ++unit) scan(op, unit, worker);
       break;
     case PhaseKind::kRoute:
     case PhaseKind::kGroup:

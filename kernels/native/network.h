@@ -34,9 +34,10 @@ enum class OpKind : int32_t {
   kLowRank = 13,  // right before the product whose residual it is
   kCausalConv = 14,
   kGatedDelta = 15,
+  kStateSpace = 16,
 };
 
-inline bool is_recurrent(OpKind kind) { return kind == OpKind::kCausalConv || kind == OpKind::kGatedDelta; }
+inline bool is_recurrent(OpKind kind) { return kind >= OpKind::kCausalConv && kind <= OpKind::kStateSpace; }
 
 constexpr int kMaxInputs = 8;
 
@@ -62,16 +63,18 @@ struct Op {
   int32_t groups;               // local conv: runs of columns that share a kernel, ...
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
+  float least, most;            // state space: of a token's step
   const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]
   const float* norm_bias;       // norm, linear; causal conv: bias
   const PackedLinear* weights;  // linear, embed, experts
   const LowRank* low_rank;
-  int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention; gated delta: value heads and key heads
+  int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention; memories: value heads and key heads
   const float* rope;            // [positions][2 * rope_half]
   const float* q_norm;
   const float* k_norm;
-  const float* rate;            // gated delta: [num_heads] of how fast its memory fades, ...
+  const float* rate;            // gated delta, state space: [num_heads] of how fast its memory fades, ...
   const float* step;            // ... and what is added to each token's
+  const float* skip;            // state space: [num_heads]
 };
 
 struct NetworkSpec {
@@ -238,7 +241,7 @@ class Network : private Job {
   enum class PhaseKind {
     kRows, kPanels, kRotate, kAttend, kHeads,
     kDown,  // network_adapters.cpp
-    kConvolve, kDelta,  // network_recurrence.cpp
+    kConvolve, kScan,  // network_recurrence.cpp
     kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
     kChoose
   };
@@ -315,7 +318,7 @@ class Network : private Job {
   void convolve_causally(const Op& op, int unit);
   void leave_tail(const Op& op, const RecurrencePlan::Row& row, int last, int slot, int first, int count);
   const float* convolved_at(const Op& op, const RecurrencePlan::Row& row, int entry);
-  void run_delta(const Op& op, int unit, Worker& worker);
+  void scan(const Op& op, int unit, Worker& worker);
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead);
@@ -369,7 +372,7 @@ class Network : private Job {
     size_t groups = 0, ranked = 0, ranks = 0;  // numbers
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
     size_t convolved = 0;               // columns
-    size_t memory = 0, head = 0;        // numbers of a head of a gated delta layer: its memory, q, k and v of a token
+    size_t memory = 0, head = 0;        // numbers of a head with a memory: that, and q, k and results of a token
   } most_;                              // that any op needs for a row
   std::vector<Scratch> arena_;          // one a place
   Scratch prepared_, scales_, input_sums_, queries_, partials_, chain_logits_, chain_inputs_, chain_states_, rounds_logits_,

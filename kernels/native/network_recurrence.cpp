@@ -1,5 +1,5 @@
-// Recurrent layers: a causal convolution in pieces of columns, so that threads share even one token; the gated delta rule head by head,
-// each head of a row a unit that goes through the row's tokens in their order. Nothing else decides about rounding, so a token's numbers
+// Recurrent layers: a causal convolution in pieces of columns, so that threads share even one token; memories head by head, each head of
+// a row a unit that goes through the row's tokens in their order. Nothing else decides about rounding, so a token's numbers
 // depend on its sequence alone.
 #include <algorithm>
 #include <cmath>
@@ -12,14 +12,14 @@ namespace {
 
 constexpr int kConvColumns = 512, kConvTokens = 32;  // of a unit
 constexpr int kFetchAhead = 4;                       // tokens
-constexpr int kDeltaRun = 64;                        // tokens made ready at once: a head's q, k and results of so many stay in L2
+constexpr int kScanRun = 64;                         // tokens made ready at once: a head's q, k and results of so many stay in L2
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-int64_t memory_floats(int k_dim, int v_dim) { return k_dim * round_up(v_dim, kDeltaTile); }
+int64_t memory_floats(int k_dim, int v_dim) { return k_dim * round_up(v_dim, kMemoryTile); }
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // What a slot holds, in floats: the state, then what is kept of each guess. A convolution has the inputs of the last tokens, oldest first,
-// and of guesses; a gated delta layer the memories of its heads, and of a guess all heads' k | v | decay | strength.
+// and of guesses; other layers the memories of their heads, and of a guess all heads' k | v | decay | strength.
 struct SlotLayout {
   int64_t state, guess;
   int64_t bytes(int num_guesses) const { return (state + num_guesses * guess) * int64_t(sizeof(float)); }
@@ -37,10 +37,10 @@ void fetch(const float* p, int count) {
   for (int i = 0; i < count; i += 16) asm volatile("prefetcht0 %0" ::"m"(p[i]));
 }
 
-// What a gated delta op reads of its tokens, for one value head; strides are of tokens.
+// What an op reads of its tokens, for one value head; strides are of tokens. A state space has no gate and no strength.
 struct HeadInputs {
   const float *q, *k, *v, *gate, *strength, *fade;
-  int64_t stride, gate_stride, strength_stride, fade_stride;
+  int64_t stride, number_stride;  // of q, k and v; of strength and fade
 };
 
 }  // namespace
@@ -57,7 +57,7 @@ void Network::measure_recurrence(const Op& op) {
     most_.convolved = std::max(most_.convolved, size_t(width(op.output)));
   } else {
     most_.memory = std::max(most_.memory, size_t(memory_floats(op.k_dim, op.v_dim)));
-    most_.head = std::max(most_.head, size_t(2 * round_up(op.k_dim, 16) + round_up(op.v_dim, kDeltaTile)));
+    most_.head = std::max(most_.head, size_t(2 * round_up(op.k_dim, 16) + round_up(op.v_dim, 16)));
   }
 }
 
@@ -67,7 +67,7 @@ void Network::enter_recurrence(const RunRequest& request) {
   num_guesses_ = request.num_guesses;
   recurrence_.build(batch_, states_ != nullptr, num_guesses_);
   std::fill_n(no_token_.get<float>(most_.convolved), most_.convolved, 0.0f);
-  for (Worker& worker : workers_) worker.recurrence.get<float>(size_t(recurrence_.num_buffers()) * most_.memory + kDeltaRun * most_.head);
+  for (Worker& worker : workers_) worker.recurrence.get<float>(size_t(recurrence_.num_buffers()) * most_.memory + kScanRun * most_.head);
 }
 
 void Network::plan_recurrence(int number) {
@@ -79,7 +79,7 @@ void Network::plan_recurrence(int number) {
     const int pieces = (width(op.output) + kConvColumns - 1) / kConvColumns, runs = (batch_.num_tokens + kConvTokens - 1) / kConvTokens;
     phases_.push_back({PhaseKind::kConvolve, number, number, false, deal, uint32_t(pieces * runs), 0});
   } else {
-    phases_.push_back({PhaseKind::kDelta, number, number, false, deal, uint32_t(rows * op.num_heads), 0});
+    phases_.push_back({PhaseKind::kScan, number, number, false, deal, uint32_t(rows * op.num_heads), 0});
   }
 }
 
@@ -133,43 +133,45 @@ void Network::leave_tail(const Op& op, const RecurrencePlan::Row& row, int last,
   }
 }
 
-// ---- the gated delta rule
+// ---- memories: the gated delta rule, and state spaces
 
-void Network::run_delta(const Op& op, int unit, Worker& worker) {
+void Network::scan(const Op& op, int unit, Worker& worker) {
   // Heads of a row are far apart, so that threads have equally much to do where one row is long.
   const int num_rows = int(recurrence_.rows().size()), head = unit / num_rows, k_dim = op.k_dim, v_dim = op.v_dim;
   const RecurrencePlan::Row& row = recurrence_.rows()[size_t(unit % num_rows)];
+  const bool corrects = op.kind == OpKind::kGatedDelta;
   const int sharing = op.num_heads / op.kv_heads, key_head = head / sharing;  // value heads of a key head
   const int64_t keys = int64_t(op.kv_heads) * k_dim, values = int64_t(op.num_heads) * v_dim;
-  const int64_t memory = memory_floats(k_dim, v_dim), k_stride = round_up(k_dim, 16), out_stride = round_up(v_dim, kDeltaTile);
+  const int64_t memory = memory_floats(k_dim, v_dim), k_stride = round_up(k_dim, 16), out_stride = round_up(v_dim, 16);
 
   const float* x = buffer(op.inputs[0]);
   HeadInputs in{};
-  in.q = x + key_head * k_dim, in.k = in.q + keys, in.v = x + 2 * keys + head * v_dim;
   in.stride = width(op.inputs[0]);
-  if (op.num_inputs == 2) {
-    const float* others = buffer(op.inputs[1]);
-    in.gate = others + head * v_dim, in.strength = others + values + head, in.fade = in.strength + op.num_heads;
-    in.gate_stride = in.strength_stride = in.fade_stride = width(op.inputs[1]);
+  if (corrects) {
+    in.q = x + key_head * k_dim, in.k = in.q + keys, in.v = x + 2 * keys + head * v_dim;
+    in.gate = buffer(op.inputs[1]) + head * v_dim, in.strength = buffer(op.inputs[2]) + head;
+    in.fade = op.num_inputs == 3 ? in.strength + op.num_heads : buffer(op.inputs[3]) + head;
+    in.number_stride = width(op.inputs[2]);
   } else {
-    in.gate = buffer(op.inputs[1]) + head * v_dim, in.strength = buffer(op.inputs[2]) + head, in.fade = buffer(op.inputs[3]) + head;
-    in.gate_stride = values, in.strength_stride = in.fade_stride = op.num_heads;
+    in.v = x + head * v_dim, in.k = x + values + key_head * k_dim, in.q = in.k + keys;
+    in.fade = buffer(op.inputs[1]) + head;
+    in.number_stride = op.num_heads;
   }
   const Place out = place_of(op.output);
 
   float* const buffers = worker.recurrence.get<float>(0);
   float* const prepared = buffers + size_t(recurrence_.num_buffers()) * most_.memory;
-  float* const results = prepared + kDeltaRun * 2 * k_stride;
+  float* const results = prepared + kScanRun * 2 * k_stride;
   const auto memory_in = [&](int slot) { return slot_of(op, slot) + head * memory; };
   if (row.source < 0) std::fill_n(buffers, memory, 0.0f);
 
-  DeltaStep steps[kDeltaRun];
-  for (int first = row.first_step; first < row.end_step; first += kDeltaRun) {
-    const int count = std::min(kDeltaRun, row.end_step - first);
+  MemoryStep steps[kScanRun];
+  for (int first = row.first_step; first < row.end_step; first += kScanRun) {
+    const int count = std::min(kScanRun, row.end_step - first);
     // 1. what each token brings
     for (int i = 0; i < count; ++i) {
       const RecurrencePlan::Step& planned = recurrence_.steps()[first + i];
-      DeltaStep& step = steps[i];
+      MemoryStep& step = steps[i];
       step = {};
       step.from = planned.from == kFromSource ? memory_in(row.source) : buffers + planned.from * memory;
       if (planned.to != kToNowhere) step.to = planned.to == kToTarget ? memory_in(row.target) : buffers + planned.to * memory;
@@ -187,30 +189,39 @@ void Network::run_delta(const Op& op, int unit, Worker& worker) {
       if (token + kFetchAhead < row.end) {
         const int64_t ahead = (token + kFetchAhead) * in.stride;
         fetch(in.q + ahead, k_dim), fetch(in.k + ahead, k_dim), fetch(in.v + ahead, v_dim);
-        fetch(in.gate + (token + kFetchAhead) * in.gate_stride, v_dim);
+        if (corrects) fetch(in.gate + (token + kFetchAhead) * values, v_dim);
       }
-      float *q = prepared + 2 * i * k_stride, *k = q + k_stride;
-      kernels_.to_length(in.q + token * in.stride, k_dim, 1.0f / std::sqrt(float(k_dim)), q);
-      kernels_.to_length(in.k + token * in.stride, k_dim, 1.0f, k);
-      step.q = q, step.k = k, step.v = in.v + token * in.stride;
-      step.decay = std::exp(op.rate[head] * softplus(in.fade[token * in.fade_stride] + op.step[head]));
-      step.strength = 1.0f / (1.0f + std::exp(-in.strength[token * in.strength_stride]));
-      step.out = results + i * out_stride;
+      step.q = in.q + token * in.stride, step.k = in.k + token * in.stride, step.v = in.v + token * in.stride;
+      const float dt = softplus(in.fade[token * in.number_stride] + op.step[head]);
+      if (corrects) {
+        float *q = prepared + 2 * i * k_stride, *k = q + k_stride;
+        kernels_.to_length(step.q, k_dim, 1.0f / std::sqrt(float(k_dim)), q);
+        kernels_.to_length(step.k, k_dim, 1.0f, k);
+        step.q = q, step.k = k;
+        step.decay = std::exp(op.rate[head] * dt);
+        step.strength = 1.0f / (1.0f + std::exp(-in.strength[token * in.number_stride]));
+        step.out = results + i * out_stride;
+      } else {
+        step.strength = std::min(std::max(dt, op.least), op.most);
+        step.decay = std::exp(op.rate[head] * step.strength);
+        step.skip = op.skip[head];
+        step.out = out.wide + token * out.stride + head * v_dim;
+      }
       if (token >= row.guesses && row.target >= 0) {
         float* kept = kept_guess(op, row.target, token - row.guesses);
-        if (head % sharing == 0) std::copy_n(k, k_dim, kept + key_head * k_dim);
+        if (head % sharing == 0) std::copy_n(step.k, k_dim, kept + key_head * k_dim);
         std::copy_n(step.v, v_dim, kept + keys + head * v_dim);
         kept[keys + values + head] = step.decay, kept[keys + values + op.num_heads + head] = step.strength;
       }
     }
     // 2. the memory
-    kernels_.delta_steps(steps, count, k_dim, v_dim);
+    kernels_.memory_steps(corrects, steps, count, k_dim, v_dim);
     // 3. what is read from it
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; corrects && i < count; ++i) {
       const int token = recurrence_.steps()[first + i].entry;
       if (!recurrence_.is_token(token)) continue;
       const int64_t at = token * out.stride + head * v_dim;
-      kernels_.gated_norm(steps[i].out, v_dim, op.norm_weight, op.eps, in.gate + token * in.gate_stride, out.wide + at,
+      kernels_.gated_norm(steps[i].out, v_dim, op.norm_weight, op.eps, in.gate + token * values, out.wide + at,
                           out.narrow ? out.narrow + at : nullptr);
     }
   }

@@ -91,6 +91,7 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
     case OpKind::kExperts:
     case OpKind::kCausalConv:
     case OpKind::kGatedDelta:
+    case OpKind::kStateSpace:
       break;  // not row-local
   }
 }

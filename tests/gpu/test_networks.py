@@ -15,7 +15,7 @@ from tiny_models import FAMILIES
 from foretoken.kernels.execution import Quantization
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.program import matrices_of, routers
+from foretoken.kernels.program import matrices_of, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 
 BLOCK_SIZE = 4
@@ -138,7 +138,7 @@ def test_4_bit_weights_are_multiplied_as_they_are(
     monkeypatch.setattr(linear_int4, "TILED_ROWS", tiled_rows)
     program = small_program(family, **SIZES)
     weights = random_weights(program)
-    wide = routers(program.ops)
+    wide = wide_products(program)
     products = {name for op in program.ops if not wide.intersection(op.outputs) for name in chain.from_iterable(matrices_of(op))}
     whole = {name: Int4Matrix.of(weight.to(dtype)).weight() if name in products else weight for name, weight in weights.items()}
     reference = TorchExecutor(program, whole, torch.float32)

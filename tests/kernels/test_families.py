@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from decoding import Decoding
-from native_batches import BLOCK_SIZE, Row, batch_of
+from native_batches import BLOCK_SIZE
 from pairs import Pair, assert_near, random_tokens
+from recurrent_rows import StateRow, state_batch
 from tiny_models import FAMILIES, RECURRENT, WINDOW, WITH_EXPERTS, tiny_config
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -17,7 +18,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from foretoken.kernels import families, native
 from foretoken.kernels.decoder import decoder_program, supports
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.layout import FINAL, Executor
+from foretoken.kernels.layout import FINAL, Executor, StateRoom
 from foretoken.kernels.program import Attention, Embed, Scale, Softcap
 from foretoken.kernels.weights import network_program
 
@@ -238,11 +239,12 @@ def skip_unless_native(name: str) -> None:
 
 def native_logits(executor: Executor, prompt: list[int], chunks: list[int]) -> torch.Tensor:
     """Logits of all positions of a prompt that comes in chunks of these lengths, the last being the rest."""
-    kv = executor.allocate(4, BLOCK_SIZE)
+    kv = executor.allocate(4, BLOCK_SIZE, StateRoom(2, 0))
     logits: list[torch.Tensor] = []
     start = 0
-    for length in [*chunks, len(prompt) - sum(chunks)]:
-        output = executor.run(batch_of([Row(prompt[start : start + length], start, [2, 0, 3])]), kv)
+    for i, length in enumerate([*chunks, len(prompt) - sum(chunks)]):
+        row = StateRow(prompt[start : start + length], start, [2, 0, 3], (i + 1) % 2 if i else -1, i % 2)
+        output = executor.run(state_batch([row]), kv)
         assert output.logits is not None
         logits.append(output.logits)
         start += length

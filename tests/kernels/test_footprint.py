@@ -19,7 +19,7 @@ from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
-from foretoken.kernels.program import Program
+from foretoken.kernels.program import Linear, Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import network_program
 
@@ -79,6 +79,16 @@ def test_4_bit_weights_are_as_large_as_foretold(tied: bool) -> None:
     assert torch_weight_bytes(program, Execution(torch.bfloat16, "int4", device="cuda")) == in_products + 2 * (99 * 64 + 5 * 64)
 
 
+@pytest.mark.parametrize("family, heavy", [("qwen3_5", ("in_proj_a", "in_proj_b")), ("granite_hybrid", ("in_proj.2",))])
+def test_few_columns_that_weigh_heavily_keep_their_bits(family: str, heavy: tuple[str, ...]) -> None:
+    program = network_program(tiny_config(family))
+    assert sum(program.buffers[name] for name in wide_products(program)) == 2 * len(heavy) * 4  # two such layers, each of four heads
+    kept = [shape for name, shape in program.weights.items() if any(part in name for part in heavy)]
+    products_alone = replace(program, ops=tuple(op for op in program.ops if isinstance(op, Linear)))  # which do not say what they weigh
+    foretold, narrow = (product_bytes(some, torch.bfloat16, "int4") for some in (program, products_alone))
+    assert foretold - narrow == sum(2 * outputs * inputs - Int4Matrix.num_bytes((outputs, inputs)) for outputs, inputs in kept)
+
+
 def test_8_bit_weights_leave_the_head() -> None:
     program = network_program(network())
     wide, narrow = (torch_weight_bytes(program, Execution(torch.bfloat16, quantization, device="cuda")) for quantization in (None, "fp8"))
@@ -90,12 +100,14 @@ native_only = pytest.mark.skipif(native.availability().isa is None, reason=nativ
 
 
 @native_only
+@pytest.mark.parametrize("config", [network(), tiny_config("qwen3_5"), tiny_config("granite_hybrid")], ids=lambda config: config.model_type)
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_native_weights_are_as_large_as_foretold(quantization: Quantization | None) -> None:
+def test_native_weights_are_as_large_as_foretold(quantization: Quantization | None, config: transformers.PretrainedConfig) -> None:
     """With an embedding of its own: rows of dtype that no pass reads whole."""
-    program, execution = network_program(network()), Execution(torch.bfloat16, quantization)
+    config.tie_word_embeddings = False
+    program, execution = network_program(config), Execution(torch.bfloat16, quantization)
     executor = native.NativeExecutor(program, random_weights(program), execution)
-    embedding = 112 * 64 * 2  # outputs padded to 16
+    embedding = 112 * config.hidden_size * 2  # outputs padded to 16
     assert executor.weight_bytes == native_weight_bytes(program, execution) - embedding
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 import transformers
 from decoding import Decoding
+from tiny_models import tiny_config
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse, fuse_linears, fuse_residual_adds
-from foretoken.kernels.program import Activation, Add, Attention, Linear, Program
+from foretoken.kernels.program import Activation, Add, Attention, GatedDelta, Linear, Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
 
 SIZES: dict[str, Any] = {
@@ -47,6 +48,17 @@ def test_a_layer_becomes_eight_ops() -> None:
     assert not any(isinstance(op, Add) for op in program.ops)
     assert all(len(op.inputs) == 1 for op in program.ops if isinstance(op, Attention | Activation))
     assert len(program.ops) == 1 + 8 * 2 + 4
+
+
+def test_what_stays_wide_is_not_fused_with_what_becomes_narrow() -> None:
+    program = fuse(decoder_program(tiny_config("qwen3_5")))
+    delta = next(op for op in program.ops if isinstance(op, GatedDelta))
+    packed = next(op for op in program.ops if op.outputs[0] == delta.inputs[-1])
+    assert isinstance(packed, Linear) and [name.split(".")[-2] for name in packed.weights] == ["in_proj_b", "in_proj_a"]
+    assert delta.inputs[1].endswith("in_proj_z") and len(delta.inputs) == 3
+    assert wide_products(program) == {op.inputs[2] for op in program.ops if isinstance(op, GatedDelta)}
+    with_experts = fuse(decoder_program(tiny_config("qwen3_5_moe")))
+    assert {with_experts.buffers[name] for name in wide_products(with_experts)} == {8, 6, 1}  # the shared expert's gate is one column
 
 
 def test_what_others_read_is_not_fused_away() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from native_batches import BLOCK_SIZE
-from native_ops import ISAS, each_isa
+from native_ops import each_isa
 from recurrent_rows import VOCAB, StateRow, lives, qwen3_5_program, state_batch
 from small_networks import random_weights
 from torch import Tensor
@@ -19,7 +20,7 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_library import ISAS as ISA_NAMES
-from foretoken.kernels.program import ArgMax, CausalConv, Embed, GatedDelta, GatherRows, Linear, Op, Program
+from foretoken.kernels.program import Activation, ArgMax, CausalConv, Embed, GatedDelta, GatherRows, Linear, Op, Program, StateSpace
 from foretoken.kernels.torch_executor import TorchExecutor
 
 FLOAT32, BFLOAT16 = Execution(torch.float32), Execution(torch.bfloat16)
@@ -45,8 +46,8 @@ def recurrent_program(
     weights |= {"z": (values, width), "b": (num_v, width), "a": (num_v, width), "decay": (num_v,), "step": (num_v,), "norm": (v_dim,)}
     gates: tuple[Op, ...] = tuple(Linear(("x",), (name,), (name,)) for name in "zba")
     if fused:
-        gates = (Linear(("x",), ("zba",), ("z", "b", "a")),)
-    delta = GatedDelta(("c", "zba"), ("y",), 1, num_k, num_v, k_dim, v_dim, "decay", "step", "norm", 1e-3)
+        gates = (gates[0], Linear(("x",), ("ba",), ("b", "a")))
+    delta = GatedDelta(("c", "z", "ba"), ("y",), 1, num_k, num_v, k_dim, v_dim, "decay", "step", "norm", 1e-3)
     ops = (
         Embed((), ("x",), "embed"), *gates, CausalConv(("x",), ("c",), 0, "conv", "bias", function),
         delta if fused else replace(delta, inputs=("c", "z", "b", "a")),
@@ -54,6 +55,23 @@ def recurrent_program(
     )  # fmt: skip
     states = StateLayerSpec((taps - 1) * width, width), StateLayerSpec(values * k_dim, width + 2 * num_v)
     return Program(ops, weights, (), {}, VOCAB, 512, ("x",), "y", "logits", BEST, state_layers=states)
+
+
+def state_space_program(heads: tuple[int, int] = (2, 4), dims: tuple[int, int] = (16, 32), most: float = math.inf) -> Program:
+    """A convolution and a state space with gates without a function behind it: one over a product of two weights, one over two buffers."""
+    (num_k, num_v), (k_dim, v_dim) = heads, dims
+    values, width = num_v * v_dim, 2 * num_k * k_dim + num_v * v_dim
+    weights = {"embed": (VOCAB, width), "conv": (width, 1, 4), "bias": (width,), "a": (num_v, width), "head": (VOCAB, values)}
+    weights |= {"decay": (num_v,), "step": (num_v,), "skip": (num_v,), "gate": (values, values), "up": (values, values)}
+    ops = (
+        Embed((), ("x",), "embed"), Linear(("x",), ("a",), ("a",)), CausalConv(("x",), ("c",), 0, "conv", "bias", "silu"),
+        StateSpace(("c", "a"), ("y",), 1, num_k, num_v, k_dim, v_dim, "decay", "step", "skip", 0.4, most),
+        Linear(("y",), ("gate|up",), ("gate", "up")), Activation(("gate|up",), ("g",), "", gated=True),
+        Activation(("g", "y"), ("gy",), "", gated=True),
+        GatherRows(("gy",), ("rows",)), Linear(("rows",), ("logits",), ("head",)), BEST,
+    )  # fmt: skip
+    states = StateLayerSpec(3 * width, width), StateLayerSpec(values * k_dim, width + num_v)
+    return Program(ops, weights, (), {}, VOCAB, 512, ("x",), "gy", "logits", BEST, state_layers=states)
 
 
 def texts_of(rng: random.Random, *lengths: int) -> list[list[int]]:
@@ -72,6 +90,8 @@ PROGRAMS = {
     "odd sizes": lambda: recurrent_program(taps=3, heads=(3, 3), dims=(17, 41), function=""),
     "three value heads a key head": lambda: recurrent_program(taps=2, heads=(2, 6), dims=(5, 16), fused=False),
     "taps of the token alone": lambda: recurrent_program(taps=1, dims=(33, 70)),
+    "state space": state_space_program,
+    "state space of odd sizes": lambda: state_space_program((1, 3), (17, 41), most=0.9),
 }
 
 
@@ -104,11 +124,11 @@ def test_bfloat16_is_near_float32() -> None:
     assert (narrow - wide).square().mean().sqrt() < 0.05 * wide.square().mean().sqrt()
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
-@pytest.mark.parametrize("isa", ISAS, ids=[ISA_NAMES[isa] for isa in ISAS])
-def test_a_token_has_its_bits_however_its_sequence_comes(execution: Execution, isa: int) -> None:
-    program = qwen3_5_program()
-    executor = NativeExecutor(program, random_weights(program, seed=3), execution, isa=ISA_NAMES[isa])
+@pytest.mark.parametrize("name, execution", [*(("qwen3.5", execution) for execution in EXECUTIONS), ("state space", "int8")])
+@each_isa
+def test_a_token_has_its_bits_however_its_sequence_comes(name: str, execution: str, isa: int) -> None:
+    program = PROGRAMS[name]()
+    executor = NativeExecutor(program, random_weights(program, seed=3), EXECUTIONS[execution], isa=ISA_NAMES[isa])
     rng = random.Random(5)
     texts = texts_of(rng, 150, 60, 30)
     expected = [_one_by_one(executor, text) for text in texts]

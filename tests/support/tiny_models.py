@@ -133,7 +133,14 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite_hybrid": (transformers.GraniteMoeHybridConfig, {**_MAMBA, "num_local_experts": 0}),
     "granite_hybrid_moe": (
         transformers.GraniteMoeHybridConfig,
-        {**_MAMBA, "num_local_experts": 6, "num_experts_per_tok": 3, "position_embedding_type": "rope", "mamba_conv_bias": False},
+        {
+            **_MAMBA,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 48,
+            "position_embedding_type": "rope",
+            "mamba_conv_bias": False,
+        },
     ),
     "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2}),
     "granite": (

@@ -1,4 +1,4 @@
-// Recurrent layers: the causal depthwise convolution of a token, and the gated delta rule of a head, token by token. Included by
+// Recurrent layers: the causal depthwise convolution of a token, and the memory of a head, token by token. Included by
 // isa_table.h.
 
 // Taps from the token itself backwards, each rounded once: one order for every token.
@@ -34,40 +34,42 @@ inline void to_length(const float* x, int n, float length, float* out) {
   for (int i = 0; i < n; i += 16) store_some(out + i, load_some(x + i, n - i) * factor, n - i);
 }
 
-// One token on one tile of a memory [k_dim][kDeltaTile]. Rows are summed in two interleaved runs: that order for every token.
+// One token on one tile of a memory [k_dim][kMemoryTile], by the gated delta rule if kCorrects, else by that of a state space. Rows are summed in two interleaved runs: that order for every token.
 enum class Stores { kNothing, kHere, kPastCaches };
 
-template <bool kReads, Stores kStores>
-inline void delta_tile(const DeltaStep& step, const float* from, float* to, int k_dim, int column, int columns) {
-  constexpr int kVectors = kDeltaTile / 16;
+template <bool kCorrects, bool kReads, Stores kStores>
+inline void memory_tile(const MemoryStep& step, const float* from, float* to, int k_dim, int column, int columns) {
+  constexpr int kVectors = kMemoryTile / 16;
   const float *k = step.k, *q = step.q;
   const int64_t whole = k_dim & ~1;  // 64 bits wide, for 32 would be widened anew in each turn of the loops
-  Vec said[2][kVectors], read[2][kVectors], change[kVectors];
+  Vec said[2][kVectors], read[2][kVectors], values[kVectors], change[kVectors];
   for (int run = 0; run < 2; ++run) {
     for (int j = 0; j < kVectors; ++j) said[run][j] = read[run][j] = zero();
   }
   const auto ask = [&](int64_t row, int run) {
     const Vec key = splat(k[row]);
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) said[run][j] = mul_add(key, load(from + row * kDeltaTile + 16 * j), said[run][j]);
+    for (int j = 0; j < kVectors; ++j) said[run][j] = mul_add(key, load(from + row * kMemoryTile + 16 * j), said[run][j]);
   };
-  for (int64_t row = 0; row < whole; row += 2) {
-    ask(row, 0);
-    ask(row + 1, 1);
+  if (kCorrects) {
+    for (int64_t row = 0; row < whole; row += 2) {
+      ask(row, 0);
+      ask(row + 1, 1);
+    }
+    if (k_dim & 1) ask(whole, 0);
   }
-  if (k_dim & 1) ask(whole, 0);
   const Vec decay = splat(step.decay), strength = splat(step.strength);
   for (int j = 0; j < kVectors; ++j) {
-    const Vec value = load_some(step.v + column + 16 * j, columns - 16 * j);
-    change[j] = strength * sub_mul(decay, said[0][j] + said[1][j], value);
+    values[j] = load_some(step.v + column + 16 * j, columns - 16 * j);
+    change[j] = strength * (kCorrects ? sub_mul(decay, said[0][j] + said[1][j], values[j]) : values[j]);
   }
   const auto learn = [&](int64_t row, int run) {
     const Vec key = splat(k[row]);
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      const Vec memory = mul_add(key, change[j], decay * load(from + row * kDeltaTile + 16 * j));
-      if (kStores == Stores::kHere) store(to + row * kDeltaTile + 16 * j, memory);
-      if (kStores == Stores::kPastCaches) store_once(to + row * kDeltaTile + 16 * j, memory);
+      const Vec memory = mul_add(key, change[j], decay * load(from + row * kMemoryTile + 16 * j));
+      if (kStores == Stores::kHere) store(to + row * kMemoryTile + 16 * j, memory);
+      if (kStores == Stores::kPastCaches) store_once(to + row * kMemoryTile + 16 * j, memory);
       if (kReads) read[run][j] = mul_add(splat(q[row]), memory, read[run][j]);
     }
   };
@@ -77,26 +79,30 @@ inline void delta_tile(const DeltaStep& step, const float* from, float* to, int 
   }
   if (k_dim & 1) learn(whole, 0);
   if (!kReads) return;
-  for (int j = 0; j < kVectors; ++j) store(step.out + column + 16 * j, read[0][j] + read[1][j]);
+  for (int j = 0; j < kVectors; ++j) {
+    const Vec sum = read[0][j] + read[1][j];
+    store_some(step.out + column + 16 * j, kCorrects ? sum : mul_add(splat(step.skip), values[j], sum), columns - 16 * j);
+  }
 }
 
 // Tile by tile, so that a tile stays in L1 from one token to the next.
-inline void delta_steps(const DeltaStep* steps, int count, int k_dim, int v_dim) {
-  const int64_t tile = int64_t(k_dim) * kDeltaTile;
-  for (int column = 0, at = 0; column < v_dim; column += kDeltaTile, ++at) {
+template <bool kCorrects>
+inline void memory_steps_by(const MemoryStep* steps, int count, int k_dim, int v_dim) {
+  const int64_t tile = int64_t(k_dim) * kMemoryTile;
+  for (int column = 0, at = 0; column < v_dim; column += kMemoryTile, ++at) {
     const int columns = v_dim - column;
     for (int i = 0; i < count; ++i) {
-      const DeltaStep& step = steps[i];
+      const MemoryStep& step = steps[i];
       const float* from = step.from + at * tile;
       float* to = step.to ? step.to + at * tile : nullptr;
       if (!step.q) {
-        delta_tile<false, Stores::kHere>(step, from, to, k_dim, column, columns);
+        memory_tile<kCorrects, false, Stores::kHere>(step, from, to, k_dim, column, columns);
       } else if (!to) {
-        delta_tile<true, Stores::kNothing>(step, from, to, k_dim, column, columns);
+        memory_tile<kCorrects, true, Stores::kNothing>(step, from, to, k_dim, column, columns);
       } else if (step.leaves) {
-        delta_tile<true, Stores::kPastCaches>(step, from, to, k_dim, column, columns);
+        memory_tile<kCorrects, true, Stores::kPastCaches>(step, from, to, k_dim, column, columns);
       } else {
-        delta_tile<true, Stores::kHere>(step, from, to, k_dim, column, columns);
+        memory_tile<kCorrects, true, Stores::kHere>(step, from, to, k_dim, column, columns);
       }
       for (float* copy : step.copies) {
         if (!copy) continue;
@@ -105,6 +111,10 @@ inline void delta_steps(const DeltaStep* steps, int count, int k_dim, int v_dim)
     }
   }
   finish_stores();
+}
+
+inline void memory_steps(bool corrects, const MemoryStep* steps, int count, int k_dim, int v_dim) {
+  corrects ? memory_steps_by<true>(steps, count, k_dim, v_dim) : memory_steps_by<false>(steps, count, k_dim, v_dim);
 }
 
 // An RMSNorm of n floats times silu(gate).

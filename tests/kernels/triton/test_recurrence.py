@@ -28,7 +28,7 @@ def conv_program(width: int, taps: int, bias: str, function: str) -> Program:
 
 def delta_program(num_k: int, num_v: int, k_dim: int, v_dim: int, is_packed: bool) -> Program:
     qkv, values = 2 * num_k * k_dim + num_v * v_dim, num_v * v_dim
-    inputs = {"x": qkv, **({"z|b|a": values + 2 * num_v} if is_packed else {"z": values, "b": num_v, "a": num_v})}
+    inputs = {"x": qkv, "z": values, **({"b|a": 2 * num_v} if is_packed else {"b": num_v, "a": num_v})}
     op = GatedDelta(tuple(inputs), ("y",), 0, num_k, num_v, k_dim, v_dim, "decay", "step", "norm", 1e-3)  # pyright: ignore[reportArgumentType]
     weights = {"decay": (num_v,), "step": (num_v,), "norm": (v_dim,)}
     return _program(op, weights, inputs, StateLayerSpec(values * k_dim, qkv + 2 * num_v))
