@@ -15,7 +15,7 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .program import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, matrices_of
+from .program import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, StateSpace, matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
@@ -23,8 +23,8 @@ from .triton.attention import ragged_paged_attention
 from .triton.cache_write import rotate_and_store
 from .triton.causal_conv import causal_conv, trace
 from .triton.experts import experts
-from .triton.gated_delta import DeltaHeads, gated_delta, gated_norm
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
+from .triton.linear_attention import Memory, gated_norm, linear_attention
 from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.low_rank import MOST_TOKENS, MOST_WEIGHTS, low_rank
 from .triton.norms import rms_norm
@@ -73,6 +73,8 @@ class TritonKernels:
                 return _causal_conv(op, bind)
             case GatedDelta():
                 return _gated_delta(op, bind)
+            case StateSpace():
+                return _state_space(op, bind)
             case ArgMax():
                 return _best(op)
             case _:
@@ -237,20 +239,35 @@ def _causal_conv(op: CausalConv, bind: Binder) -> Step:
 
 
 def _gated_delta(op: GatedDelta, bind: Binder) -> Step:
-    heads = DeltaHeads(op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim)
-    decay, offset = (bind.weights.tensor(name).to(bind.device).float() for name in (op.decay, op.step))
-    decay = -decay.exp()
+    memory = Memory(op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim, *_decay(op, bind))
     weight = bind.norm_weight(op.norm, op.v_dim, add_one=False)
 
     def step(state: Pass) -> None:
-        batch, kv = state.batch, state.kv
         qkv, z, *numbers = (state.buffers[name] for name in op.inputs)
         b, a = numbers if len(numbers) == 2 else numbers[0].chunk(2, -1)
-        layer = kv.states[op.layer], kv.guesses[op.layer]
-        read = gated_delta(qkv, b, a, decay, offset, heads, batch, state.states, *layer)
-        state.buffers[op.outputs[0]] = gated_norm(read, z, weight, op.norm_eps, heads, batch.query_start_loc)
+        layer = state.kv.states[op.layer], state.kv.guesses[op.layer]
+        read = linear_attention(qkv, b, a, memory, state.batch, state.states, *layer)
+        state.buffers[op.outputs[0]] = gated_norm(read, z, weight, op.norm_eps)
 
     return step
+
+
+def _state_space(op: StateSpace, bind: Binder) -> Step:
+    skip = bind.weights.tensor(op.skip).to(bind.device).float()
+    memory = Memory(op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim, *_decay(op, bind), skip, op.least, op.most)
+
+    def step(state: Pass) -> None:
+        vkq, a = (state.buffers[name] for name in op.inputs)
+        layer = state.kv.states[op.layer], state.kv.guesses[op.layer]
+        state.buffers[op.outputs[0]] = linear_attention(vkq, a, a, memory, state.batch, state.states, *layer)
+
+    return step
+
+
+def _decay(op: GatedDelta | StateSpace, bind: Binder) -> tuple[Tensor, Tensor]:
+    """And the step, as `Memory` has them."""
+    decay, step = (bind.weights.tensor(name).to(bind.device).float() for name in (op.decay, op.step))
+    return -decay.exp(), step
 
 
 def _best(op: ArgMax) -> Step:

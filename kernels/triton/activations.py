@@ -21,7 +21,8 @@ def activation(x: Tensor, function: str) -> Tensor:
 
 
 def gated_activation(gate: Tensor, up: Tensor | None, function: str) -> Tensor:
-    """function(gate) * up, [T, width]. up None: gate [T, 2 * width] holds gate | up side by side; a gate of one column is for all of up."""
+    """function(gate) * up, [T, width]; function "" = none. up None: gate [T, 2 * width] holds gate | up side by side; a gate of one column
+    is for all of up."""
     if up is not None:
         return _launch(gate, up, up.shape[1], function)
     width = gate.shape[1] // 2
@@ -61,7 +62,9 @@ def _activation(
 @triton.jit
 def function_of(x, FUNCTION: tl.constexpr):
     """x in float32."""
-    if FUNCTION == "silu":
+    if FUNCTION == "":
+        y = x
+    elif FUNCTION == "silu":
         y = x / (1.0 + tl.exp(-x))
     elif FUNCTION == "gelu":
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))

@@ -135,9 +135,7 @@ def _convolve(
             y += before * tl.load(weight_ptr + (PAST - 1 - i) * width + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
             y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        if FUNCTION != "":
-            y = function_of(y, FUNCTION)
-        tl.store(out_ptr + token * width + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + token * width + column, function_of(y, FUNCTION).to(out_ptr.dtype.element_ty), mask=inside)
         if (slot >= 0) & (PAST > 0):
             place = slot * num_guesses + tl.load(record + 2)
             tl.store(guesses_ptr + place * width + column, x.to(guesses_ptr.dtype.element_ty), mask=inside)

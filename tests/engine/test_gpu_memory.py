@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from fake_graphs import FakeRecorder
-from recurrent_networks import recurrent_network
 from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
@@ -61,7 +60,7 @@ def test_the_largest_step_leaves_nothing_behind() -> None:
 
 
 def test_the_largest_step_of_a_recurrent_network_has_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = GraphExecutor(recurrent_network())
+    executor = GraphExecutor(small_network("qwen3_5"))
     allocate, rooms = executor.network.allocate, []
     monkeypatch.setattr(executor.network, "allocate", lambda *given: rooms.append(given[2]) or allocate(*given))
     run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)

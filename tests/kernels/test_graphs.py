@@ -11,8 +11,7 @@ import pytest
 import torch
 from decoding import ragged
 from fake_graphs import FakeRecorder
-from recurrent_networks import NUM_BLOCKS as RECURRENT_BLOCKS
-from recurrent_networks import ROOM, recurrent_network, scores_of_texts, tell
+from recurrent_rows import scores_of_two, small_cache, two_lives
 from small_networks import small_network
 
 from foretoken.kernels import graphs, noise
@@ -259,22 +258,21 @@ def test_reports_add_up() -> None:
 
 def test_recorded_passes_go_on_from_states() -> None:
     """Twice each: to record a pass is to run it, and the second time it is a replay."""
-    network = recurrent_network()
+    network = small_network("qwen3_5")
     executor = GraphExecutor(network, recorder=FakeRecorder())
-    kv, expected = executor.allocate(RECURRENT_BLOCKS, BLOCK_SIZE, ROOM), scores_of_texts(network)
+    kv = small_cache(executor)
 
     def run(batch: RaggedBatch) -> torch.Tensor:
         first, second = (executor.run(batch, kv).logits for _ in range(2))
         assert first is not None and second is not None and torch.equal(first, second)
         return second
 
-    for logits, chapter in tell(run, kv.move):
-        for token, text, place in chapter.right:
-            torch.testing.assert_close(logits[token], expected[text][place], rtol=1e-4, atol=1e-4)
+    for found, expected in two_lives(run, kv, scores_of_two(network)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert executor.captured.num_graphs > 1
 
 
 def test_recurrent_networks_run_no_chains() -> None:
-    executor = GraphExecutor(recurrent_network(), recorder=FakeRecorder())
+    executor = GraphExecutor(small_network("qwen3_5"), recorder=FakeRecorder())
     with pytest.raises(AssertionError, match="keeps no states"):
-        executor.run_chain(rows(3, all_logits=False), executor.allocate(RECURRENT_BLOCKS, BLOCK_SIZE, ROOM), torch.tensor([2]))
+        executor.run_chain(rows(3, all_logits=False), small_cache(executor), torch.tensor([2]))

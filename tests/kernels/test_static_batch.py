@@ -8,7 +8,6 @@ import pytest
 import torch
 from decoding import ragged
 from recurrent_batches import BLOCKS, MOST_GUESSES, SLOTS_OF_A_ROW, Row, random_rows, recurrent_batch
-from recurrent_networks import recurrent_network
 from small_networks import small_network
 
 from foretoken.kernels.layout import RaggedBatch, RowStates, StateRoom
@@ -197,7 +196,7 @@ def recurrent_rows(seed: int) -> RaggedBatch:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_padded_batch_goes_on_from_states_and_leaves_them_as_the_batch_does(seed: int) -> None:
-    network, room, batch = recurrent_network(), StateRoom(5 * SLOTS_OF_A_ROW, MOST_GUESSES), recurrent_rows(seed)
+    network, room, batch = small_network("qwen3_5"), StateRoom(5 * SLOTS_OF_A_ROW, MOST_GUESSES), recurrent_rows(seed)
     own, padded = (network.allocate(5 * BLOCKS, BLOCK_SIZE, room) for _ in range(2))
     static = StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
     static.fill(recurrent_rows(seed + 100))
@@ -234,7 +233,7 @@ def test_padding_has_no_states() -> None:
 
 
 def test_rows_whose_batch_has_no_states_know_all_of_their_tokens() -> None:
-    network, batch = recurrent_network(), dataclasses.replace(recurrent_batch([Row([3, 4, 5], 0, 3), Row([6], 0, 1)]), states=None)
+    network, batch = small_network("qwen3_5"), dataclasses.replace(recurrent_batch([Row([3, 4, 5], 0, 3), Row([6], 0, 1)]), states=None)
     static = StaticBatch(Rung(8, 4, 8), block_tables(4, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
     static.fill(recurrent_batch([Row([1, 2], 4, 1, 0, 1, 0b1)]))
     static.fill(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +12,11 @@ from native_batches import BLOCK_SIZE, Row, batch_of
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
-from foretoken.kernels.layout import RaggedBatch, RowStates
+from foretoken.kernels.layout import Executor, KVTensors, RaggedBatch, RowStates, StateRoom
 from foretoken.kernels.program import Program
 
 VOCAB = 97
+_TWO = [random.Random(i).choices(range(VOCAB), k=16) for i in range(2)]
 
 
 def qwen3_5_program(k_dim: int = 24, v_dim: int = 40, heads: tuple[int, int] = (2, 4), layers: int = 4) -> Program:
@@ -144,6 +145,29 @@ def lives(texts: list[list[int]], rng: random.Random, num_blocks: int, most_gues
                 sequence.go_back()
                 ways_back -= 1
         yield StatePass(batch, right, (torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64)))
+
+
+def small_cache(executor: Executor) -> KVTensors:
+    """For `two_lives`."""
+    return executor.allocate(4, BLOCK_SIZE, StateRoom(6, 5))
+
+
+def scores_of_two(network: Executor) -> torch.Tensor:
+    """[2, 16, VOCAB] of the texts of `two_lives`, in one pass without guesses."""
+    rows = [StateRow(text, 0, [2 * i, 2 * i + 1], -1, -1) for i, text in enumerate(_TWO)]
+    logits = network.run(state_batch(rows), small_cache(network)).logits
+    assert logits is not None
+    return logits.cpu().view(2, 16, VOCAB)
+
+
+def two_lives(
+    run: Callable[[RaggedBatch], torch.Tensor], kv: KVTensors, expected: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each pass the scores [n, VOCAB] of the tokens that are the text's own, and those that they have in `scores_of_two`."""
+    for state_pass in lives(_TWO, random.Random(3), 4, most_guesses=5, longest=5):
+        flat, texts, places = (list(column) for column in zip(*state_pass.right, strict=True))
+        yield run(state_pass.batch)[flat].cpu(), expected[texts, places]
+        kv.move(*state_pass.moves)
 
 
 def _guesses(rng: random.Random, following: list[int], most: int) -> tuple[list[tuple[int, int]], list[int]]:

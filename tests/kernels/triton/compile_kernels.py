@@ -38,8 +38,8 @@ from foretoken.kernels.triton import (
     expert_routes,
     experts,
     following,
-    gated_delta,
     linear,
+    linear_attention,
     linear_int4,
     low_rank,
     matching,
@@ -175,37 +175,44 @@ def adapters_of(tokens: int, rank: int, slots: int, width: int, *outs: int) -> N
     low_rank.low_rank(empty(tokens, width), factors, empty(tokens, dtype=INT), empty(tokens, sum(outs)))
 
 
-def recurrent(tokens: int, rows: int, heads: gated_delta.DeltaHeads, dtype: torch.dtype = HALF) -> None:
-    """One layer of each kind."""
-    keys, values = heads.num_k * heads.k_dim, heads.num_v * heads.v_dim
+def recurrent(tokens: int, rows: int, heads: tuple[int, int, int, int], dtype: torch.dtype = HALF) -> None:
+    """One layer of each kind. heads: of keys, of values, k_dim, v_dim."""
+    num_k, num_v, k_dim, v_dim = heads
+    keys, values, numbers = num_k * k_dim, num_v * v_dim, empty(num_v, dtype=WIDE)
     long, narrow = empty(rows, dtype=LONG), empty(rows, dtype=INT)
     ends, places = empty(rows + 1, dtype=INT), empty(tokens, dtype=LONG)
     batch = RaggedBatch(places, places, places, ends, narrow, empty(rows, 1024, dtype=INT), narrow, places, long, long, block_size=16)
     states = RowStates(narrow, narrow, long, narrow, narrow, narrow)
     width = 2 * keys + values
     records = causal_conv.trace(batch, states, 3)
-    x, gates = empty(tokens, width, dtype=dtype), empty(tokens, values + 2 * heads.num_v, dtype=dtype)
+    x, gates = empty(tokens, width, dtype=dtype), empty(tokens, values + 2 * num_v, dtype=dtype)
     guesses = empty(2 * rows, 16, width, dtype=dtype)
     causal_conv.causal_conv(x, empty(4, width, dtype=dtype), None, "silu", records, empty(2 * rows, 3 * width, dtype=WIDE), guesses)
-    z, b, a = gates.split_with_sizes([values, heads.num_v, heads.num_v], -1)
-    numbers = empty(heads.num_v, dtype=WIDE)
-    states_of_layer, guesses = empty(2, values * heads.k_dim, dtype=WIDE), empty(2, 16, width + 2 * heads.num_v, dtype=dtype)
-    read = gated_delta.gated_delta(x, b, a, numbers, numbers, heads, batch, states, states_of_layer, guesses)
-    gated_delta.gated_norm(read, z, empty(heads.v_dim, dtype=WIDE), 1e-6, heads, ends)
+    z, b, a = gates.split_with_sizes([values, num_v, num_v], -1)
+    read = x
+    for skip, kept in ((numbers, num_v), (None, 2 * num_v)):
+        layer = empty(2, values * k_dim, dtype=WIDE), empty(2, 16, width + kept, dtype=dtype)
+        memory = linear_attention.Memory(*heads, numbers, numbers, skip)
+        read = linear_attention.linear_attention(x, b if skip is None else a, a, memory, batch, states, *layer)
+    linear_attention.gated_norm(read, z, empty(v_dim, dtype=WIDE), 1e-6)
 
 
 def recurrent_layers() -> None:
-    """Of Qwen3.5-9B, and of heads that are wider or no power of two."""
-    of_9b = gated_delta.DeltaHeads(16, 32, 128, 128)
+    """Of Qwen3.5-9B."""
+    of_9b = (16, 32, 128, 128)
     recurrent(9, 1, of_9b)
-    kernels = (causal_conv._trace, causal_conv._convolve, gated_delta._delta, gated_delta._gated_norm)
+    kernels = (causal_conv._trace, causal_conv._convolve, linear_attention._scan, linear_attention._gated_norm)
     known = sum(map(_builds_of, kernels))
     for tokens, rows in [(1, 1), (2, 1), (16, 16), (40, 8), (2048, 33)]:
         recurrent(tokens, rows, of_9b)
     assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
-    recurrent(9, 1, of_9b, WIDE)
-    recurrent(9, 1, gated_delta.DeltaHeads(4, 8, 256, 256))
-    recurrent(9, 1, gated_delta.DeltaHeads(3, 6, 96, 80))
+
+
+def other_recurrent_layers() -> None:
+    """In float32, of Granite 4.0-H Tiny, and of heads that are wider or no power of two."""
+    recurrent(9, 1, (16, 32, 128, 128), WIDE)
+    for heads in ((1, 48, 128, 64), (4, 8, 256, 256), (3, 6, 96, 80)):
+        recurrent(9, 1, heads)
 
 
 def small_ones() -> None:
@@ -217,7 +224,7 @@ def small_ones() -> None:
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
         quantise.quantised(empty(tokens, width))
         norms.rms_norm(empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
-    for function in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
+    for function in ("", "silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
         activations.gated_activation(empty(tokens, 28672), None, function)
     activations.gated_activation(empty(tokens, 1), empty(tokens, 4096), "sigmoid")
     for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256)]:
@@ -246,7 +253,7 @@ def early() -> None:
     adapters_of(1, 16, 4, 4096, 14336, 14336)
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
     experts_of(1, 128, 768, 2048, 8)
-    recurrent(1, 1, gated_delta.DeltaHeads(16, 32, 128, 128))
+    recurrent(1, 1, (16, 32, 128, 128))
 
 
 def choices() -> None:
@@ -312,8 +319,8 @@ GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
-        attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, small_ones, early, choices,
-        behind_a_pass,
+        attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, other_recurrent_layers, small_ones,
+        early, choices, behind_a_pass,
     )
 }  # fmt: skip
 

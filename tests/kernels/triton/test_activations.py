@@ -18,10 +18,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
+    "": lambda x: x,
 }
 
 
-@pytest.mark.parametrize("function", ACTIVATIONS)
+@pytest.mark.parametrize("function", (*ACTIVATIONS, ""))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_torch(function: str, dtype: torch.dtype):
     packed = (4 * torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(0))).to(dtype).to(DEVICE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from triton_interpreter import DEVICE
 from variants import slow_but
 
 from foretoken.kernels.layout import RaggedBatch, StateLayerSpec, StateRoom
-from foretoken.kernels.program import CausalConv, GatedDelta, Op, Program
+from foretoken.kernels.program import CausalConv, GatedDelta, Op, Program, StateSpace
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.triton_steps import TritonKernels
@@ -32,6 +33,13 @@ def delta_program(num_k: int, num_v: int, k_dim: int, v_dim: int, is_packed: boo
     op = GatedDelta(tuple(inputs), ("y",), 0, num_k, num_v, k_dim, v_dim, "decay", "step", "norm", 1e-3)  # pyright: ignore[reportArgumentType]
     weights = {"decay": (num_v,), "step": (num_v,), "norm": (v_dim,)}
     return _program(op, weights, inputs, StateLayerSpec(values * k_dim, qkv + 2 * num_v))
+
+
+def space_program(num_k: int, num_v: int, k_dim: int, v_dim: int, least: float, most: float) -> Program:
+    vkq, values = 2 * num_k * k_dim + num_v * v_dim, num_v * v_dim
+    op = StateSpace(("x", "a"), ("y",), 0, num_k, num_v, k_dim, v_dim, "decay", "step", "skip", least, most)
+    weights = {name: (num_v,) for name in ("decay", "step", "skip")}
+    return _program(op, weights, {"x": vkq, "a": num_v}, StateLayerSpec(values * k_dim, vkq + num_v))
 
 
 def _program(op: Op, weights: dict[str, tuple[int, ...]], inputs: dict[str, int], layer: StateLayerSpec) -> Program:
@@ -61,6 +69,7 @@ def check(program: Program, batch: RaggedBatch, dtype: torch.dtype, room: StateR
     found = triton.compute(on_device(batch, triton.device), caches[1], (-1,), inputs).hidden[-1].cpu()
     tokens = int(batch.query_start_loc[-1])
     assert bool(found.isfinite().all()), "padding must harm nobody"
+    assert isinstance(program.ops[0], CausalConv) or not found[tokens:].any(), "padding reads nothing"
     _same(found[:tokens], expected[:tokens], dtype)
     for own, other, old in zip(_kept(caches[0]), _kept(caches[1]), before, strict=True):
         _same(other.cpu(), own, dtype)
@@ -84,61 +93,70 @@ def _same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
     assert (found.float() - expected.float()).norm() <= TOLERANCE[dtype] * (expected.float().norm() + 1e-3)
 
 
-CONVS = [(40, 4, "", "silu"), (300, 3, "bias", ""), (17, 2, "bias", "gelu_tanh"), (24, 1, "", "sigmoid"), (24, 8, "", "silu")]
-DELTAS = [(2, 4, 16, 16, True), (1, 1, 8, 8, False), (1, 3, 12, 20, False), (2, 2, 24, 5, True)]
 ROOM = StateRoom(SLOTS_OF_A_ROW * ROWS, MOST_GUESSES)
 
 
-@pytest.mark.parametrize("seed", slow_but(range(1), range(4)))
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", CONVS, ids=str)
-def test_convolutions(shape: tuple[int, int, str, str], dtype: torch.dtype, seed: int) -> None:
-    check(conv_program(*shape), recurrent_batch(random_rows(seed, ROWS), padding=3, empty_rows=2), dtype, ROOM, seed)
+CASES = {
+    "conv": conv_program(40, 4, "", "silu"),
+    "wide conv": conv_program(300, 3, "bias", ""),
+    "conv of two taps": conv_program(17, 2, "bias", "gelu_tanh"),
+    "conv of the token alone": conv_program(24, 1, "", "sigmoid"),
+    "long conv": conv_program(24, 8, "", "silu"),
+    "delta": delta_program(2, 4, 16, 16, True),
+    "delta of one head": delta_program(1, 1, 8, 8, False),
+    "odd delta": delta_program(1, 3, 12, 20, False),
+    "narrow delta": delta_program(2, 2, 24, 5, True),
+    "space": space_program(1, 2, 8, 8, 0.0, math.inf),
+    "odd space": space_program(2, 4, 12, 5, 0.2, 1.5),
+    "space of wide values": space_program(1, 3, 16, 24, 0.0, 0.1),
+}
+FAST = {"conv", "conv of two taps", "narrow delta", "odd space"}
+VARIANTS = [(name, dtype, seed) for name in CASES for dtype in TOLERANCE for seed in range(4)]
 
 
-@pytest.mark.parametrize("seed", slow_but(range(1), range(4)))
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", DELTAS, ids=str)
-def test_delta_rules(shape: tuple[int, int, int, int, bool], dtype: torch.dtype, seed: int) -> None:
-    check(delta_program(*shape), recurrent_batch(random_rows(seed, ROWS), padding=3, empty_rows=2), dtype, ROOM, seed)
+@pytest.mark.parametrize("variant", slow_but([(name, torch.float32, 0) for name in FAST], VARIANTS), ids=str)
+def test_equals_the_reference(variant: tuple[str, torch.dtype, int]) -> None:
+    name, dtype, seed = variant
+    check(CASES[name], recurrent_batch(random_rows(seed, ROWS), padding=3, empty_rows=2), dtype, ROOM, seed)
 
 
-PROGRAMS = [conv_program(40, 4, "", "silu"), delta_program(1, 2, 8, 8, True)]
+PROGRAMS = {"conv": conv_program(24, 4, "", "silu"), "delta": delta_program(1, 1, 8, 8, True), "space": space_program(1, 1, 8, 8, 0.0, 2.0)}
+each_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
+@each_program
 def test_rows_without_states_begin_here(program: Program) -> None:
     rows = [Row([1] * 5, 0, 5), Row([1] * 2, 0, 2), Row([], 0, 0), Row([1], 0, 1)]
     for room in (None, ROOM):
         check(program, dataclasses.replace(recurrent_batch(rows, padding=2), states=None), torch.float32, room)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
+@each_program
 def test_nothing_but_padding(program: Program) -> None:
     for states in (True, False):
         batch = recurrent_batch([], padding=5, empty_rows=3)
         check(program, batch if states else dataclasses.replace(batch, states=None), torch.float32, ROOM)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
-def test_as_many_guesses_as_there_can_be(program: Program) -> None:
+@pytest.mark.parametrize("name", slow_but(["conv", "space"], PROGRAMS))
+def test_as_many_guesses_as_there_can_be(name: str) -> None:
     """The last bits of a mask are negative numbers."""
-    tree = [node // 2 - 1 for node in range(64)]
+    tree = [node - 1 if node % 21 else node // 2 - 1 for node in range(64)]
     batch = recurrent_batch(
         [Row([0] * 65, 3, 1, 0, 1, 0, tree), Row([0] * 65, 64, 1, 2, 3, 0b1011 << 60), Row([0], 3, 1, 4, 5, 1, None, (2, 6))],
         padding=1,
     )
-    check(program, batch, torch.float32, StateRoom(8, 64))
+    check(PROGRAMS[name], batch, torch.float32, StateRoom(8, 64))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
+@each_program
 def test_nothing_is_copied_where_there_is_no_slot(program: Program) -> None:
     rows = [Row([0] * 4, 5, 3, 0, 1, 0b11, None, (place, slot)) for place, slot in ((4, -1), (6, -1), (6, 2))]
     for row in rows:
         check(program, recurrent_batch([row]), torch.float32, StateRoom(3, 2))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
+@each_program
 def test_causal_guesses_may_stand_before_a_tree(program: Program) -> None:
     batch = recurrent_batch([Row([0] * 9, 4, 5, 0, 1, 0, [-1, -1, 0, 1])])
     assert batch.states is not None
@@ -146,7 +164,7 @@ def test_causal_guesses_may_stand_before_a_tree(program: Program) -> None:
     check(program, batch, torch.float32, StateRoom(2, 6))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["conv", "delta"])
+@each_program
 def test_a_row_says_the_same_bits_whatever_runs_beside_it(program: Program) -> None:
     """And whether its tokens are known, guessed in a chain or in a tree, or were accepted."""
     generator = torch.Generator().manual_seed(1)
