@@ -12,7 +12,7 @@ from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.layout import MAX_TREE_TOKENS
 from ..kernels.rounds import RoundsExecutor
-from ..proposers.config import SpeculativeConfig, UnoConfig
+from ..proposers.config import MtpConfig, SpeculativeConfig, UnoConfig
 from ..proposers.proposer_set import ProposerSet
 from .adapters import Adapters, room_for
 from .committer import Committer
@@ -88,15 +88,10 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     model = load_model(config.model, progress, room=room_for(config.adapters, through_adapters, progress))
     adapters = _load_adapters(config, model, len(through_adapters), progress)
     torch.set_num_threads(_torch_threads(config.model, model))
-    speculative, why = choose_speculation(config, model)
-    try:
-        drafters = load_drafters(config, speculative, model, progress)
-    except ConfigError as error:
-        if config.speculative is not None or (speculative, why) == lookup_alone():
-            raise
-        progress(f"a drafter that nobody asked for is left out: {error}")
-        speculative, why = lookup_alone()
-        drafters = load_drafters(config, speculative, model, progress)
+    speculative, why, drafters = _choose_and_load(config, model, progress)
+    if drafters.states is not None and drafters.states.num_seats <= config.scheduler.max_num_seqs:
+        rows = max(drafters.states.num_seats - 1, 1)  # one is for readers of texts
+        config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=rows))
     proposers = drafters.proposers
     runner = open_runner(config, model, drafters, progress)
     _warm_up(config, speculative, model, runner, drafters, progress)
@@ -128,6 +123,18 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         *_gpu_lines(model, drafters),
     )
     return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner, adapters)
+
+
+def _choose_and_load(config: EngineConfig, model: LoadedModel, progress: Progress) -> tuple[SpeculativeConfig, str, Drafters]:
+    """What was asked for, or the default, and why. A layer of the target's own that nobody asked for may turn out to be of no use."""
+    speculative, why = choose_speculation(config, model)
+    if config.speculative is None and any(isinstance(entry, MtpConfig) for entry in speculative.proposers):
+        try:
+            return speculative, why, load_drafters(config, speculative, model, progress)
+        except ConfigError as error:
+            progress(f"the target's own MTP layer is left out: {error}")
+        speculative, why = lookup_alone()
+    return speculative, why, load_drafters(config, speculative, model, progress)
 
 
 def _load_adapters(config: EngineConfig, model: LoadedModel, num_kept: int, progress: Progress) -> Adapters | None:

@@ -22,6 +22,9 @@ STATE_SHARE = 0.5
 """Of the cache's memory, that recurrent states may have: a sequence needs one however short it is, and the rest is for keys and values."""
 
 
+LEAST_STATES = 3  # two of a row, and a known prefix
+
+
 @dataclass(frozen=True)
 class StateShare:
     """Rows that can run at once and prefixes that can be remembered, as far as a target's recurrent states go."""
@@ -42,27 +45,36 @@ class StateShare:
     def describe(self) -> str:
         """For people."""
         return (
-            f"{self.num_bytes / 1e9:.2f} GB for {self.num_seats:,} requests at once and {self.num_snapshots:,} known prefixes, "
-            f"{self.slot_bytes / 1e6:.1f} MB each"
+            f"{self.num_bytes / 1e9:.2f} GB: two for each of {self.num_seats:,} requests at once, {self.num_snapshots:,} for known "
+            f"prefixes, {self.slot_bytes / 1e6:.1f} MB each with up to {self.num_guesses} guesses"
         )
 
 
-def state_share(config: CacheConfig, num_guesses: int, slot_bytes: int, free_bytes: int, max_num_seqs: int) -> StateShare:
+def state_share(
+    config: CacheConfig, budget: float, slot_bytes: int, sequence_bytes: int, *, num_guesses: int, max_num_seqs: int
+) -> StateShare:
     """Two states for each row that may run, and one for a reader of texts; as many prefixes as rows. Fewer if memory is short.
 
-    Raises ConfigError if there is no room for one row.
+    budget: bytes for all caches. sequence_bytes: of the keys and values of one sequence, which must fit beside the states of one row.
+    Raises ConfigError if they do not.
     """
-    wanted = StateShare(max_num_seqs + 1, max_num_seqs if config.enable_prefix_caching else 0, num_guesses, slot_bytes)
-    if config.num_blocks is not None:
+    # Without a prefix cache one all the same: costs are measured with it.
+    wanted = StateShare(max_num_seqs + 1, max_num_seqs if config.enable_prefix_caching else 1, num_guesses, slot_bytes)
+    if wanted.num_bytes <= budget * STATE_SHARE:
         return wanted
-    slots = int(_budget(config, free_bytes) * STATE_SHARE // slot_bytes)
-    if slots < 2:
+    least = LEAST_STATES * slot_bytes
+    if config.num_blocks is None and least + sequence_bytes > budget:
         raise ConfigError(
-            f"the cache gets {_budget(config, free_bytes) / 2**20:,.0f} MiB, but the recurrent states of one request need "
-            f"{2 * slot_bytes / 2**20:,.0f} MiB, which is at most half of it; set kv_cache_gb to at least {4 * slot_bytes / 2**30:.2f}"
+            f"the caches get {_mib(budget)} MiB, but the recurrent states of one request need {_mib(least)} MiB, and its keys and values "
+            f"{_mib(sequence_bytes)} MiB; set kv_cache_gb to at least {(least + sequence_bytes) / 2**30:.4g}, or lower max_model_len"
         )
-    seats = min(wanted.num_seats, max(slots // 3 if wanted.num_snapshots else slots // 2, 1))
+    slots = max(int(min(budget * STATE_SHARE, budget - sequence_bytes) // slot_bytes), LEAST_STATES)
+    seats = min(wanted.num_seats, slots // 3 if config.enable_prefix_caching else (slots - 1) // 2)
     return StateShare(seats, min(wanted.num_snapshots, slots - 2 * seats), num_guesses, slot_bytes)
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:,.4g}"
 
 
 def cache_blocks(
@@ -82,7 +94,7 @@ def cache_blocks(
     """
     if config.num_blocks is not None:
         return config.num_blocks
-    budget = _budget(config, free_bytes) - state_bytes
+    budget = cache_budget(config, free_bytes) - state_bytes
     blocks = int(budget // bytes_per_block)
     length = min(max_model_len, MIN_TOKENS) if wanted_len is None else wanted_len
     needed = sequence_blocks(config, length)
@@ -94,7 +106,8 @@ def cache_blocks(
     return min(blocks, max_num_seqs * sequence_blocks(config, max_model_len))
 
 
-def _budget(config: CacheConfig, free_bytes: int) -> float:
+def cache_budget(config: CacheConfig, free_bytes: int) -> float:
+    """Bytes for all caches: the configured size, else a share of free memory."""
     gib = 2**30
     if config.kv_cache_gb is not None:
         return config.kv_cache_gb * gib

@@ -24,7 +24,15 @@ from ..kernels.program import Program
 from ..kernels.rope import UnsupportedModel
 from ..kernels.weights import WeightError, bind_program
 from ..proposers import load, open_all
-from ..proposers.config import DraftModelConfig, PardConfig, SpeculativeConfig
+from ..proposers.config import (
+    DraftModelConfig,
+    HiddenStatesConfig,
+    NgramConfig,
+    PardConfig,
+    ProposerConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+)
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
 from ..proposers.loading import AdaptedTarget, LoadedDraft, LoadedProposer, Resources
@@ -33,8 +41,8 @@ from ..proposers.pickles import conversion
 from ..proposers.proposer_set import ProposerSet
 from . import gpu_memory
 from .adapter_folder import read_adapter
-from .cache_size import MIN_TOKENS, StateShare, cache_blocks, free_memory_bytes, sequence_blocks, state_share
-from .config import CacheConfig, EngineConfig, ModelConfig
+from .cache_size import MIN_TOKENS, StateShare, cache_blocks, cache_budget, free_memory_bytes, sequence_blocks, state_share
+from .config import EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model import LoadedModel, load_model, read_config
 from .model_folder import Progress, find_adapter, find_folder
@@ -87,15 +95,26 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     cache, size = config.cache, config.cache.block_size
     executors = (target.executor, *(executor for part in loaded for executor in part.executors))
     block_bytes = sum(executor.kv_block_bytes(size) for executor in executors) + sum(part.bytes_per_block for part in loaded)
-    gpu_line = ""
+    host_bytes = sum(part.bytes_per_block for part in loaded)
+    length = config.model.max_model_len or min(target.max_model_len, MIN_TOKENS)
+    gpu_line, states, state_bytes = "", None, 0
+    free_bytes, sequence_bytes = free_memory_bytes(), sequence_blocks(cache, length) * block_bytes
+    budget, measured = cache_budget(cache, free_bytes), False
     if target.plan.execution.on_gpu:
-        cache, memory = _gpu_cache(config, target, executors, block_bytes, sum(part.bytes_per_block for part in loaded))
+        memory = _gpu_memory(config, target, executors)
         gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
-    free_bytes = free_memory_bytes()
-    states = None
+        sequence_bytes -= sequence_blocks(cache, length) * host_bytes
+        measured = cache.num_blocks is None and cache.kv_cache_gb is None
+        if measured:
+            budget = memory.require(sequence_bytes, length)
     if target.executor.state_layers:
         most = _most_guesses(speculative)
-        states = state_share(cache, most, target.executor.state_slot_bytes(most), free_bytes, config.scheduler.max_num_seqs)
+        slot_bytes, rows = target.executor.state_slot_bytes(most), config.scheduler.max_num_seqs
+        states = state_share(cache, budget, slot_bytes, sequence_bytes, num_guesses=most, max_num_seqs=rows)
+        state_bytes = states.num_bytes
+    if measured:  # what a drafter keeps on the host takes nothing from the GPU
+        cache = replace(cache, kv_cache_gb=(budget - state_bytes) / (block_bytes - host_bytes) * block_bytes / 2**30)
+        state_bytes = 0
     num_blocks = cache_blocks(
         cache,
         block_bytes,
@@ -103,7 +122,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         max_model_len=target.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         wanted_len=config.model.max_model_len,
-        state_bytes=0 if states is None else states.num_bytes,
+        state_bytes=state_bytes,
     )
     target_kv = target.executor.allocate(num_blocks, size, None if states is None else states.room)
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
@@ -120,8 +139,19 @@ def _most_guesses(speculative: SpeculativeConfig) -> int:
     """Guesses of a row that are kept beside a recurrent state: as many as are configured, and enough where a checkpoint decides."""
     if speculative.off:
         return 0
-    configured = (getattr(entry, "num_speculative_tokens", None) or 0 for entry in speculative.proposers)
-    return min(max(KEPT_GUESSES, *configured, 0), MAX_TREE_TOKENS)
+    return min(max([KEPT_GUESSES, *map(_guesses_of, speculative.proposers)]), MAX_TREE_TOKENS)
+
+
+def _guesses_of(entry: ProposerConfig) -> int:
+    match entry:
+        case NgramConfig():
+            return entry.num_speculative_tokens * entry.num_branches
+        case SuffixConfig():
+            return entry.num_speculative_tokens or entry.max_tree_depth
+        case HiddenStatesConfig():
+            return 0
+        case _:
+            return entry.num_speculative_tokens or 0
 
 
 def _check_hidden(executor: Executor, hidden: tuple[int, ...]) -> None:
@@ -135,22 +165,15 @@ def _check_hidden(executor: Executor, hidden: tuple[int, ...]) -> None:
         raise ConfigError(f"speculative config: {error}") from error
 
 
-def _gpu_cache(
-    config: EngineConfig, target: LoadedModel, executors: Sequence[Executor], block_bytes: int, host_block_bytes: int
-) -> tuple[CacheConfig, gpu_memory.GpuMemory]:
-    """What the GPU leaves for the caches, where no size was asked for. Raises ConfigError if that is too little for one sequence."""
-    cache, length = config.cache, config.model.max_model_len or min(target.max_model_len, MIN_TOKENS)
+def _gpu_memory(config: EngineConfig, target: LoadedModel, executors: Sequence[Executor]) -> gpu_memory.GpuMemory:
+    """What the GPU leaves for the caches."""
     on_device = [executor for executor in executors if isinstance(executor, GraphExecutor)]
-    memory = gpu_memory.measure(
+    return gpu_memory.measure(
         torch.device(target.plan.execution.device),
-        cache.gpu_memory_utilization,
-        lambda: gpu_memory.run_largest_step(on_device, config.scheduler, cache.block_size),
+        config.cache.gpu_memory_utilization,
+        lambda: gpu_memory.run_largest_step(on_device, config.scheduler, config.cache.block_size),
         gpu_memory.graph_bytes(on_device, config.scheduler),
     )
-    if cache.num_blocks is not None or cache.kv_cache_gb is not None:
-        return cache, memory
-    num_bytes = memory.require(sequence_blocks(cache, length) * (block_bytes - host_block_bytes), length)
-    return replace(cache, kv_cache_gb=num_bytes / (block_bytes - host_block_bytes) * block_bytes / 2**30), memory
 
 
 class _Loading:

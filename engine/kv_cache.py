@@ -163,11 +163,12 @@ class KVCache:
         self.scratch.add(name)
         return True
 
-    def row_state(self, request_id: str, num_computed: int, num_known: int) -> RowState | None:
-        """For a pass over places num_computed to num_known - 1 and guesses behind; None = the target is not recurrent."""
+    def row_state(self, request_id: str, num_computed: int, num_known: int, is_last: bool = True) -> RowState | None:
+        """For a pass over places num_computed to num_known - 1, the last known ones or not, and guesses behind; None = the target is not
+        recurrent."""
         if self.states is None:
             return None
-        return self.states.row(request_id, num_computed, num_known, self.prefix_caching and request_id not in self.scratch)
+        return self.states.row(request_id, num_computed, num_known, is_last, self.prefix_caching and request_id not in self.scratch)
 
     def carry_state(self, request_id: str, num_tokens: int) -> None:
         """The state behind the first num_tokens, a known prefix, counts as the one behind all that is committed: for measuring only."""

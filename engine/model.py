@@ -111,14 +111,18 @@ def load_executor(
 
     Raises ModelLoadError and ConfigError.
     """
-    from ..kernels.config_limits import max_positions, refuse_layers
-    from ..kernels.decoder import supports
+    from ..kernels.config_limits import is_recurrent, max_positions, refuse_layers
+    from ..kernels.decoder import decoder_program, supports
+    from ..kernels.families import FAMILIES
     from ..kernels.rope import UnsupportedModel
     from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors, text_tensors
 
     limit = config.max_model_len
     try:
-        refuse_layers(hf_config, is_program=config.executor != "transformers" and supports(hf_config))
+        is_program = config.executor != "transformers" and supports(hf_config)
+        if not is_program and config.executor != "transformers" and hf_config.model_type in FAMILIES and is_recurrent(hf_config):
+            decoder_program(hf_config)  # raises, and says which setting it does not know
+        refuse_layers(hf_config, is_program)
         _check_length(limit, max_positions(hf_config), folder)
         files = weight_files(folder)
         tensors = read_tensors(files)

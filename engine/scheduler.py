@@ -183,7 +183,8 @@ class Scheduler:
         worth_while = self.controller.cut(grants.rows, draft) if draft.start_loc[-1] else None
         for index, grant in enumerate(grants.rows):
             most = grant.ceiling if worth_while is None else min(grant.ceiling, worth_while[index])
-            state = self.kv.row_state(grant.request.request_id, grant.num_computed, grant.num_computed + grant.num_scheduled)
+            known = grant.num_computed + grant.num_scheduled
+            state = self.kv.row_state(grant.request.request_id, grant.num_computed, known, grant.samples)
             row, nodes = plan_row(grant, draft, index, most, self.vocab_size, state)
             rows.append(row)
             if draft.probs is not None:

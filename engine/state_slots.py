@@ -72,14 +72,15 @@ class StateSlots:
         seat.branch = len(digests) * self._block_size if len(digests) > depth else 0
         return depth
 
-    def row(self, name: str, num_computed: int, num_known: int, keeps: bool) -> RowState:
+    def row(self, name: str, num_computed: int, num_known: int, is_last: bool, keeps: bool) -> RowState:
         """For a pass over places num_computed to num_known - 1, and guesses behind; the same again until `passed`.
 
-        keeps: whether the pass shall leave a snapshot if it comes past a place that is worth one.
+        is_last: whether these are the last known tokens. keeps: whether the pass shall leave a snapshot if it comes past a place that is
+        worth one.
         """
         seat = self._seats[name]
         if seat.pending is None and keeps:
-            seat.pending = self._copy(seat, num_computed, num_known)
+            seat.pending = self._copy(seat, num_computed, num_known, is_last)
         place, slot, _ = seat.pending or (NOWHERE, NOWHERE, False)
         return RowState(seat.source, seat.slots[seat.turn], seat.accepted, place, slot)
 
@@ -91,22 +92,24 @@ class StateSlots:
             return
         (place, slot, is_replaced), seat.pending = seat.pending, None
         digest = digests[place // self._block_size - 1]
-        if digest in self._snapshots:
+        is_new = digest not in self._snapshots
+        if is_new:
+            self._snapshots[digest] = slot
+        else:  # somebody else's, who may want to keep it
             self._snapshots.move_to_end(digest)
             self._free_slots.append(slot)
-        else:
-            self._snapshots[digest] = slot
+        if is_replaced:
+            seat.latest = digest if is_new else b""
+        else:  # to be kept, whoever made it
+            for other in self._seats.values():
+                other.latest = b"" if other.latest == digest else other.latest
         if seat.branch and place >= seat.branch:
             seat.branch = 0
-        if is_replaced:
-            latest, seat.latest = seat.latest, digest
-            old = self._snapshots.get(latest)
-            if old is not None and latest != digest and not self._is_read(old):
-                self._free_slots.append(self._snapshots.pop(latest))
 
     def rename(self, old: bytes, new: bytes) -> None:
-        """The snapshot behind one block counts as the one behind another from now on."""
-        self._snapshots[new] = self._snapshots.pop(old)
+        """The snapshot behind one block counts as the one behind another from now on, unless that has one."""
+        if old in self._snapshots and new not in self._snapshots:
+            self._snapshots[new] = self._snapshots.pop(old)
 
     def free(self, name: str) -> None:
         seat = self._seats.pop(name)
@@ -131,21 +134,25 @@ class StateSlots:
             known = (NOWHERE, *seat.slots, *self._snapshots.values())
             assert seat.source in known and seat.source != seat.slots[seat.turn], f"{name} reads a state that is not its own"
 
-    def _copy(self, seat: _Seat, num_computed: int, num_known: int) -> tuple[int, int, bool] | None:
+    def _copy(self, seat: _Seat, num_computed: int, num_known: int, is_last: bool) -> tuple[int, int, bool] | None:
         """Where two prompts part, else behind the last full block of a chunk or of the text so far."""
         size = self._block_size
         held = num_computed - seat.accepted.bit_count()
-        is_decoding = num_known - num_computed == 1
+        is_decoding = is_last and num_known - num_computed == 1
         # A prompt's last token is computed even if all of it is known.
-        place = num_known // size * size if is_decoding else (num_known - 1) // size * size
+        place = (num_known - 1) // size * size if is_last and not is_decoding else num_known // size * size
         if held < seat.branch <= num_known:
             place, is_decoding = seat.branch, False
         if not held < place <= num_known:
             return None
-        slot = self._take()
+        slot = self._take(seat.latest if is_decoding else b"")
         return None if slot is None else (place, slot, is_decoding)
 
-    def _take(self) -> int | None:
+    def _take(self, replaced: bytes) -> int | None:
+        """replaced: digest of a snapshot that is wanted no more."""
+        slot = self._snapshots.get(replaced)
+        if slot is not None and not self._is_read(slot):
+            return self._snapshots.pop(replaced)
         if self._free_slots:
             return self._free_slots.pop()
         for digest, slot in self._snapshots.items():

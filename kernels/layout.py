@@ -251,7 +251,7 @@ class Executor(Protocol):
         ...
 
 
-class NotRecurrent:
+class HasNoStates:
     """The part of an executor that says that its network has no recurrent layers."""
 
     state_layers: tuple[StateLayerSpec, ...] = ()

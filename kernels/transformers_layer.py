@@ -27,9 +27,9 @@ from .layout import (
     ChainOutput,
     Draws,
     ForwardOutput,
+    HasNoStates,
     KVLayerSpec,
     KVTensors,
-    NotRecurrent,
     RaggedBatch,
     StateRoom,
     kv_bytes_per_block,
@@ -115,7 +115,7 @@ def _stacked(own: str, parts: list[Tensor]) -> Tensor:
     return torch.stack(parts)
 
 
-class TransformersLayerExecutor(NotRecurrent):
+class TransformersLayerExecutor(HasNoStates):
     """Implements `Executor`. Embedding and head are the target's own, from its bank.
 
     The state behind the norm is fed back in a chain, as the target's states are read behind theirs.

@@ -27,9 +27,9 @@ from .layout import (
     ChainOutput,
     Draws,
     ForwardOutput,
+    HasNoStates,
     KVLayerSpec,
     KVTensors,
-    NotRecurrent,
     RaggedBatch,
     StateRoom,
     kv_bytes_per_block,
@@ -95,7 +95,7 @@ def _attention(
 transformers.AttentionInterface.register(ATTENTION, _attention)
 
 
-class TransformersExecutor(NotRecurrent):
+class TransformersExecutor(HasNoStates):
     """Runs a transformers causal LM, already loaded with attn_implementation="foretoken_paged".
 
     Construction proves that the model is served right: a probe prompt must reach our attention once per attention layer, and

@@ -15,9 +15,9 @@ from ...kernels.layout import (
     ChainOutput,
     Draws,
     ForwardOutput,
+    HasNoStates,
     KVLayerSpec,
     KVTensors,
-    NotRecurrent,
     RaggedBatch,
     StateRoom,
     kv_bytes_per_block,
@@ -43,7 +43,7 @@ from ..verifier import Verifier
 PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right
 
 
-class InstantModel(NotRecurrent):
+class InstantModel(HasNoStates):
     """An executor that computes nothing: the next token follows from the position. Its own time is not counted."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)

@@ -108,7 +108,7 @@ def _passes(core: EngineCore, text: Sequence[int], step_s: float) -> dict[int, f
     executor, kv, size = core.runner.executor, core.runner.kv, core.scheduler.kv.block_size
     tables = range(min(kv.num_blocks, core.scheduler.max_model_len // size, -(-(PASS_CONTEXT + MOST_PASS) // size)))
     context = min(PASS_CONTEXT, len(tables) * size // 2)
-    if not tables or not isinstance(executor, RoundsExecutor):
+    if not tables or not isinstance(executor, RoundsExecutor) or executor.state_layers:
         return None
 
     def batch(first: int, tokens: int) -> RaggedBatch:

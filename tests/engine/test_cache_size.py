@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.engine.cache_size import cache_blocks, free_memory_bytes
+from foretoken.engine.cache_size import StateShare, cache_blocks, cache_budget, free_memory_bytes, state_share
 from foretoken.engine.config import CacheConfig
 from foretoken.engine.errors import ConfigError
+from foretoken.kernels.layout import StateRoom
 
 MIB = 2**20
 
@@ -81,3 +82,20 @@ class TestFreeMemory:
     def test_of_this_machine_and_of_one_without_proc(self, tmp_path: Path):
         assert free_memory_bytes() > 2**20
         assert free_memory_bytes(tmp_path) > 2**20
+
+
+def share(config: CacheConfig, *, slot: int = MIB, sequence: int = 10 * MIB, rows: int = 8) -> StateShare:
+    return state_share(config, cache_budget(config, 0), slot, sequence, num_guesses=4, max_num_seqs=rows)
+
+
+def test_states_have_at_most_half_of_the_cache_and_leave_room_for_a_sequence():
+    plenty, little = share(CacheConfig(kv_cache_gb=1.0)), share(CacheConfig(kv_cache_gb=24 / 1024))
+    assert (plenty.num_seats, plenty.num_snapshots, plenty.room) == (9, 8, StateRoom(26, 4))
+    assert (little.num_seats, little.num_snapshots, little.num_bytes) == (4, 4, 12 * MIB)
+    tight = share(CacheConfig(kv_cache_gb=14 / 1024))  # half would be 7 slots
+    assert (tight.num_seats, tight.num_snapshots) == (1, 2)
+    without = share(CacheConfig(kv_cache_gb=24 / 1024, enable_prefix_caching=False))
+    assert (without.num_seats, without.num_snapshots) == (5, 1)  # costs are measured with a known prefix
+    assert share(CacheConfig(kv_cache_gb=24 / 1024, num_blocks=1000)) == little
+    with pytest.raises(ConfigError, match=r"get 12 MiB, but the recurrent states of one request need 3 MiB.*10 MiB.*at least 0.0127"):
+        share(CacheConfig(kv_cache_gb=12 / 1024))

@@ -138,6 +138,17 @@ def test_requests_wait_for_a_state(folder: Path, executor: str, plain: LLM):
         assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_costs_are_measured_and_guesses_adapt(
+    folder: Path, executor: str, plain: LLM, caching: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    settings = {"dtype": "float32", "kv_cache_gb": 0.2, "max_num_seqs": 8, "enable_prefix_caching": caching}
+    with LLM(str(folder), executor=executor, speculative_config=[LOOKUP, SUFFIX], **settings) as llm:
+        assert [*tmp_path.rglob("*.json")]
+        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+
+
 def test_too_little_room_for_one_state_is_told(folder: Path):
     cache = CacheConfig(kv_cache_gb=0.0001)
     with pytest.raises(ConfigError, match=r"recurrent states of one request need .*set kv_cache_gb to at least"):

@@ -131,8 +131,8 @@ class ReplacesWhatIsRead(StateSlots):
 class WritesWhatItReads(StateSlots):
     """A pass leaves its state where it found it: one that is run again counts its tokens twice."""
 
-    def row(self, name: str, num_computed: int, num_known: int, keeps: bool) -> RowState:
-        row = super().row(name, num_computed, num_known, keeps)
+    def row(self, name: str, num_computed: int, num_known: int, is_last: bool, keeps: bool) -> RowState:
+        row = super().row(name, num_computed, num_known, is_last, keeps)
         return replace(row, target=row.source) if row.source in self._seats[name].slots else row
 
 

@@ -116,3 +116,23 @@ def test_forgotten_prefixes_are_not_found_and_their_slots_are_free_again():
     kv.free("b")
     assert kv.admit("c", tokens[:9]) == 0
     assert run(kv, "c", tokens, 0, 9).copy_slot != NOWHERE
+
+
+def test_another_requests_copy_is_not_given_up():
+    kv, text = cache(seats=3), list(range(40))
+    kv.admit("first", text[:13])
+    assert run(kv, "first", text, 0, 13).copy_place == 12
+    kv.admit("second", [*text[:5]])  # says the same from there on
+    run(kv, "second", text, 0, 5)
+    for place in range(5, 18):
+        run(kv, "second", text, place, place + 1)
+    kv.free("first")
+    assert kv.admit("again", text[:13]) == 12
+
+
+def test_a_piece_of_a_prompt_leaves_a_copy_where_it_ends():
+    kv, text = cache(), list(range(40))
+    kv.admit("a", text[:13])
+    assert kv.reserve("a", 13)
+    state = kv.row_state("a", 0, 8, is_last=False)
+    assert state is not None and state.copy_place == 8

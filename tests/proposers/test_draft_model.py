@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, NotRecurrent, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
 from foretoken.kernels.transformers_model import TransformersExecutor
 from foretoken.kernels.weight_bank import WeightBank
@@ -49,7 +49,7 @@ class PrefixKV:
             self.slots[slot] = content
 
 
-class CheckingModel(NotRecurrent):
+class CheckingModel(HasNoStates):
     """Logits are a function of the text before them. Raises if a place is read that does not hold the entry of that text."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)

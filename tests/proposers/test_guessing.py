@@ -13,7 +13,7 @@ from hash_model import HashKV
 from torch import Tensor
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, NotRecurrent, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
 from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers.base import DraftRow, Draw
@@ -35,7 +35,7 @@ SUBSET = (1, 3, 4, 8, 10)
 WIDTHS = {"same": (VOCAB, None), "wider": (VOCAB + 6, None), "narrower": (VOCAB - 4, None), "mapped": (len(SUBSET), SUBSET)}
 
 
-class Scoring(NotRecurrent):
+class Scoring(HasNoStates):
     """An executor whose scores are a function of a token and its position. Keeps every pass that it was given."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map
 
-from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, KVTensors, NotRecurrent, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, HasNoStates, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.started import Fetched, Started
 from foretoken.kernels.torch_executor import Computed
 from foretoken.proposers.base import Feedback, Proposer
@@ -116,7 +116,7 @@ def here(tensor: Tensor) -> Tensor:
     return tensor._values_there if isinstance(tensor, Remote) else tensor
 
 
-class FarExecutor(NotRecurrent):
+class FarExecutor(HasNoStates):
     """An executor over there, as a GPU's is: scores and states stay, and a pass need not be waited for."""
 
     def __init__(self, executor: Executor) -> None:

@@ -13,7 +13,7 @@ from hash_model import from_row, likely, mix, to_row, visible_slots
 from torch import Tensor
 
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, NotRecurrent, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers.config import Tree
 from foretoken.proposers.drafting import OwnCache, Pairing
@@ -41,7 +41,7 @@ class HeadKV:
         raise NotImplementedError("drafters' entries are never moved")
 
 
-class HashHead(NotRecurrent):
+class HashHead(HasNoStates):
     """An `Executor`: knows what the target says, if all that it reads is right. Counts guesses of rows that began late."""
 
     kv_layers = (KVLayerSpec(1, 1, 1),)

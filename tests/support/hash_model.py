@@ -18,9 +18,9 @@ from foretoken.kernels.layout import (
     ChainOutput,
     Draws,
     ForwardOutput,
+    HasNoStates,
     KVLayerSpec,
     KVTensors,
-    NotRecurrent,
     RaggedBatch,
     StateLayerSpec,
     StateRoom,
@@ -86,7 +86,7 @@ class HashKV:
             self.slots[slot] = content
 
 
-class HashModel(NotRecurrent):
+class HashModel(HasNoStates):
     """An Executor in plain Python. `fails_on`: a token that makes any pass that sees it raise.
 
     `errs`: a poor copy of the others, which says something else after every third text.
