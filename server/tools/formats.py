@@ -7,7 +7,7 @@ from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json
 from .mistral import Mistral, MistralList
 from .parser import ToolParser
-from .pythonic import Olmo3, Pythonic
+from .pythonic import Lfm2, Olmo3, Pythonic
 from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 
 FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before those of the models that share it
@@ -19,6 +19,7 @@ FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before tho
     "hermes": Hermes,
     "granite4": Hermes,
     "hunyuan_a13b": Hunyuan,
+    "lfm2": Lfm2,
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,
     "llama_nemotron_json": Nemotron,
@@ -49,6 +50,8 @@ def detected(template: str) -> type[ToolParser] | None:
     for format in (FunctionGemma, Gemma4, Granite, Hunyuan, Nemotron, SeedXml):
         if format.opening in template:
             return format
+    if any(word in template for word in (Lfm2.opening, "<|tool_list_start|>", "List of tools: [")):
+        return Lfm2
     if Olmo3.opening in template and "<functions>" in template:
         return Olmo3
     if "func_name1(" in template:  # [func_name1(params_name1=params_value1, ...), func_name2(params)]

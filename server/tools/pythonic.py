@@ -1,4 +1,4 @@
-"""Pythonic calls: the answer is [NAME(KEY=value, ...), ...], as of ToolACE, Llama 3.2 and 4; OLMo 3 has lines of them in a frame."""
+"""Pythonic calls: the answer is [NAME(KEY=value, ...), ...], as of ToolACE, Llama 3.2 and 4; LFM2 and OLMo 3 have them in a frame."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Pythonic(PythonLiterals):
         return f'calls: "[" {several("call", SEPARATOR, parallel)} "]"\n' + _call_rules(tools)
 
 
-class Olmo3(Pythonic):
-    """<function_calls>NAME(KEY=value, ...)</function_calls>, a line for each call."""
+class Lfm2(Pythonic):
+    """<|tool_call_start|>[NAME(KEY=value, ...), ...]<|tool_call_end|>, before or behind what is said."""
 
-    opening, closing = "<function_calls>", "</function_calls>"
+    opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
     markers = (opening, closing)
 
     def scan(self) -> Waiting[None]:
@@ -72,6 +72,18 @@ class Olmo3(Pythonic):
                 yield from self.close(self.closing)
             else:
                 self.reject(self.opening)
+
+    @classmethod
+    def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:
+        calls = several("call", SEPARATOR, parallel)
+        return f'calls: {spell(cls.opening)} "[" {calls} "]" {spell(cls.closing)}\n' + _call_rules(tools)
+
+
+class Olmo3(Lfm2):
+    """<function_calls>NAME(KEY=value, ...)</function_calls>, a line for each call."""
+
+    opening, closing = "<function_calls>", "</function_calls>"
+    markers = (opening, closing)
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:

@@ -17,7 +17,7 @@ from foretoken.server.tools.literals import as_json
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.parser import Tool, ToolParser
-from foretoken.server.tools.pythonic import Olmo3, Pythonic
+from foretoken.server.tools.pythonic import Lfm2, Olmo3, Pythonic
 from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, parameter_kinds
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
 
@@ -199,6 +199,8 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Pythonic, "[f(", [("f", "{")]),
     (Pythonic, "[f(a='b' c)] x", [("f", '{"a": "b"'), "c)] x"]),
     (Pythonic, "[f(a=g.h(b=1))]", [("f", '{"a": "g.h"'), "(b=1))]"]),
+    (Lfm2, '<|tool_call_start|>[f(a="b"), new(b=[True])]<|tool_call_end|>Yes.', [("f", '{"a": "b"}'), ("new", '{"b": [true]}'), "Yes."]),
+    (Lfm2, "So <|tool_call_start|>[g.h(a=1)", ["So", ("g.h", '{"a": 1}')]),
     (Olmo3, "<function_calls>\nf(a='b')\nnew(b=[true])\n</function_calls>.", [("f", '{"a": "b"}'), ("new", '{"b": [true]}'), "."]),
     (Olmo3, "So <function_calls>f()</function_calls>\n<function_calls>g.h(a=1)</function_", ["So", ("f", "{}"), ("g.h", '{"a": 1}')]),
     *((Pythonic, text, [text]) for text in (
@@ -433,6 +435,8 @@ TEMPLATES = [
     ("{% if tools %}{{ '<|tool_call>call:' }}", Gemma4),
     ("{% if tools %}<start_function_call>call:", FunctionGemma),
     ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
+    ("List of tools: <|tool_list_start|>[{{ tools | tojson }}]<|tool_list_end|>", Lfm2),
+    ("List of tools: [{{ tools | tojson }}]", Lfm2),
     ("{{ '<functions>' + (tools | tojson) }} within <function_calls></function_calls> XML tags", Olmo3),
     ("{% if tools %}<|start_header_id|> in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", Pythonic),
     ("{% if tools %}{{ tools | tojson }}", None),

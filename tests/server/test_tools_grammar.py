@@ -39,7 +39,7 @@ TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather.now"}},
 )
 FORMAT_NAMES = [
-    "functiongemma", "gemma4", "glm45", "granite", "hermes", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
+    "functiongemma", "gemma4", "glm45", "granite", "hermes", "lfm2", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
     "pythonic", "qwen3_xml",
 ]  # fmt: skip
 
@@ -230,6 +230,7 @@ EXAMPLES = {
     "llama3_json": '{"name": "weather", "parameters": {"city": "Rome", "note": ""}}; {"name": "weather.now", "parameters": {}}',
     "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Rome", "note": ""}[TOOL_CALLS]weather.now[ARGS]{}',
     "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
+    "lfm2": '<|tool_call_start|>[weather(city="Rome", at={"x": true}, note="é\\n"), weather.now()]<|tool_call_end|>',
     "olmo3": '<function_calls>\nweather(city="Rome", at={"x": true}, note="é\\n")\nweather.now()\n</function_calls>',
     "pythonic": '[weather(city="Rome", days=-3, note=""), weather.now()]',
     "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=note>\na\nb\n</parameter>\n"
