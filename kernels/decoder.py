@@ -31,7 +31,8 @@ def text_half(hf_config: PreTrainedConfig) -> PreTrainedConfig:
         return hf_config
     half: Any = copy.deepcopy(text)
     half.architectures = [FAMILIES[text.model_type][0]]
-    half.tie_word_embeddings = entry(hf_config, "tie_word_embeddings")  # the head is the whole model's
+    # Whichever says so: a head of its own is noticed among the tensors.
+    half.tie_word_embeddings = any(entry(config, "tie_word_embeddings") for config in (hf_config, text))
     return half if supports(half) else hf_config
 
 
