@@ -58,9 +58,8 @@ def block_program(draft: BlockDraft, layers: range, has: Has, max_model_len: int
     else:
         whole = d.program(x, x)
         program = replace(whole, ops=whole.ops[:-1], vocab_size=0, logits="", best=None)
-    ops = tuple(replace(op, layer=op.layer - layers.start) if isinstance(op, Attention) else op for op in program.ops)
     shared = frozenset(table.weight for table in (embedding, head) if table.is_shared and table.weight in program.weights)
-    return fuse(replace(program, ops=ops, boundaries=(), shared=shared))
+    return fuse(replace(program, boundaries=(), shared=shared))
 
 
 def _around(d: DecoderBuilder, draft: BlockDraft, name: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
