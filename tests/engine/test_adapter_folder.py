@@ -12,6 +12,7 @@ from decoding import Decoding
 from random_adapters import Pairs, merged_model, pairs_for, save_adapter, with_adapters
 from tiny_models import RECURRENT, random_model, save_tokenizer, tiny_config
 from torch import Tensor
+from variants import slow_but
 
 from foretoken.engine.adapter_folder import read_adapter
 from foretoken.engine.config import ModelConfig
@@ -46,7 +47,7 @@ def bank_of(loaded: LoadedModel) -> AdapterBank:
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
+@pytest.mark.parametrize("prefix", slow_but(["model."], ["model.", "model.language_model."]))
 def test_it_is_as_if_it_were_merged(family: str, prefix: str, tmp_path: Path) -> None:
     """Queries lie beside their gates, and what belongs to one key head together."""
     target = write(family, tmp_path / "target")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from recurrent_models import save_qwen3_5
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.boot import Engine, boot
@@ -19,7 +20,8 @@ from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
 from foretoken.proposers.config import SpeculativeConfig
 
-EXECUTORS = ["torch", *(["native"] if native.availability().isa is not None else [])]
+NATIVE = native.availability().isa is not None
+EXECUTORS = slow_but(["native"], ["native", "torch"]) if NATIVE else ["torch"]
 TOKENS = 40
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5}
 SUFFIX = {"method": "suffix"}

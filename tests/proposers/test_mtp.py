@@ -17,6 +17,7 @@ from mtp_checkpoints import CONFIGS, GATED, HIDDEN, MAX_MODEL_LEN, MtpTarget, ed
 from pretended_engine import TORCH, Guess, accept
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
@@ -27,6 +28,7 @@ from foretoken.proposers.config_entry import SpeculativeConfigError
 NATIVE = native.availability().isa is not None
 text = partial(pretended_engine.text, vocab=300)
 at_random = partial(pretended_engine.at_random, vocab=300)
+EVERY = slow_but([*CONFIGS, "qwen3_5"], [*CONFIGS, *GATED])
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def check(target: MtpTarget, guesses: dict[str, Guess], count: int = 4) -> int:
     return len(able)
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 def test_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
     check_steps(targets[name], TORCH)
 
@@ -72,7 +74,7 @@ def check_steps(target: MtpTarget, execution: Execution) -> None:
     assert checked == 5 + 5 + 3
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_chunked_prefill_changes_nothing(targets: dict[str, MtpTarget], name: str, chunk: int) -> None:
     target = targets[name]
@@ -84,7 +86,7 @@ def test_chunked_prefill_changes_nothing(targets: dict[str, MtpTarget], name: st
     assert check(target, engine.step(accept(4))) == 1
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 def test_prefix_cache_hits_change_nothing(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(num_speculative_tokens=4)
@@ -97,7 +99,7 @@ def test_prefix_cache_hits_change_nothing(targets: dict[str, MtpTarget], name: s
     assert check(target, engine.step(accept(3))) == 2
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 def test_the_order_of_the_batch_changes_nothing(targets: dict[str, MtpTarget], name: str) -> None:
     def run(order: str) -> list[dict[str, Guess]]:
         engine = targets[name].run(num_speculative_tokens=4)
@@ -109,7 +111,7 @@ def test_the_order_of_the_batch_changes_nothing(targets: dict[str, MtpTarget], n
         assert {name: guess.tokens for name, guess in one.items()} == {name: guess.tokens for name, guess in two.items()}
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 def test_steps_without_guesses_are_made_up_for(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(num_speculative_tokens=4)
@@ -134,7 +136,7 @@ def test_preempted_requests_start_anew(targets: dict[str, MtpTarget]) -> None:
     assert check(target, engine.step(accept(2))) == 1
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 def test_probs_are_what_guesses_are_drawn_from(targets: dict[str, MtpTarget], name: str) -> None:
     target = targets[name]
     engine = target.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")
@@ -209,7 +211,7 @@ def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engi
         return found
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "seeded"])
 def test_texts_are_those_without_speculation(targets: dict[str, MtpTarget], name: str, settings: dict[str, Any]) -> None:
     plain, guessed = plain_and_guessed(targets[name].folder, settings, 3)
