@@ -80,6 +80,7 @@ def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert sum(runner.num_matched for runner in runners) > 500
 
 
+@pytest.mark.slow
 def test_worlds_of_a_draft_model_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its chains are begun behind the walk, and the target's next pass behind them."""
 

@@ -77,6 +77,7 @@ def test_ops_and_a_network_on_emulated_tiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="there is no clang")
+@pytest.mark.slow
 def test_clang_compiles_it_too(tmp_path: Path) -> None:
     for source in NATIVE.glob("*.cpp"):
         if not source.stem.startswith("isa_"):

@@ -90,6 +90,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=["some", "all"],
 )
+@pytest.mark.slow
 def test_the_whole_script_on_a_tiny_network(cases: list[str], tests: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "foretoken.engine.bench.gpu_check", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(

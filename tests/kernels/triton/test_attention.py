@@ -122,6 +122,7 @@ def test_padding_inside_rows_gets_zeros():
     assert torch.equal(attend(q, kv, batch, 0.3), expected)
 
 
+@pytest.mark.slow
 def test_bits_of_a_token_do_not_depend_on_the_batch():
     """The same context alone, as the end of a prompt, of a chain and among other rows, with wider block tables."""
     generator = torch.Generator().manual_seed(0)

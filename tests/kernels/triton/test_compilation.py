@@ -121,6 +121,7 @@ def test_recurrent_layers(group: str, tmp_path: Path):
         assert one["spilled_bytes"] == 0 or one["name"] != "_scan"
 
 
+@pytest.mark.slow
 def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and_before_they_write(tmp_path: Path):
     found = build("early", tmp_path)
     names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
