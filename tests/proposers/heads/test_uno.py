@@ -52,7 +52,6 @@ def recomputed(target: TaughtTarget, adapter: Path, text: Sequence[int], noise: 
     return logits[0]
 
 
-@pytest.mark.slow
 def test_it_learns_and_its_export_is_an_adapter_that_says_the_same(
     target: TaughtTarget, trained: tuple[Uno, Training], tmp_path: Path
 ) -> None:
