@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 
 KEPT_GUESSES = 16
+"""Of a row, beside a recurrent state, at least: checkpoints that say themselves how much they guess seldom say more."""
 
 
 @dataclass(frozen=True)
@@ -92,38 +93,8 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
             raise
         raise ConfigError(f"speculative config: {mistake or error}") from error
 
-    cache, size = config.cache, config.cache.block_size
-    executors = (target.executor, *(executor for part in loaded for executor in part.executors))
-    block_bytes = sum(executor.kv_block_bytes(size) for executor in executors) + sum(part.bytes_per_block for part in loaded)
-    host_bytes = sum(part.bytes_per_block for part in loaded)
-    length = config.model.max_model_len or min(target.max_model_len, MIN_TOKENS)
-    gpu_line, states, state_bytes = "", None, 0
-    free_bytes, sequence_bytes = free_memory_bytes(), sequence_blocks(cache, length) * block_bytes
-    budget, measured = cache_budget(cache, free_bytes), False
-    if target.plan.execution.on_gpu:
-        memory = _gpu_memory(config, target, executors)
-        gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
-        sequence_bytes -= sequence_blocks(cache, length) * host_bytes
-        measured = cache.num_blocks is None and cache.kv_cache_gb is None
-        if measured:
-            budget = memory.require(sequence_bytes, length)
-    if target.executor.state_layers:
-        most = _most_guesses(speculative)
-        slot_bytes, rows = target.executor.state_slot_bytes(most), config.scheduler.max_num_seqs
-        states = state_share(cache, budget, slot_bytes, sequence_bytes, num_guesses=most, max_num_seqs=rows)
-        state_bytes = states.num_bytes
-    if measured:  # what a drafter keeps on the host takes nothing from the GPU
-        cache = replace(cache, kv_cache_gb=(budget - state_bytes) / (block_bytes - host_bytes) * block_bytes / 2**30)
-        state_bytes = 0
-    num_blocks = cache_blocks(
-        cache,
-        block_bytes,
-        free_bytes,
-        max_model_len=target.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        wanted_len=config.model.max_model_len,
-        state_bytes=state_bytes,
-    )
+    size, room = config.cache.block_size, _divide(config, target, loaded, _most_guesses(speculative))
+    num_blocks, states = room.num_blocks, room.states
     target_kv = target.executor.allocate(num_blocks, size, None if states is None else states.room)
     caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
     return_probs = speculative.rejection_sample_method in ("standard", "block")
@@ -132,7 +103,50 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     found, networks = (*loading.found, *_found(loaded)), tuple(loading.networks)
-    return Drafters(proposers, target_kv, num_blocks, num_blocks * block_bytes, found, learned, gpu_line, networks, states)
+    return Drafters(proposers, target_kv, num_blocks, room.block_bytes * num_blocks, found, learned, room.gpu_memory, networks, states)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How the memory for caches is divided."""
+
+    num_blocks: int
+    block_bytes: int  # of all caches
+    states: StateShare | None  # of a recurrent target
+    gpu_memory: str  # as in Drafters
+
+
+def _divide(config: EngineConfig, target: LoadedModel, loaded: Sequence[LoadedProposer], num_guesses: int) -> _Room:
+    """First the states of a recurrent target, then blocks of what is left. Raises ConfigError if not even one sequence fits."""
+    cache, size, rows = config.cache, config.cache.block_size, config.scheduler.max_num_seqs
+    executors = (target.executor, *(executor for part in loaded for executor in part.executors))
+    own_bytes = sum(executor.kv_block_bytes(size) for executor in executors)
+    block_bytes = own_bytes + sum(part.bytes_per_block for part in loaded)
+    on_gpu, free_bytes = target.plan.execution.on_gpu, free_memory_bytes()
+    length = config.model.max_model_len or min(target.max_model_len, MIN_TOKENS)
+    sequence_bytes = sequence_blocks(cache, length) * (own_bytes if on_gpu else block_bytes)  # drafters keep some on the host
+    is_measured = on_gpu and cache.num_blocks is None and cache.kv_cache_gb is None
+    budget, gpu_line, states, state_bytes = cache_budget(cache, free_bytes), "", None, 0
+    if on_gpu:
+        memory = _gpu_memory(config, target, executors)
+        gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
+        budget = memory.require(sequence_bytes, length) if is_measured else budget
+    if target.executor.state_layers:
+        slot_bytes = target.executor.state_slot_bytes(num_guesses)
+        states = state_share(cache, budget, slot_bytes, sequence_bytes, num_guesses=num_guesses, max_num_seqs=rows)
+        state_bytes = states.num_bytes
+    if is_measured:
+        cache, state_bytes = replace(cache, kv_cache_gb=(budget - state_bytes) / own_bytes * block_bytes / 2**30), 0
+    num_blocks = cache_blocks(
+        cache,
+        block_bytes,
+        free_bytes,
+        max_model_len=target.max_model_len,
+        max_num_seqs=rows,
+        wanted_len=config.model.max_model_len,
+        state_bytes=state_bytes,
+    )
+    return _Room(num_blocks, block_bytes, states, gpu_line)
 
 
 def _most_guesses(speculative: SpeculativeConfig) -> int:

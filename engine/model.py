@@ -120,8 +120,8 @@ def load_executor(
     limit = config.max_model_len
     try:
         is_program = config.executor != "transformers" and supports(hf_config)
-        if not is_program and config.executor != "transformers" and hf_config.model_type in FAMILIES and is_recurrent(hf_config):
-            decoder_program(hf_config)  # raises, and says which setting it does not know
+        if config.executor != "transformers" and hf_config.model_type in FAMILIES and is_recurrent(hf_config):
+            decoder_program(hf_config)  # if it has a setting that is not known this raises, and says which
         refuse_layers(hf_config, is_program)
         _check_length(limit, max_positions(hf_config), folder)
         files = weight_files(folder)

@@ -37,12 +37,10 @@ class NativeKV:
         self._memory = [in_large_pages(size) for size in sizes]
         self.bases = (ctypes.c_void_p * len(layers))(*(memory.data_ptr() for memory in self._memory))
         self.states: ctypes.Array[ctypes.c_void_p] | None = None  # slot 0 of each recurrent layer
-        self.state_bytes = 0  # of all slots
         self.num_guesses = 0
         if room is not None and slot_bytes:
             self._states = [in_large_pages(size * room.num_slots) for size in slot_bytes]
             self.states = (ctypes.c_void_p * len(slot_bytes))(*(memory.data_ptr() for memory in self._states))
-            self.state_bytes = sum(slot_bytes) * room.num_slots
             self.num_guesses = room.num_guesses
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:

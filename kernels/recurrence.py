@@ -47,7 +47,7 @@ class RecurrencePlan:
         copies = [tensor.tolist() for tensor in (states.copy_places, states.copy_slots)]
         causal, ends, masks = batch.num_causal.tolist(), batch.seq_lens.tolist(), batch.tree_mask.tolist()
         self._replayed: list[tuple[int, int]] = []  # (slot, guess) of each accepted guess of all rows
-        self.rows: list[_Row] = []
+        self.rows: list[_Row] = []  # the longest first
         for row, (source, target, accepted, known, copy_place, copy_slot) in enumerate(zip(*kept, *copies, strict=True)):
             start, end = starts[row], starts[row + 1]
             if start == end:
@@ -69,6 +69,8 @@ class RecurrencePlan:
                     copy_slot=copy_slot,
                 )
             )
+        self.rows.sort(key=lambda row: -len(row.sure))
+        self._tails: dict[int, Tensor] = {}
 
     def kept_guesses(self, kv: TorchKV, layer: int) -> Tensor:
         """[P, width] what the layer kept of the accepted guesses."""
@@ -78,7 +80,7 @@ class RecurrencePlan:
     def keep_guesses(self, kv: TorchKV, layer: int, inputs: Tensor) -> None:
         """inputs [T, width]: of the rows' new tokens."""
         slots, guesses, tokens = self._guess_indices
-        kv.guesses[layer][slots, guesses] = inputs[tokens].to(kv.guesses[layer].dtype) if len(tokens) else inputs[:0]
+        kv.guesses[layer][slots, guesses] = inputs[tokens].to(kv.guesses[layer].dtype)
 
     def convolved(self, kv: TorchKV, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A causal convolution of x [T, width] by weight [width, taps]; the state's numbers are [taps - 1, width], oldest first."""
@@ -87,9 +89,8 @@ class RecurrencePlan:
             return x * weight[:, 0] if bias is None else torch.addcmul(bias, x, weight[:, 0])
         self._check_room(kv)
         tails = x.new_zeros(len(self.rows), taps - 1, width)
-        old = self._indices([i for i, row in enumerate(self.rows) if row.source >= 0])
-        if len(old):
-            tails[old] = kv.states[layer][self._sources].view(-1, taps - 1, width).to(x.dtype)
+        rows, slots = self._sources
+        tails[rows] = kv.states[layer][slots].view(-1, taps - 1, width).to(x.dtype)
         # New tokens, accepted guesses, and of each row what came before, newest first.
         entries = torch.cat([x, self.kept_guesses(kv, layer).to(x.dtype), tails.flip(1).flatten(0, 1)])
         before = self._before(taps - 1)
@@ -100,8 +101,6 @@ class RecurrencePlan:
             at = before[at]
             out = out + entries[at] * weight[:, tap]
         for slots, last in (self._at_end, self._at_copy):
-            if not len(slots):
-                continue
             at, newest_first = last, [entries[last]]
             for _ in range(taps - 2):
                 at = before[at]
@@ -119,33 +118,18 @@ class RecurrencePlan:
         """
         self._check_room(kv)
         entries = split(torch.cat([kept, self.kept_guesses(kv, layer).to(kept.dtype)]))
-        rows = sorted(self.rows, key=lambda row: -len(row.sure))
-        state = torch.zeros(len(rows), *shape, dtype=torch.float32, device=self.device)
-        old = self._indices([i for i, row in enumerate(rows) if row.source >= 0])
-        if len(old):
-            state[old] = kv.states[layer][self._indices([row.source for row in rows if row.source >= 0])].view(-1, *shape)
+        state = torch.zeros(len(self.rows), *shape, dtype=torch.float32, device=self.device)
+        rows, slots = self._sources
+        state[rows] = kv.states[layer][slots].view(-1, *shape)
         out = torch.zeros(len(kept) + len(self._replayed), shape[0], shape[2], dtype=torch.float32, device=self.device)
-        for step in range(len(rows[0].sure) if rows else 0):
-            active = sum(len(row.sure) > step for row in rows)
-            at = self._indices([row.sure[step] for row in rows[:active]])
-            state[:active], out[at] = rule(state[:active], *(part[at] for part in entries))
-            copied = [i for i in range(active) if rows[i].copy_after == step + 1]
-            if copied:
-                slots = self._indices([rows[i].copy_slot for i in copied])
-                kv.states[layer][slots] = state[copied].flatten(1)
-        ending = [i for i, row in enumerate(rows) if row.target >= 0]
-        if ending:
-            kv.states[layer][self._indices([rows[i].target for i in ending])] = state[ending].flatten(1)
-        # Guesses, by how deep they stand: all of one depth go on from their parents' states.
-        level = {(i, NOTHING): i for i in range(len(rows))}  # (row, guess) -> where its state is
-        while level:
-            deeper = [(i, guess) for i, row in enumerate(rows) for guess, parent in enumerate(row.parents) if (i, parent) in level]
-            if not deeper:
-                break
-            parents = [level[i, rows[i].parents[guess]] for i, guess in deeper]
-            at = self._indices([rows[i].guesses[guess] for i, guess in deeper])
+        for at, copied, copies in self._steps:
+            state[: len(at)], out[at] = rule(state[: len(at)], *(part[at] for part in entries))
+            if len(copied):
+                kv.states[layer][copies] = state[copied].flatten(1)
+        rows, slots = self._targets
+        kv.states[layer][slots] = state[rows].flatten(1)
+        for at, parents in self._levels:
             state, out[at] = rule(state[parents], *(part[at] for part in entries))
-            level = {node: where for where, node in enumerate(deeper)}
         self.keep_guesses(kv, layer, kept)
         return out[: len(kept)]
 
@@ -154,31 +138,59 @@ class RecurrencePlan:
             assert row.target < 0 or len(row.guesses) <= kv.num_guesses, "more guesses than the cache keeps"
 
     @cached_property
-    def _sources(self) -> Tensor:
-        return self._indices([row.source for row in self.rows if row.source >= 0])
+    def _sources(self) -> tuple[Tensor, Tensor]:
+        """Rows that go on from a state, and its slot."""
+        return self._pairs([(i, row.source) for i, row in enumerate(self.rows) if row.source >= 0])
+
+    @cached_property
+    def _targets(self) -> tuple[Tensor, Tensor]:
+        """Rows whose state is kept, and its slot."""
+        return self._pairs([(i, row.target) for i, row in enumerate(self.rows) if row.target >= 0])
+
+    @cached_property
+    def _steps(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each step over what is sure: entries of the first rows, which have so many; rows whose state is copied then, and where to."""
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        for step in range(len(self.rows[0].sure) if self.rows else 0):
+            at = [row.sure[step] for row in self.rows if len(row.sure) > step]
+            copied = [(i, row.copy_slot) for i, row in enumerate(self.rows) if row.copy_after == step + 1]
+            steps.append((self._indices(at), *self._pairs(copied)))
+        return steps
+
+    @cached_property
+    def _levels(self) -> list[tuple[Tensor, Tensor]]:
+        """Guesses by how deep they stand: all of one depth, and where their parents stand among those of the depth before."""
+        levels: list[tuple[Tensor, Tensor]] = []
+        places = {(i, NOTHING): i for i in range(len(self.rows))}  # (row, guess) -> its place in its level
+        while nodes := [(i, guess) for i, row in enumerate(self.rows) for guess, parent in enumerate(row.parents) if (i, parent) in places]:
+            parents = [places[i, self.rows[i].parents[guess]] for i, guess in nodes]
+            levels.append((self._indices([self.rows[i].guesses[guess] for i, guess in nodes]), self._indices(parents)))
+            places = {node: place for place, node in enumerate(nodes)}
+        return levels
 
     @cached_property
     def _replay_indices(self) -> tuple[Tensor, Tensor]:
-        return self._indices([slot for slot, _ in self._replayed]), self._indices([guess for _, guess in self._replayed])
+        return self._pairs(self._replayed)
 
     @cached_property
     def _guess_indices(self) -> tuple[Tensor, Tensor, Tensor]:
         kept = [(row.target, i, token) for row in self.rows if row.target >= 0 for i, token in enumerate(row.guesses)]
-        return tuple(self._indices([entry[part] for entry in kept]) for part in range(3))  # pyright: ignore[reportReturnType]
+        slots, guesses = self._pairs([entry[:2] for entry in kept])
+        return slots, guesses, self._indices([token for _, _, token in kept])
 
     @cached_property
     def _at_end(self) -> tuple[Tensor, Tensor]:
         """Slots for states behind the known tokens, and the entries they stand behind."""
-        rows = [row for row in self.rows if row.target >= 0]
-        return self._indices([row.target for row in rows]), self._indices([row.sure[-1] for row in rows])
+        return self._pairs([(row.target, row.sure[-1]) for row in self.rows if row.target >= 0])
 
     @cached_property
     def _at_copy(self) -> tuple[Tensor, Tensor]:
-        rows = [row for row in self.rows if row.copy_after > 0]
-        return self._indices([row.copy_slot for row in rows]), self._indices([row.sure[row.copy_after - 1] for row in rows])
+        return self._pairs([(row.copy_slot, row.sure[row.copy_after - 1]) for row in self.rows if row.copy_after > 0])
 
     def _before(self, num_tail: int) -> Tensor:
         """[entries] the entry before each, where those of a row's past follow behind all others, newest first."""
+        if num_tail in self._tails:
+            return self._tails[num_tail]
         total = self.num_tokens + len(self._replayed)
         before = [0] * total
         for i, row in enumerate(self.rows):
@@ -189,7 +201,11 @@ class RecurrencePlan:
             for guess, parent in zip(row.guesses, row.parents, strict=True):
                 before[guess] = row.guesses[parent] if parent >= 0 else last
         tails = [total + i * num_tail + min(age + 1, num_tail - 1) for i in range(len(self.rows)) for age in range(num_tail)]
-        return self._indices(before + tails)
+        self._tails[num_tail] = self._indices(before + tails)
+        return self._tails[num_tail]
+
+    def _pairs(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        return self._indices([first for first, _ in pairs]), self._indices([second for _, second in pairs])
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

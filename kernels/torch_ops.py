@@ -238,11 +238,10 @@ class Binder:
         weight = self.load(op.weight).flatten(1)
         bias = self.load(op.bias) if op.bias else None
         (x,), (output,), layer = op.inputs, op.outputs, op.layer
-        function = _FUNCTIONS[op.function] if op.function else None
+        function = _FUNCTIONS[op.function]
 
         def step(state: Pass) -> None:
-            result = state.recurrence.convolved(state.kv, layer, state.buffers[x], weight, bias)
-            state.buffers[output] = result if function is None else function(result)
+            state.buffers[output] = function(state.recurrence.convolved(state.kv, layer, state.buffers[x], weight, bias))
 
         return step
 

@@ -184,8 +184,8 @@ def test_a_cache_takes_what_its_slots_are_said_to_take() -> None:
         wanted = sum(state + num_guesses * -(-guess // 16) * 16 for state, guess in (conv, delta))
         assert executor.state_slot_bytes(num_guesses) == 4 * wanted
     kv = executor.allocate(1, BLOCK_SIZE, StateRoom(5, 3))
-    assert kv.state_bytes == 5 * executor.state_slot_bytes(3)
-    assert executor.allocate(1, BLOCK_SIZE).state_bytes == 0
+    assert sum(memory.nbytes for memory in kv._states) == 5 * executor.state_slot_bytes(3)
+    assert executor.allocate(1, BLOCK_SIZE).states is None
 
 
 def test_what_the_cache_has_no_room_for_is_refused() -> None:
