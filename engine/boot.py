@@ -12,6 +12,7 @@ from ..kernels import native
 from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.layout import MAX_TREE_TOKENS
 from ..kernels.rounds import RoundsExecutor
+from ..kernels.state_slots import StateSlots
 from ..proposers.config import MtpConfig, SpeculativeConfig, UnoConfig
 from ..proposers.proposer_set import ProposerSet
 from .adapters import Adapters, room_for
@@ -38,7 +39,6 @@ from .runner import Runner
 from .sampler import full_logits_wanted
 from .scheduler import Scheduler
 from .shaped_steps import ShapedSteps
-from .state_slots import StateSlots
 from .verifier import Verifier
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     adapters = _load_adapters(config, model, len(through_adapters), progress)
     torch.set_num_threads(_torch_threads(config.model, model))
     speculative, why, drafters = _choose_and_load(config, model, progress)
-    if drafters.states is not None and drafters.states.num_seats <= config.scheduler.max_num_seqs:
-        rows = max(drafters.states.num_seats - 1, 1)  # one is for readers of texts
+    states = drafters.target_states
+    if states is not None and states.num_seats <= config.scheduler.max_num_seqs:
+        rows = max(states.num_seats - 1, 1)  # one is for readers of texts
         config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=rows))
     proposers = drafters.proposers
     runner = open_runner(config, model, drafters, progress)
@@ -214,13 +215,13 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     """Of the target. On a GPU its steps are captured now and overlap later."""
     executor, hidden = model.executor, drafters.proposers.needs.hidden
     if not isinstance(executor, GraphExecutor):
-        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.states)
+        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.target_states)
     drafted = max((p.max_tokens for p in drafters.proposers.proposers if p.name != PREDICTION), default=0)  # few requests bring one
     progress("capturing graphs")
     scheduler = config.scheduler
     executor.capture(drafters.target_kv, hidden, scheduler.max_num_seqs, 1 + drafted, scheduler.max_num_batched_tokens, progress)
-    if drafters.states is not None:  # which guesses stand decides where a recurrent row goes on: the host has to know
-        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.states)
+    if drafters.target_states is not None:  # which guesses stand decides where a recurrent row goes on: the host has to know
+        return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.target_states)
     return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
 
 

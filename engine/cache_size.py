@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from ..kernels.cgroups import folders
 from ..kernels.layout import StateRoom
+from ..proposers.draft_states import SLOTS_PER_ROW
 from .config import CacheConfig
 from .errors import ConfigError
 
@@ -22,55 +24,77 @@ STATE_SHARE = 0.5
 """Of the cache's memory, that recurrent states may have: a sequence needs one however short it is, and the rest is for keys and values."""
 
 
-LEAST_STATES = 3  # two of a row, and a known prefix
-
-
 @dataclass(frozen=True)
 class StateShare:
-    """Rows that can run at once and prefixes that can be remembered, as far as a target's recurrent states go."""
+    """Rows that can run at once and prefixes that can be remembered, as far as states of recurrent networks go."""
 
     num_seats: int
     num_snapshots: int
     num_guesses: int  # of a row in a step, at most
-    slot_bytes: int
+    slot_bytes: int  # of the target's states; 0 = it is not recurrent
+    draft_slot_bytes: int = 0  # of the recurrent drafts'
 
     @property
     def room(self) -> StateRoom:
+        """In the target's cache."""
         return StateRoom(2 * self.num_seats + self.num_snapshots, self.num_guesses)
 
     @property
+    def draft_room(self) -> StateRoom:
+        """In that of each recurrent draft."""
+        return StateRoom(SLOTS_PER_ROW * self.num_seats + self.num_snapshots, 0)
+
+    @property
+    def seat_bytes(self) -> int:
+        return 2 * self.slot_bytes + SLOTS_PER_ROW * self.draft_slot_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.slot_bytes + self.draft_slot_bytes
+
+    @property
     def num_bytes(self) -> int:
-        return self.room.num_slots * self.slot_bytes
+        return self.num_seats * self.seat_bytes + self.num_snapshots * self.snapshot_bytes
 
     def describe(self) -> str:
         """For people."""
-        return (
-            f"{self.num_bytes / 1e9:.2f} GB: two for each of {self.num_seats:,} requests at once, {self.num_snapshots:,} for known "
-            f"prefixes, {self.slot_bytes / 1e6:.1f} MB each with up to {self.num_guesses} guesses"
-        )
+        one = f"{self.slot_bytes / 1e6:.1f} MB each with up to {self.num_guesses} guesses"
+        own = f"two for each of {self.num_seats:,} requests at once, {self.num_snapshots:,} for known prefixes, {one}"
+        drafts = f"{SLOTS_PER_ROW} and 1 of drafts, {self.draft_slot_bytes / 1e6:.1f} MB each"
+        parts = [*[own] * bool(self.slot_bytes), *[drafts] * bool(self.draft_slot_bytes)]
+        return f"{self.num_bytes / 1e9:.2f} GB: " + "; ".join(parts)
 
 
 def state_share(
-    config: CacheConfig, budget: float, slot_bytes: int, sequence_bytes: int, *, num_guesses: int, max_num_seqs: int
+    config: CacheConfig,
+    budget: float,
+    slot_bytes: int,
+    sequence_bytes: int,
+    *,
+    num_guesses: int,
+    max_num_seqs: int,
+    draft_slot_bytes: int = 0,
 ) -> StateShare:
-    """Two states for each row that may run, and one for a reader of texts; as many prefixes as rows. Fewer if memory is short.
+    """States for each row that may run, and for a reader of texts; as many prefixes as rows. Fewer if memory is short.
 
     budget: bytes for all caches. sequence_bytes: of the keys and values of one sequence, which must fit beside the states of one row.
     Raises ConfigError if they do not.
     """
     # Without a prefix cache one all the same: costs are measured with it.
-    wanted = StateShare(max_num_seqs + 1, max_num_seqs if config.enable_prefix_caching else 1, num_guesses, slot_bytes)
+    snapshots = max_num_seqs if config.enable_prefix_caching else 1
+    wanted = StateShare(max_num_seqs + 1, snapshots, num_guesses, slot_bytes, draft_slot_bytes)
     if wanted.num_bytes <= budget * STATE_SHARE:
         return wanted
-    least = LEAST_STATES * slot_bytes
+    seat, snapshot = wanted.seat_bytes, wanted.snapshot_bytes
+    least = seat + snapshot
     if config.num_blocks is None and least + sequence_bytes > budget:
         raise ConfigError(
             f"the caches get {_mib(budget)} MiB, but the recurrent states of one request need {_mib(least)} MiB, and its keys and values "
             f"{_mib(sequence_bytes)} MiB; set kv_cache_gb to at least {(least + sequence_bytes) / 2**30:.4g}, or lower max_model_len"
         )
-    slots = max(int(min(budget * STATE_SHARE, budget - sequence_bytes) // slot_bytes), LEAST_STATES)
-    seats = min(wanted.num_seats, slots // 3 if config.enable_prefix_caching else (slots - 1) // 2)
-    return StateShare(seats, min(wanted.num_snapshots, slots - 2 * seats), num_guesses, slot_bytes)
+    room = max(int(min(budget * STATE_SHARE, budget - sequence_bytes)), least)
+    seats = min(wanted.num_seats, room // least if config.enable_prefix_caching else (room - snapshot) // seat)
+    return dataclasses.replace(wanted, num_seats=seats, num_snapshots=min(snapshots, (room - seats * seat) // snapshot))
 
 
 def _mib(num_bytes: float) -> str:

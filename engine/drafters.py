@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.adapters import AdapterBank
-from ..kernels.config_limits import is_recurrent
 from ..kernels.execution import UnsupportedExecution
 from ..kernels.graphs import GraphExecutor
-from ..kernels.layout import MAX_TREE_TOKENS, Executor, KVTensors
+from ..kernels.layout import MAX_TREE_TOKENS, Executor, KVTensors, StateRoom
 from ..kernels.native import NotLowered
 from ..kernels.program import Program
 from ..kernels.rope import UnsupportedModel
@@ -35,6 +34,7 @@ from ..proposers.config import (
 )
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
+from ..proposers.draft_states import StateSeats
 from ..proposers.loading import AdaptedTarget, LoadedDraft, LoadedProposer, Resources
 from ..proposers.misnamed import misnamed
 from ..proposers.pickles import conversion
@@ -44,7 +44,7 @@ from .adapter_folder import read_adapter
 from .cache_size import MIN_TOKENS, StateShare, cache_blocks, cache_budget, free_memory_bytes, sequence_blocks, state_share
 from .config import EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
-from .model import LoadedModel, load_model, read_config
+from .model import LoadedModel, load_model
 from .model_folder import Progress, find_adapter, find_folder
 from .network_plan import multiplies_fp8
 from .target_view import target_view
@@ -69,7 +69,12 @@ class Drafters:
     learned: tuple[str, ...]  # names of proposers whose guesses depend on weights from a folder
     gpu_memory: str = ""  # how a GPU's memory is divided, for people
     networks: tuple[GraphExecutor, ...] = ()  # of all proposers, those that run on a GPU
-    states: StateShare | None = None  # of a recurrent target
+    states: StateShare | None = None  # of recurrent networks
+
+    @property
+    def target_states(self) -> StateShare | None:
+        """None if the target is not recurrent."""
+        return self.states if self.states is not None and self.states.slot_bytes else None
 
 
 def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: LoadedModel, progress: Progress) -> Drafters:
@@ -95,15 +100,21 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
 
     size, room = config.cache.block_size, _divide(config, target, loaded, _most_guesses(speculative))
     num_blocks, states = room.num_blocks, room.states
-    target_kv = target.executor.allocate(num_blocks, size, None if states is None else states.room)
-    caches = [[executor.allocate(num_blocks, size) for executor in part.executors] for part in loaded]
+    target_kv = _allocated(target.executor, num_blocks, size, None if states is None else states.room)
+    draft_room = None if states is None else states.draft_room
+    caches = [[_allocated(executor, num_blocks, size, draft_room) for executor in part.executors] for part in loaded]
+    seats = None if states is None else StateSeats(states.num_seats, states.num_snapshots if config.cache.enable_prefix_caching else 0)
     return_probs = speculative.rejection_sample_method in ("standard", "block")
-    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv)
+    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv, seats)
     if target.plan.program is None:
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
     found, networks = (*loading.found, *_found(loaded)), tuple(loading.networks)
     return Drafters(proposers, target_kv, num_blocks, room.block_bytes * num_blocks, found, learned, room.gpu_memory, networks, states)
+
+
+def _allocated(executor: Executor, num_blocks: int, block_size: int, states: StateRoom | None) -> KVTensors:
+    return executor.allocate(num_blocks, block_size, states if executor.state_layers else None)
 
 
 @dataclass(frozen=True)
@@ -112,12 +123,12 @@ class _Room:
 
     num_blocks: int
     block_bytes: int  # of all caches
-    states: StateShare | None  # of a recurrent target
+    states: StateShare | None  # as in Drafters
     gpu_memory: str  # as in Drafters
 
 
 def _divide(config: EngineConfig, target: LoadedModel, loaded: Sequence[LoadedProposer], num_guesses: int) -> _Room:
-    """First the states of a recurrent target, then blocks of what is left. Raises ConfigError if not even one sequence fits."""
+    """First the states of recurrent networks, then blocks of what is left. Raises ConfigError if not even one sequence fits."""
     cache, size, rows = config.cache, config.cache.block_size, config.scheduler.max_num_seqs
     executors = (target.executor, *(executor for part in loaded for executor in part.executors))
     own_bytes = sum(executor.kv_block_bytes(size) for executor in executors)
@@ -131,9 +142,18 @@ def _divide(config: EngineConfig, target: LoadedModel, loaded: Sequence[LoadedPr
         memory = _gpu_memory(config, target, executors)
         gpu_line = f"{memory.describe()}: {memory.for_cache / 1e9:.1f} GB for caches"
         budget = memory.require(sequence_bytes, length) if is_measured else budget
-    if target.executor.state_layers:
-        slot_bytes = target.executor.state_slot_bytes(num_guesses)
-        states = state_share(cache, budget, slot_bytes, sequence_bytes, num_guesses=num_guesses, max_num_seqs=rows)
+    slot_bytes = target.executor.state_slot_bytes(num_guesses)
+    draft_slot_bytes = sum(executor.state_slot_bytes(0) for executor in executors[1:])
+    if slot_bytes or draft_slot_bytes:
+        states = state_share(
+            cache,
+            budget,
+            slot_bytes,
+            sequence_bytes,
+            num_guesses=num_guesses,
+            max_num_seqs=rows,
+            draft_slot_bytes=draft_slot_bytes,
+        )
         state_bytes = states.num_bytes
     if is_measured:
         cache, state_bytes = replace(cache, kv_cache_gb=(budget - state_bytes) / own_bytes * block_bytes / 2**30), 0
@@ -234,11 +254,6 @@ class _Loading:
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target
         folder = self.find_folder(draft.model, draft.revision, None)
-        if is_recurrent(read_config(folder)):
-            raise SpeculativeConfigError(
-                f"{folder} has recurrent layers, and only a target's can be taken back: choose a draft model that has attention only, or "
-                "another method"
-            )
         num_layers = draft.draft_layers if isinstance(draft, DraftModelConfig) else None
         # The target's own first layers are kept once if they are taken as they are; everything else is narrow where it can be.
         own = folder.samefile(target.path)
@@ -280,5 +295,3 @@ class _Loading:
 
 def _found(loaded: list[LoadedProposer]) -> list[str]:
     return [f"{part.name:<11} {line}" for part in loaded for line in part.found]
-
-

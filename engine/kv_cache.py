@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .state_slots import RowState, StateSlots
+from ..kernels.state_slots import RowState, StateSlots
 
 
 @dataclass(slots=True)

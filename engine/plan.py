@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ..kernels.layout import ForwardOutput
 from ..kernels.record import record
+from ..kernels.state_slots import RowState
 from ..proposers.base import FORCED, DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
 from .prompt_logprobs import Scores
 from .request import Request, TokenLogprobs
-from .state_slots import RowState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kernels.layout import MAX_TREE_TOKENS
+from ..kernels.state_slots import RowState
 from ..proposers.base import Draft
 from .grammar import GrammarState
 from .plan import PlanRow, RowGrant
-from .state_slots import RowState
 
 
 def plan_row(

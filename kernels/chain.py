@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .layout import ChainOutput, Draws, Executor, KVTensors, RaggedBatch
+from .layout import ChainOutput, Draws, Executor, KVTensors, RaggedBatch, RowStates
 from .noise import keys, sample
 
 
@@ -55,15 +55,17 @@ def run_chain_by_steps(
                 block_tables[alive],
                 None if firsts is None else firsts[alive],
                 batch.block_size,
+                None if batch.states is None else _states(batch.states, rows[alive], step),
             )
             if executor.recurrent is not None:
                 name, boundary = executor.recurrent
                 inputs = {name: output.hidden[boundary][last[torch.searchsorted(before, alive)]].float()}
             output, last = executor.run(follow_up, kv, hidden, inputs), torch.arange(len(alive))
         assert output.logits is not None
+        scores = output.logits.cpu()
         if logits is not None:
-            logits[alive, step] = output.logits
-        scores = columns.of_choosable(output.logits)
+            logits[alive, step] = scores
+        scores = columns.of_choosable(scores)
         chosen = scores.argmax(-1)  # a column
         likely = -scores.logsumexp(-1)
         tokens = columns.token_ids(chosen)
@@ -125,7 +127,13 @@ def _draw(
 
 
 def _one_token_each(
-    token_ids: Tensor, positions: Tensor, places: Tensor, block_tables: Tensor, firsts: Tensor | None, block_size: int
+    token_ids: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    block_tables: Tensor,
+    firsts: Tensor | None,
+    block_size: int,
+    states: RowStates | None,
 ) -> RaggedBatch:
     """n rows of one causal token each, at the given places of their block tables."""
     num_rows = len(token_ids)
@@ -144,4 +152,19 @@ def _one_token_each(
         full_logits=every_row,
         block_size=block_size,
         first_places=firsts,
+        states=states,
+    )
+
+
+def _states(states: RowStates, rows: Tensor, step: int) -> RowStates:
+    """Where the step's tokens of chains from these rows go on, and leave their states."""
+    assert states.chain_slots is not None, "a recurrent network's chains need slots"
+    turns, none = states.chain_slots[rows], torch.full_like(rows, -1, dtype=torch.int32)
+    return RowStates(
+        sources=states.targets[rows] if step == 1 else turns[:, step % 2].contiguous(),
+        targets=turns[:, (step + 1) % 2].contiguous(),
+        accepted=torch.zeros_like(rows),
+        num_known=torch.ones_like(none),
+        copy_places=none,
+        copy_slots=none,
     )

@@ -188,7 +188,7 @@ class GraphExecutor:
         """See `Executor.run_chain`: one graph, or one run of its ops, and one wait at its end."""
         self._enter()
         steps = int(counts.max()) if len(counts) else 0
-        if not steps:
+        if not steps or self.state_layers:  # a chain's states are on the host's mind
             return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
         vocab_size = None if draws is None else draws.vocab_size
         drawn = draws is not None and bool((draws.temperatures > 0).any())

@@ -40,6 +40,7 @@ class RowStates:
     num_known: Tensor  # [R] int32, new tokens, the first ones, that are the sequence's for sure; those behind are guesses, at most 64
     copy_places: Tensor  # [R] int32, once the state holds so many places, guesses not counted, ...
     copy_slots: Tensor  # [R] int32, ... it is written to this slot too, which nobody else uses; -1 = none
+    chain_slots: Tensor | None = None  # [R, 2] int32, for the states of a chain's own tokens, by turns; one may be the source
 
     @cached_property
     def in_c(self) -> RowStatesView:
@@ -52,6 +53,7 @@ class RowStates:
             address(self.num_known, narrow),
             address(self.copy_places, narrow),
             address(self.copy_slots, narrow),
+            None if self.chain_slots is None else address(self.chain_slots, narrow),
         )
 
 
@@ -246,7 +248,8 @@ class Executor(Protocol):
         Chain n starts from logits_indices[n], which must be the last token of its row; rows without one only ingest.
         Token j of a chain (j >= 1) is computed at the place and position behind token j - 1, in the row's own blocks;
         the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax.
-        inputs are those of the batch; a `recurrent` network gets the later tokens' input from itself.
+        inputs are those of the batch; a `recurrent` network gets the later tokens' input from itself. Where there are state_layers the
+        batch's states have chain_slots for each row that a chain goes on from; its target stays what the batch left there.
         """
         ...
 

@@ -193,7 +193,7 @@ class NativeExecutor:
     ) -> ChainOutput:
         """See `Executor.run_chain`. The whole chain is one call."""
         assert isinstance(kv, NativeKV) and (batch.adapters is None or not any(batch.adapters.tolist()))
-        assert not self.state_layers, "no chain goes on from states"
+        assert batch.states is None or batch.states.chain_slots is not None or not counts.shape[0]
         network = self._plain
         steps = max(counts.tolist(), default=0)
         token_ids = torch.empty((counts.shape[0], steps), dtype=torch.int64)

@@ -143,6 +143,7 @@ class RowStatesView(ctypes.Structure):
         ("num_known", c_void_p),
         ("copy_places", c_void_p),
         ("copy_slots", c_void_p),
+        ("chain_slots", c_void_p),
     ]
 
 

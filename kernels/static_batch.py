@@ -31,7 +31,7 @@ PADDING = {"slot_mapping": -1, "sources": -1, "targets": -1, "copy_places": -1, 
 """What stands behind a batch's own values where that is not 0, and where it has none: tokens that are written nowhere, and rows that
 begin here, know all of their tokens and keep nothing."""
 
-STATES = tuple(field.name for field in fields(RowStates))
+STATES = tuple(field.name for field in fields(RowStates) if field.name != "chain_slots")  # chains of states are made pass by pass
 
 ALIGNMENT = 16
 """Bytes. Kernels are built once for pointers that are divisible by it and once more for each mix of some that are not."""

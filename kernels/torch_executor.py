@@ -72,7 +72,7 @@ def on_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
         return batch
     tensors = _tensors_of(batch) | ({} if batch.states is None else _tensors_of(batch.states))
     moved = dict(zip(tensors, upload_packed([*tensors.values()], device), strict=True))
-    states = None if batch.states is None else RowStates(**{f.name: moved.pop(f.name) for f in dataclasses.fields(RowStates)})
+    states = None if batch.states is None else RowStates(**{name: moved.pop(name) for name in _tensors_of(batch.states)})
     return dataclasses.replace(batch, **moved, states=states)
 
 

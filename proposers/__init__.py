@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..kernels.layout import KVTensors
     from .base import Proposer
     from .corpus import Corpora
+    from .draft_states import StateSeats
     from .loading import LoadedProposer, Resources
     from .proposer_set import ProposerSet
 
@@ -58,18 +59,21 @@ def open_all(
     corpora: Corpora | None = None,
     is_weighed: bool = False,
     target_kv: KVTensors | None = None,
+    states: StateSeats | None = None,
 ) -> ProposerSet:
     """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources.
 
-    is_weighed: as in ProposerSet. target_kv: as in Opening.
+    is_weighed: as in ProposerSet. target_kv, states: as in Opening.
     """
+    from .draft_states import StateSeats
     from .loading import Opening
     from .proposer_set import ProposerSet
 
     proposers: list[Proposer] = []
     for part, own_caches in zip(loaded, caches, strict=True):
         name = _unused(part.name, proposers)
-        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv)))
+        room = states or StateSeats(0, 0)
+        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, room)))
     return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
 
 

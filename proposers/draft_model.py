@@ -12,6 +12,7 @@ from ..kernels.weights import check_finite, check_tensors, network_program
 from .checkpoint import Checkpoint
 from .config import DraftModelConfig
 from .config_entry import SpeculativeConfigError
+from .draft_states import DraftStates
 from .drafting import OwnCache
 from .guessing import ChainGuesser, Drawing, Network
 from .learned import LearnedProposer
@@ -41,7 +42,9 @@ def _chains(
     def open(opening: Opening) -> LearnedProposer:
         drawing = Drawing.asked(config.draft_sample_method, resources.target.vocab_size, opening.return_probs)
         guesser = ChainGuesser(Network(executor, opening.caches[0]), drawing, config.confidence_threshold)
-        cache = OwnCache(_max_model_len(config, executor), config.num_speculative_tokens, num_readable)
+        most = config.num_speculative_tokens
+        states = DraftStates(opening.states, opening.block_size, most) if executor.state_layers else None
+        cache = OwnCache(_max_model_len(config, executor), most, num_readable, states=states)
         return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)
 
     return LoadedProposer("draft_model", open, (executor,), found=found, is_learned=True)
@@ -68,6 +71,10 @@ def _load_retokenizing(config: DraftModelConfig, resources: Resources) -> Loaded
         raise SpeculativeConfigError("heterogeneous_vocab 'retokenize' guesses text, greedily: leave draft_sample_method away")
     draft = resources.load_draft(dataclasses.replace(config, vocabulary="same"))
     executor, target = draft.executor, resources.target
+    if executor.state_layers:
+        raise SpeculativeConfigError(
+            "heterogeneous_vocab 'retokenize' reads ends of the text anew, which a draft with recurrent layers cannot: choose another draft"
+        )
 
     def open(opening: Opening) -> RetokenizingProposer:
         return RetokenizingProposer(

@@ -18,6 +18,7 @@ from ..kernels.batch_lists import BatchLists
 from ..kernels.continuation import Continuation
 from ..kernels.record import record
 from .base import DraftContext, DraftRow, Feedback, RowUnderWay, UnderWay
+from .draft_states import DraftStates, FeedState
 from .features import Features
 
 
@@ -31,6 +32,7 @@ class Feed:
     stop: int
     count: int
     first: int = 0  # positions before it have no entry
+    state: FeedState | None = None  # of a recurrent drafter
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,24 @@ class OwnCache:
     """
 
     def __init__(
-        self, max_model_len: int, max_tokens: int, vocab_size: int, pairing: Pairing = Pairing(), features: Features | None = None
+        self,
+        max_model_len: int,
+        max_tokens: int,
+        vocab_size: int,
+        pairing: Pairing = Pairing(),
+        features: Features | None = None,
+        states: DraftStates | None = None,
     ) -> None:
         """What the drafter can read: texts shorter than max_model_len, of ids below vocab_size (a target's may be padded further).
 
-        features: the target's states, for drafters that read them.
+        features: the target's states, for drafters that read them. states: the drafter's own, if it is recurrent.
         """
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
         self.pairing = pairing
         self.features = features
+        self.own_states = states
         self._holdings: dict[str, _Holding] = {}
         self._num_seen = 0
 
@@ -92,13 +101,19 @@ class OwnCache:
             holding.guessed = []
             length = len(row.token_ids)
             readable = row.computed_after if features is None else self._follow(row, holding, features)
+            if self.own_states is not None and length < self.max_model_len:
+                held = self.own_states.seat(row.request_id, row.token_ids, holding.num_known)
+                if held is None:
+                    continue
+                holding.num_known = held  # keys and values behind it are of no use without a state
             start, stop = holding.num_known, min(readable, holding.num_known + budget)
             if length >= self.max_model_len or stop < start or (start < stop and max(row.token_ids[start:stop]) >= self.vocab_size):
                 continue
             is_ready = stop == length - 1 + shift
             count = min(row.ceiling, self.max_tokens, self.max_model_len - length) if is_ready else 0
             if stop > start or count:
-                feeds.append(Feed(index, row, start, stop, count, holding.first))
+                state = None if self.own_states is None else self.own_states.plan(row.request_id, row.token_ids, start, stop)
+                feeds.append(Feed(index, row, start, stop, count, holding.first, state))
                 budget -= stop - start
         feeds.sort(key=attrgetter("index"))
         return feeds
@@ -140,6 +155,8 @@ class OwnCache:
             holding.guessed = list(guessed)
             if features is not None:
                 features.drop_before(request_id, feed.stop - shift)
+            if self.own_states is not None:
+                self.own_states.passed(request_id)
 
     def filled(self, context: DraftContext) -> dict[tuple[int, str], int]:
         """`Draft.filled` of these rows."""
@@ -177,6 +194,8 @@ class OwnCache:
         self._holdings.pop(request_id, None)
         if self.features is not None:
             self.features.forget(request_id)
+        if self.own_states is not None:
+            self.own_states.forget(request_id)
 
     def check(self) -> None:
         for holding in self._holdings.values():
@@ -184,6 +203,8 @@ class OwnCache:
             assert len(holding.guessed) < self.max_tokens, "more guesses fed than made"
         if self.features is not None:
             self.features.check()
+        if self.own_states is not None:
+            self.own_states.check()
 
     def _follow(self, row: DraftRow, holding: _Holding, features: Features) -> int:
         """How far the target's states let the row be read. Behind states that were dropped the drafter starts anew."""
@@ -241,5 +262,7 @@ def batch_lists(feeds: Sequence[Feed], block_size: int, tail: int | None = None)
         lists.num_causal.append(stop - start)
         lists.tables.append(table[: -(-(feed.stop + num_guessed) // block_size)])
         lists.first_places.append(feed.first)
+        if feed.state is not None:
+            lists.states.append(feed.state.row)
     lists.tree_mask += [0] * len(token_ids)
     return lists

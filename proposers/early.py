@@ -56,6 +56,8 @@ class EarlyChains:
         if not isinstance(guesser, ChainGuesser) or cache.pairing.shift != 1 or guesser.drawing.return_probs:
             return None
         executor = guesser.network.executor
+        if executor.state_layers:  # which guesses stand decides where a chain goes on: the host has to know
+            return None
         return cls(guesser, executor, cache) if isinstance(executor, ChainStarter) else None
 
     def begin(self, rows: Sequence[tuple[RowUnderWay, Continuation]], step: UnderWay) -> ChainsAhead | None:

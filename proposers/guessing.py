@@ -196,6 +196,9 @@ class ChainGuesser:
         network, drawing = self.network, self.drawing
         executor = network.executor
         batch = self._batches.batch(batch_lists(feeds, block_size))
+        if batch.states is not None:
+            slots = torch.tensor([feed.state.chain_slots for feed in feeds if feed.state is not None], dtype=torch.int32)
+            batch = replace(batch, states=replace(batch.states, chain_slots=slots))
         inputs = feature_input(network, states)
         guesses = Guesses.none(len(feeds))
         chains = [i for i, feed in enumerate(feeds) if feed.count]
@@ -216,7 +219,7 @@ class ChainGuesser:
     def take(self, guesses: Guesses, i: int, tokens: list[int], likely: list[float]) -> int:
         """Let a chain be the guesses of the feed i, as far as the drafter is sure; how many that are."""
         assert guesses.confidence is not None
-        if self.network.encode is None:  # an entry made of a guessed state does not hold
+        if self.network.encode is None and not self.network.executor.state_layers:  # what a guessed state went into does not hold
             guesses.in_place[i] = tokens[:-1]
         if self.confidence_threshold:
             count = length_of_chain(likely, self.confidence_threshold)

@@ -90,7 +90,9 @@ def _drafter(guesser: Guesser, cache: OwnCache) -> Drafter | None:
     if not isinstance(guesser, ChainGuesser) or cache.features is not None or guesser.drawing.return_probs:
         return None
     executor, drawing = guesser.network.executor, guesser.drawing
-    if not isinstance(executor, RoundsExecutor) or executor.token_ids is not None or executor.recurrent is not None:
+    if not isinstance(executor, RoundsExecutor) or executor.token_ids is not None:
+        return None
+    if executor.recurrent is not None or executor.state_layers:
         return None
     choosable = min(drawing.vocab_size, executor.vocab_size)
     return Drafter(

@@ -17,6 +17,7 @@ from ..kernels.layout import Executor, KVTensors
 from ..kernels.program import Program
 from .base import Proposer
 from .corpus import Corpora
+from .draft_states import StateSeats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,6 +73,7 @@ class Opening:
     block_size: int
     return_probs: bool  # Draft.probs are wanted where guesses are drawn (p/q rules)
     target_kv: KVTensors | None = None  # the target's own, for those who run it (`Needs.runs_target`)
+    states: StateSeats = StateSeats(0, 0)  # in the caches of recurrent executors
 
 
 @dataclass(frozen=True)

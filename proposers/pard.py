@@ -43,6 +43,8 @@ def load(config: PardConfig, resources: Resources) -> LoadedProposer:
     if "pard2_target_layers" in checkpoint.config or _has_projection(checkpoint):
         return _load_with_states(config, resources, checkpoint, mask_token)
     draft = resources.load_draft(config)
+    if draft.executor.state_layers:
+        raise SpeculativeConfigError(f"{folder} has recurrent layers, which would read the masks into their states: choose another draft")
     check_vocabularies(resources.target.tokenizer, draft.tokenizer)
     _check_mask(mask_token, draft.executor, folder)
 

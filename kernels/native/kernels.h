@@ -192,6 +192,7 @@ struct RowStates {
   const int32_t* num_known;     // [R]
   const int32_t* copy_places;   // [R]
   const int32_t* copy_slots;    // [R]
+  const int32_t* chain_slots;   // [R, 2], null = no chains
 };
 
 // The rows of a step, as the C ABI passes them (see RaggedBatch in layout.py).

@@ -31,6 +31,9 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   }
   std::vector<int64_t> token_ids, positions, slots, logits_indices, tree_mask;
   std::vector<int32_t> query_start, seq_lens, tables, num_causal, first_places;
+  std::vector<int32_t> sources, targets, nowhere;
+  std::vector<int64_t> nothing;
+  RowStates states{};
   wants_best_ = false;
   shortens_ = shortlist_ != nullptr;
   choosable_ = request.choosable;
@@ -76,7 +79,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
         pass.bound_memory = bound_memory.data();
       }
       token_ids.clear(), positions.clear(), slots.clear(), logits_indices.clear(), query_start.clear(), seq_lens.clear(), tables.clear();
-      first_places.clear();
+      first_places.clear(), sources.clear(), targets.clear();
       for (int i = 0; i < count; ++i) {
         const int n = alive[size_t(i)], row = rows[size_t(n)];
         const int place = first.seq_lens[row] + step - 1;
@@ -89,13 +92,20 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
         seq_lens.push_back(place + 1);
         tables.insert(tables.end(), table, table + first.table_width);
         first_places.push_back(first.first_places ? first.first_places[row] : 0);
+        if (!first.states) continue;
+        const int32_t* turns = first.states->chain_slots + 2 * row;
+        sources.push_back(step == 1 ? first.states->targets[row] : turns[step % 2]);
+        targets.push_back(step + 1 < request.counts[n] ? turns[(step + 1) % 2] : -1);  // behind the last one nobody goes on
       }
       query_start.push_back(count);
       num_causal.assign(size_t(count), 1);
       tree_mask.assign(size_t(count), 0);
+      nowhere.assign(size_t(count), -1);
+      nothing.assign(size_t(count), 0);
+      states = {sources.data(), targets.data(), nothing.data(), num_causal.data(), nowhere.data(), nowhere.data(), nullptr};
       pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
                     seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(),
-                    first_places.data(), nullptr, nullptr};
+                    first_places.data(), nullptr, first.states ? &states : nullptr};
     }
     const int count = int(alive.size());
     logits_ = chain_logits_.get<float>(size_t(count) * size_t(vocab_size_));

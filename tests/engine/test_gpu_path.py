@@ -16,6 +16,7 @@ import torch
 from as_on_a_gpu import bind_as_on_a_gpu, engines_elsewhere
 from random_adapters import pairs_for, save_adapter
 from random_drafters import write
+from recurrent_models import save_qwen3_5
 from safetensors.torch import load_file, save_file
 from tiny_models import save_llama
 from variants import slow_but
@@ -42,9 +43,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "dflash2": {},
     "dspark": {},
     "uno": {"num_speculative_tokens": 3},
+    "recurrent draft": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
 }
-NAMED = {"dflash2": "dflash"}  # a checkpoint of that method
-NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark", "uno")
+NAMED = {"dflash2": "dflash", "recurrent draft": "draft_model"}  # a checkpoint of that method
+NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +74,21 @@ def say(llm: LLM, method: str, **params: Any) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def config_of(method: str, target: Path, folder: Path) -> dict[str, Any]:
+    config = {"method": NAMED.get(method, method), "adaptive": False, **METHODS[method]}
+    if method == "recurrent draft":
+        draft = save_qwen3_5(folder)
+        for file in target.glob("*token*"):
+            shutil.copy(file, draft / file.name)
+        return config | {"model": str(draft)}
+    return config if method == "ngram" else config | {"model": str(write(method, target, folder / method))}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_outputs_are_those_of_the_plain_executor(
     method: str, target: Path, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
-    if method != "ngram":
-        config["model"] = str(write(method, target, tmp_path / method))
+    config = config_of(method, target, tmp_path)
     with LLM(target, config, **OPTIONS) as llm:
         runner = llm._running().core.runner
         assert isinstance(runner, OverlappedRunner)
@@ -102,9 +112,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
     method: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it would, the step fails, and with it the request or the drafter."""
-    config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
-    if method != "ngram":
-        config["model"] = str(write(method, target, tmp_path / method))
+    config = config_of(method, target, tmp_path)
     settings: list[dict[str, Any]] = [
         {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.9, "logprobs": 2, "repetition_penalty": 1.2},
     ]  # fmt: skip
@@ -252,7 +260,7 @@ def test_states_and_logits_may_stay_on_the_device(target: Path, as_on_a_gpu: Non
         assert isinstance(executor, GraphExecutor) and executor.captured.num_graphs == 0 and executor.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "elsewhere"])
 def test_rows_keep_their_adapters_where_steps_overlap(
     is_elsewhere: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from foretoken.engine import kv_cache
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.kv_cache import BlockPool, KVCache
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.state_slots import RowState, StateSlots
 from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch
+from foretoken.kernels.state_slots import RowState, StateSlots
 from foretoken.proposers.config import SpeculativeConfig
 
 NUM_SEEDS = 2000
@@ -139,8 +139,8 @@ class WritesWhatItReads(StateSlots):
 class BelievesInBlocks(StateSlots):
     """Keys and values of a prefix are there, so its state will be, too."""
 
-    def open(self, name: str, digests: Sequence[bytes]) -> int:
-        super().open(name, digests)
+    def open(self, name: str, digests: Sequence[bytes], most: int | None = None) -> int:
+        super().open(name, digests, most)
         return len(digests)
 
 

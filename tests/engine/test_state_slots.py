@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foretoken.engine.kv_cache import KVCache
-from foretoken.engine.state_slots import NOWHERE, RowState, StateSlots
+from foretoken.kernels.state_slots import NOWHERE, RowState, StateSlots
 
 SIZE = 4
 

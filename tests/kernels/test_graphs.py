@@ -11,7 +11,7 @@ import pytest
 import torch
 from decoding import ragged
 from fake_graphs import FakeRecorder
-from recurrent_rows import scores_of_two, small_cache, two_lives
+from recurrent_rows import StateRow, scores_of_two, small_cache, state_batch, two_lives
 from small_networks import small_network
 
 from foretoken.kernels import graphs, noise
@@ -272,7 +272,21 @@ def test_recorded_passes_go_on_from_states() -> None:
     assert executor.captured.num_graphs > 1
 
 
-def test_recurrent_networks_run_no_chains() -> None:
-    executor = GraphExecutor(small_network("qwen3_5"), recorder=FakeRecorder())
-    with pytest.raises(AssertionError, match="keeps no states"):
-        executor.run_chain(rows(3, all_logits=False), small_cache(executor), torch.tensor([2]))
+def test_chains_of_recurrent_networks_go_on_from_states() -> None:
+    network = small_network("qwen3_5")
+    found: list[list[int]] = []
+    for executor in (GraphExecutor(network, recorder=FakeRecorder()), network):
+        batch = state_batch([StateRow([5, 6, 7], 0, [0], -1, 0)])
+        assert batch.states is not None
+        slots = dataclasses.replace(batch.states, chain_slots=torch.tensor([[1, 2]], dtype=torch.int32))
+        batch = dataclasses.replace(batch, states=slots, logits_indices=torch.tensor([2]), full_logits=torch.empty(0, dtype=torch.int64))
+        kv = small_cache(executor)
+        for _ in range(2):  # recorded, replayed
+            found += executor.run_chain(batch, kv, torch.tensor([4])).token_ids.tolist()
+    assert len({*map(tuple, found)}) == 1
+    said = [5, 6, 7]
+    for _ in range(4):
+        logits = network.run(state_batch([StateRow(said, 0, [0], -1, -1)]), small_cache(network)).logits
+        assert logits is not None
+        said.append(int(logits[-1].argmax()))
+    assert found[0] == said[3:]

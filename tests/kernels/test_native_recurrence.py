@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from small_networks import random_weights
 from torch import Tensor
 
 from foretoken.kernels import native
+from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from foretoken.kernels.native import NativeExecutor
@@ -203,3 +205,36 @@ def test_what_the_cache_has_no_room_for_is_refused() -> None:
 
 def test_such_programs_are_supported() -> None:
     assert native.supports(qwen3_5_program(), BFLOAT16) is None
+
+
+@pytest.mark.parametrize("kind", EXECUTIONS)
+def test_chains_go_on_from_states(kind: str) -> None:
+    """What the network would say token by token, of chains of different lengths beside a row that is only read; and the states behind
+    what was read stay as they were."""
+    program = qwen3_5_program()
+    executor = NativeExecutor(program, random_weights(program, seed=3), EXECUTIONS[kind])
+    rng = random.Random(5)
+    texts, counts = texts_of(rng, 20, 7, 12), [5, 0, 3]
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE, StateRoom(12, 0))
+    firsts = [StateRow(text[:4], 0, [3 * i, 3 * i + 1], -1, 4 * i) for i, text in enumerate(texts)]
+    executor.run(state_batch(firsts), kv)
+    rows = [StateRow(text[4:], 4, [3 * i, 3 * i + 1], 4 * i, 4 * i + 1) for i, text in enumerate(texts)]
+    batch = state_batch(rows)
+    assert batch.states is not None
+    ends = torch.tensor([int(batch.query_start_loc[i + 1]) - 1 for i, count in enumerate(counts) if count])
+    chain_slots = torch.tensor([[4 * i, 4 * i + 2] for i in range(3)], dtype=torch.int32)  # the source, which is read by then, and another
+    batch = replace(
+        batch, logits_indices=ends, full_logits=torch.empty(0, dtype=torch.int64), states=replace(batch.states, chain_slots=chain_slots)
+    )
+    wanted = torch.tensor([count for count in counts if count])
+    for run_chain in (executor.run_chain, partial(run_chain_by_steps, executor)):
+        executor.run(state_batch(firsts), kv)
+        chains = run_chain(batch, kv, wanted).token_ids
+        for chain, count, (i, text) in zip(chains.tolist(), wanted.tolist(), ((0, texts[0]), (2, texts[2])), strict=True):
+            said = [*text]
+            for _ in range(count):
+                row = StateRow(said, 0, [40, 41], -1, -1)
+                said.append(int(logits_of(executor, state_batch([row]), kv)[-1].argmax()))
+            assert chain[:count] == said[len(text) :]
+            known = logits_of(executor, state_batch([StateRow([1], len(text), [3 * i, 3 * i + 1], 4 * i + 1, -1)]), kv)
+            assert torch.equal(known[-1], logits_of(executor, state_batch([StateRow([*text, 1], 0, [40, 41], -1, -1)]), kv)[-1])

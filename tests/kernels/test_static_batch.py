@@ -10,8 +10,8 @@ from decoding import ragged
 from recurrent_batches import BLOCKS, MOST_GUESSES, SLOTS_OF_A_ROW, Row, random_rows, recurrent_batch
 from small_networks import small_network
 
-from foretoken.kernels.layout import RaggedBatch, RowStates, StateRoom
-from foretoken.kernels.static_batch import TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
+from foretoken.kernels.layout import RaggedBatch, StateRoom
+from foretoken.kernels.static_batch import STATES, TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import TorchExecutor, full_logits
 from foretoken.kernels.triton import attention
 
@@ -226,9 +226,9 @@ def test_padding_has_no_states() -> None:
                 assert getattr(states, name)[rows:].tolist() == [-1] * (16 - rows), name
             assert not states.accepted[rows:].any()
             if batch is not None and batch.states is not None:
-                for field in dataclasses.fields(RowStates):
-                    assert torch.equal(getattr(states, field.name)[:rows], getattr(batch.states, field.name)), field.name
-            views = [getattr(states, field.name) for field in dataclasses.fields(RowStates)]
+                for name in STATES:
+                    assert torch.equal(getattr(states, name)[:rows], getattr(batch.states, name)), name
+            views = [getattr(states, name) for name in STATES]
             assert all(view.data_ptr() % 16 == 0 for view in views)
 
 

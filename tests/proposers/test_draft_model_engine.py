@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
-from tiny_models import random_model, save_tokenizer, tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from variants import slow_but
 
@@ -116,15 +115,6 @@ def test_layers_that_are_the_targets_are_kept_once(network: str) -> None:
         narrow, llm = held_by(network, model=TARGET, draft_layers=5, quantization="int4")
         llm.shutdown()
         assert narrow.keys() == alone.keys() and sum(map(len, narrow.values())) > sum(map(len, alone.values()))
-
-
-@pytest.mark.parametrize("more", [{}, {"draft_layers": 1}])
-def test_recurrent_draft_models_are_refused_before_their_weights_are_read(more: dict[str, Any], tiny_target: Path, tmp_path: Path) -> None:
-    random_model(tiny_config("qwen3_5", vocab_size=300)).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match="has recurrent layers, and only a target's can be taken back: choose a draft model that has"):
-        LLM(tiny_target, speculative_config={"method": "draft_model", "model": str(tmp_path), **more}, executor="torch")
 
 
 def test_layers_cannot_be_left_out_of_a_moved_vocabulary() -> None:

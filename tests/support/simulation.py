@@ -24,8 +24,8 @@ from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.engine.scheduler import Scheduler
-from foretoken.engine.state_slots import StateSlots
 from foretoken.engine.verifier import Verifier
+from foretoken.kernels.state_slots import StateSlots
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
 from foretoken.proposers.config import DynamicTree, NgramConfig, SpeculativeConfig, StaticTree
 from foretoken.proposers.drafting import OwnCache

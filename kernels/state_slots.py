@@ -1,7 +1,7 @@
 """Who has which recurrent state: seats of running rows, and snapshots of known prefixes. No tensor is touched here.
 
-A target with recurrent layers keeps one state of a sequence where attention keeps keys and values of every token. So a row's past cannot be
-shared block by block: a prefix is only found again where somebody kept the state behind it.
+A network with recurrent layers keeps one state of a sequence where attention keeps keys and values of every token. So a row's past cannot
+be shared block by block: a prefix is only found again where somebody kept the state behind it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RowState:
 
 @dataclass(slots=True)
 class _Seat:
-    slots: tuple[int, int]  # by turns source and target
+    slots: tuple[int, ...]  # by turns target, and source of the next pass
     source: int = NOWHERE  # one of them, or a snapshot, before the first pass
     accepted: int = 0
     turn: int = 0  # which of the slots is the next target
@@ -36,32 +36,38 @@ class _Seat:
 
 
 class StateSlots:
-    """The slots 0 to 2 * num_seats - 1 are rows', two each: a pass reads one and writes the other, so that it may be run again.
+    """The first slots are rows', two or more each: a pass reads one and writes another, so that it may be run again.
 
     Those behind are snapshots by the digest of the blocks that they stand behind, the least recently used first to go.
     """
 
-    def __init__(self, num_seats: int, num_snapshots: int, block_size: int) -> None:
+    def __init__(self, num_seats: int, num_snapshots: int, block_size: int, slots_per_seat: int = 2, most_at_once: int = 1) -> None:
+        """most_at_once: known tokens of an answer that a pass may bring; more are a prompt's."""
         self.num_seats = num_seats
         self.num_snapshots = num_snapshots
         self._block_size = block_size
-        self._free_seats = [(2 * seat, 2 * seat + 1) for seat in reversed(range(num_seats))]
-        self._free_slots = [*range(2 * num_seats, self.num_slots)]
+        self._slots_per_seat = n = slots_per_seat
+        self._most_at_once = most_at_once
+        self._free_seats = [tuple(range(n * seat, n * seat + n)) for seat in reversed(range(num_seats))]
+        self._free_slots = [*range(n * num_seats, self.num_slots)]
         self._seats: dict[str, _Seat] = {}
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
 
     @property
     def num_slots(self) -> int:
-        return 2 * self.num_seats + self.num_snapshots
+        return self._slots_per_seat * self.num_seats + self.num_snapshots
 
     @property
     def has_seat(self) -> bool:
         return bool(self._free_seats)
 
-    def open(self, name: str, digests: Sequence[bytes]) -> int:
-        """Take a seat, on the longest prefix with a snapshot; how many of the blocks with these digests it covers. There must be a seat."""
+    def open(self, name: str, digests: Sequence[bytes], most: int | None = None) -> int:
+        """Take a seat, on the longest prefix with a snapshot; how many of the blocks with these digests it covers. There must be a seat.
+
+        digests: of known blocks. most: it covers no more of them than this.
+        """
         seat = self._seats[name] = _Seat(self._free_seats.pop())
-        for depth in range(len(digests), 0, -1):
+        for depth in range(len(digests) if most is None else min(most, len(digests)), 0, -1):
             slot = self._snapshots.get(digests[depth - 1])
             if slot is not None:
                 self._snapshots.move_to_end(digests[depth - 1])
@@ -84,10 +90,15 @@ class StateSlots:
         place, slot, _ = seat.pending or (NOWHERE, NOWHERE, False)
         return RowState(seat.source, seat.slots[seat.turn], seat.accepted, place, slot)
 
+    def others(self, name: str) -> tuple[int, ...]:
+        """The row's slots that its next pass does not write. All that is in them has been read when it ends."""
+        seat = self._seats[name]
+        return (*seat.slots[seat.turn + 1 :], *seat.slots[: seat.turn])
+
     def passed(self, name: str, accepted: int, digests: Sequence[bytes]) -> None:
         """The pass counts: the row has its target's state now. accepted: bits of the guesses that stood; digests: of committed blocks."""
         seat = self._seats[name]
-        seat.source, seat.turn, seat.accepted = seat.slots[seat.turn], 1 - seat.turn, accepted
+        seat.source, seat.turn, seat.accepted = seat.slots[seat.turn], (seat.turn + 1) % len(seat.slots), accepted
         if seat.pending is None:
             return
         (place, slot, is_replaced), seat.pending = seat.pending, None
@@ -111,6 +122,9 @@ class StateSlots:
         if old in self._snapshots and new not in self._snapshots:
             self._snapshots[new] = self._snapshots.pop(old)
 
+    def is_seated(self, name: str) -> bool:
+        return name in self._seats
+
     def free(self, name: str) -> None:
         seat = self._seats.pop(name)
         self._free_seats.append(seat.slots)
@@ -128,7 +142,8 @@ class StateSlots:
         """Raise if a slot is lost or has two owners. names: who must have a seat."""
         assert self._seats.keys() == names, "seats and tables differ"
         pending = [seat.pending[1] for seat in self._seats.values() if seat.pending is not None]
-        seats = [slot for pair in self._free_seats for slot in pair] + [slot for seat in self._seats.values() for slot in seat.slots]
+        owned = (*self._free_seats, *(seat.slots for seat in self._seats.values()))
+        seats = [slot for slots in owned for slot in slots]
         assert sorted(seats + self._free_slots + pending + [*self._snapshots.values()]) == [*range(self.num_slots)], "a state is lost"
         for name, seat in self._seats.items():
             known = (NOWHERE, *seat.slots, *self._snapshots.values())
@@ -138,7 +153,7 @@ class StateSlots:
         """Where two prompts part, else behind the last full block of a chunk or of the text so far."""
         size = self._block_size
         held = num_computed - seat.accepted.bit_count()
-        is_decoding = is_last and num_known - num_computed == 1
+        is_decoding = is_last and num_known - num_computed <= self._most_at_once
         # A prompt's last token is computed even if all of it is known.
         place = (num_known - 1) // size * size if is_last and not is_decoding else num_known // size * size
         if held < seat.branch <= num_known:
