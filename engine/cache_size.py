@@ -60,7 +60,7 @@ class StateShare:
         """For people."""
         one = f"{self.slot_bytes / 1e6:.1f} MB each with up to {self.num_guesses} guesses"
         own = f"two for each of {self.num_seats:,} requests at once, {self.num_snapshots:,} for known prefixes, {one}"
-        drafts = f"{SLOTS_PER_ROW} and 1 of drafts, {self.draft_slot_bytes / 1e6:.1f} MB each"
+        drafts = f"in drafts {SLOTS_PER_ROW} a request and 1 a prefix, {self.draft_slot_bytes / 1e6:.1f} MB each"
         parts = [*[own] * bool(self.slot_bytes), *[drafts] * bool(self.draft_slot_bytes)]
         return f"{self.num_bytes / 1e9:.2f} GB: " + "; ".join(parts)
 
