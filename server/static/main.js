@@ -36,7 +36,7 @@ const conversation = new Conversation({
   settings,
   strip,
   look,
-  model: () => model,
+  model: () => settings.model || model,
   race: startRace,
   askForKey: (then) => key.ask(then),
   onOtherModel: meet,
@@ -83,15 +83,23 @@ async function meet() {
     sources.know(reading.proposers);
     settings.showProposers(reading.proposers);
     if (!conversation.chat.messages.length) strip.clear();
-    model = JSON.parse(await get("v1/models")).data[0].id;
-    byId("model").textContent = model;
-    document.title = `${model} – Foretoken`;
+    const models = JSON.parse(await get("v1/models")).data.map(({ id }) => id);
+    model = models[0];
+    settings.showModels(models);
+    showModel();
   } catch (error) {
     if (error.needsKey) key.ask(() => {});
     else notice(error instanceof Failure ? `${error.message} ${error.advice}` : String(error), { text: "Try again", run: meet });
   }
 }
 
+/** Who is spoken to. */
+function showModel() {
+  byId("model").textContent = settings.model || model;
+  document.title = `${settings.model || model} – Foretoken`;
+}
+
+byId("setting-model").addEventListener("input", showModel);
 for (const example of EXAMPLES) {
   byId("examples").append(button(example.split("\n")[0].replaceAll("`", ""), "example", () => conversation.send(example)));
 }

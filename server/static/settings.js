@@ -21,8 +21,8 @@ export class Settings {
     this.fields = new Map();
     this.build();
     byId("settings-reset").addEventListener("click", () => {
-      const { system } = this.values; // written by hand, unlike the rest
-      this.values = { system };
+      const { system, model } = this.values; // written by hand, and who is spoken to, unlike the rest
+      this.values = { system, model };
       for (const [name, field] of this.fields) field.value = this.values[name] ?? "";
       keep("settings", JSON.stringify(this.values));
     });
@@ -42,7 +42,12 @@ export class Settings {
     system.rows = 4;
     system.dir = "auto";
     system.placeholder = "What the model should be and do";
-    byId("settings-system").append(this.field("system", "System prompt", "", system, "tall"));
+    this.chosen = el("select");
+    byId("settings-system").append(
+      this.field("model", "Model", "the server's own, or with an adapter", this.chosen, "tall"),
+      this.field("system", "System prompt", "", system, "tall"),
+    );
+    this.showModels([]);
     this.method = el("select");
     const { method = "" } = this.values; // what the server has is not known yet: the choice stands until it is
     this.showProposers(["", "off"].includes(method) ? [] : [method]);
@@ -72,6 +77,19 @@ export class Settings {
     return el("div", `field ${className}`, el("div", "", text, note), control);
   }
 
+  /** The models that the server has, its own first; a choice where there are several. */
+  showModels(names) {
+    this.chosen.replaceChildren(...names.map((name) => Object.assign(el("option", "", name), { value: name })));
+    if (names.length && !names.includes(this.values.model)) this.values.model = ""; // one of another server
+    this.chosen.value = this.values.model || names[0] || "";
+    this.chosen.closest(".field").hidden = names.length < 2;
+  }
+
+  /** The name that is asked for; "" where that is left to the server. */
+  get model() {
+    return this.values.model ?? "";
+  }
+
   /** The proposers that the server has, for the choice. */
   showProposers(names) {
     const choices = [["", "whoever pays most"], ...names.map((name) => [name, `${name} first`]), ["off", "nobody: no speculation"]];
@@ -99,6 +117,7 @@ export class Settings {
     for (const [name] of NUMBERS) {
       if ((this.values[name] ?? "") !== "") body[name] = Number(this.values[name]);
     }
+    if (this.model) body.model = this.model;
     const stops = stop.split("\n").filter(Boolean);
     if (stops.length) body.stop = stops;
     return body;

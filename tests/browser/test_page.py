@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import RunningServer
+from random_adapters import pairs_for, save_adapter
+from recurrent_models import EMBEDDED
+from running_server import RunningServer, start_server
 
 FILES = "How do I list the files of a folder?"
 FUNCTION = "Write a Python function that adds up a list."
@@ -179,6 +182,7 @@ def test_settings_are_sent_and_kept(tab: Any) -> None:
     tab.page.get_by_label("Longest answer").fill("5")
     tab.page.get_by_label("Seed").fill("7")
     choices = tab.page.get_by_label("Who guesses")
+    tab.until("document.querySelectorAll('#setting-method option').length > 2")  # the server has said what it has
     assert choices.locator("option").evaluate_all("all => all.map(o => o.value)") == ["", "ngram", "draft_model", "off"]
     choices.select_option("off")
     tab.ask(FUNCTION)
@@ -191,6 +195,27 @@ def test_settings_are_sent_and_kept(tab: Any) -> None:
     tab.page.reload()
     tab.page.click("#settings-toggle")
     assert tab.page.get_by_label("Longest answer").input_value() == "5" and choices.input_value() == "off"
+
+
+def test_the_model_is_a_choice_where_there_are_several(open_tab: Callable[..., Any], tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "pirate", pairs_for(EMBEDDED, 1))
+    server = start_server(["--served-model-name", "own", "--lora-modules", f"pirate={adapter}"], tmp_path / "server.log")
+    try:
+        tab = open_tab(url=server.url + "/")
+        tab.page.click("#settings-toggle")
+        choices = tab.page.locator("#setting-model")
+        assert choices.locator("option").all_inner_texts() == ["own", "pirate"] and choices.input_value() == "own"
+        tab.ask(FILES)
+        choices.select_option("pirate")
+        assert tab.page.locator("#model").inner_text() == "pirate"
+        tab.ask(FILES)
+        assert [sent.get("model") for sent in tab.sent] == [None, "pirate"]
+        assert tab.page.locator(".speaker").all_inner_texts()[-1] == "pirate"
+        tab.page.reload()
+        tab.until("document.getElementById('model').textContent === 'pirate'")
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def test_a_refusal_is_told_in_words_and_names_the_setting(open_tab: Callable[..., Any]) -> None:
