@@ -11,7 +11,9 @@ from .errors import ConfigError
 
 DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the package
 EXECUTORS = ("auto", "native", "torch", "transformers")
-QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
+STORED_NAMES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "modelopt", "modelopt_fp4")
+"""How a checkpoint may be stored: as in vLLM, naming that says no more than the checkpoint does."""
 FP8_NAMES = ("fp8", "fp8_e4m3")
 MOST_ADAPTERS, MOST_RANK = 256, 1024
 KV_CACHE_DTYPES = ("auto", "int8", *FP8_NAMES, "bfloat16", "float32")
@@ -37,7 +39,7 @@ class ModelConfig:
     executor: str = "auto"  # native, torch, transformers; auto = the first of them that can run the network
     device: str = "auto"  # cpu, cuda, cuda:N; auto = a GPU if there is one that can run the network
     batch_invariant: bool = False  # on a GPU: a row's scores are the same bits in any batch, at some cost
-    quantization: str = "none"  # of the weights: none, int8 (CPU), int4, fp8 (GPU)
+    quantization: str = "auto"  # of the weights: int8 (CPU), int4, fp8 (GPU), none; auto = about as wide as the checkpoint has them
     kv_cache_dtype: str = "auto"  # auto = dtype; int8 (CPU); fp8 (GPU); float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int | None = None  # of the seeds of requests without one; None = random ones
@@ -47,10 +49,10 @@ class ModelConfig:
             raise ConfigError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
-        if self.quantization not in QUANTIZATIONS:
+        if self.quantization not in (*QUANTIZATIONS, *STORED_NAMES):
             raise ConfigError(
                 f"quantization {self.quantization!r} is not available: there are int8 and int4 on CPUs, int4 and fp8 on GPUs, "
-                "made from unquantised weights at loading"
+                "made at loading, and none"
             )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             narrow = "; narrow caches are int8 on CPUs and fp8 (e4m3) on GPUs" if self.kv_cache_dtype.startswith("fp8") else ""

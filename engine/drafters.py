@@ -265,9 +265,9 @@ class _Loading:
             executor="auto" if config.executor == "native" else config.executor,
             device=target.plan.execution.device,
             batch_invariant=config.batch_invariant,
-            quantization=config.quantization if as_target else draft.quantization or "none",
+            quantization=config.quantization if as_target else draft.quantization or "auto",
         )
-        narrow = "int8" if draft.quantization is None and not as_target else None
+        narrow = None if as_target else "int8"
         bank = target.executor.bank if own and target.plan.kind != "transformers" else None
         loaded = load_model(settings, self._progress, narrow, num_layers, bank)
         self.found.append(f"draft       {loaded.path.name}: {loaded.plan.describe()}")

@@ -6,8 +6,9 @@ Weights come from safetensors only, and no code from a model's folder is ever ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_weight_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
 from ..kernels.model_config import config_class, read_model_config
+from ..kernels.quantised_checkpoint import UnsupportedQuantisation, read_quantisation
 from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
@@ -115,7 +117,15 @@ def load_executor(
     from ..kernels.decoder import decoder_program, supports
     from ..kernels.families import FAMILIES
     from ..kernels.rope import UnsupportedModel
-    from ..kernels.weights import WeightError, check_finite, has_own_head, load_program_executor, read_tensors, text_tensors
+    from ..kernels.weights import (
+        WeightError,
+        check_finite,
+        has_own_head,
+        load_program_executor,
+        read_tensors,
+        text_tensors,
+        with_widths_of,
+    )
 
     limit = config.max_model_len
     try:
@@ -128,11 +138,14 @@ def load_executor(
         tensors = read_tensors(files)
         if has_own_head(hf_config, text_tensors(tensors)):
             hf_config.tie_word_embeddings = False
-        plan = plan_network(config, hf_config, native_quantization)
+        plan = plan_network(config, hf_config, native_quantization, read_quantisation(folder))
         if room is not None and plan.execution.batch_invariant:
             raise ConfigError("enable_lora and batch_invariant cannot be combined on a GPU, nor can the method uno: leave one of them away")
+        if plan.program is not None and plan.execution.as_stored:
+            plan = replace(plan, program=with_widths_of(text_tensors(tensors), plan.program))
         _require_memory(config, plan, tensors, room)
-        progress(f"loading {config.model}: {plan.describe()}")
+        wider = f"; quantization none keeps them {plan.dtype}" if plan.execution.as_stored and plan.execution.quantization else ""
+        progress(f"loading {config.model}: {plan.describe()}{wider}")
         adapters = None
         if plan.program is not None:
             if room is not None:
@@ -143,7 +156,7 @@ def load_executor(
 
             refuse_unsupported(hf_config)
             check_finite(tensors)
-            executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype, room)
+            executor = TransformersExecutor.load(folder, hf_config, plan.execution.dtype, room, tensors if plan.stored else None)
             adapters = executor.adapters
     except (UnsupportedModel, WeightError) as error:
         raise ModelLoadError(f"{folder}: {error}") from error
@@ -169,12 +182,12 @@ def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
 
 def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor], room: AdapterRoom | None) -> None:
     """Refuse what would be killed, or swap for ever, long before its weights are loaded. Reads shapes only."""
-    from ..kernels.weights import draft_layer_names
+    from ..kernels.weights import draft_layer_names, shape_of
 
     cache, tokens = 0, 0
     if plan.program is None:
         names = tensors.keys() - draft_layer_names(tensors)
-        weights = sum(tensors[name].numel() for name in names) * plan.execution.dtype.itemsize
+        weights = sum(math.prod(shape_of(tensors, name)) for name in names) * plan.execution.dtype.itemsize
     else:
         tokens = config.max_model_len or min(plan.program.max_model_len, MIN_TOKENS)
         cache = cache_bytes(plan.program, plan.execution, tokens)
@@ -229,11 +242,13 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         )
     if model_type not in CONFIG_MAPPING:
         raise ModelLoadError(f"{folder}: transformers {transformers.__version__} has no model type {model_type!r}")
-    if quantization := raw.get("quantization_config") or raw.get("compression_config") or read_json(folder, "hf_quant_config.json"):
-        method = quantization.get("quant_method") or (quantization.get("quantization") or {}).get("quant_algo") or "unknown"
-        raise ModelLoadError(f"{folder} is quantised ({method}), which is not supported; use the model's unquantised weights")
+    try:
+        read_quantisation(folder)
+    except UnsupportedQuantisation as error:
+        raise ModelLoadError(f"{folder} is {error}") from error
     try:
         if same is not None:
+            raw.pop("quantization_config", None)
             return config_class(same[0]).from_dict(raw)
         return read_model_config(folder, model_type)
     except Exception as error:  # every config class has checks of its own

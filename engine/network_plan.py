@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,8 +18,9 @@ from ..kernels.decoder import supports
 from ..kernels.execution import Execution, Quantization
 from ..kernels.fp8 import LEAST_CAPABILITY
 from ..kernels.program import Program
+from ..kernels.quantised_checkpoint import Quantisation
 from ..kernels.weights import network_program
-from .config import FP8_NAMES, ModelConfig
+from .config import FP8_NAMES, STORED_NAMES, ModelConfig
 from .errors import ConfigError, ModelLoadError
 
 OLDEST_GPU = (8, 0)
@@ -36,6 +37,7 @@ class NetworkPlan:
     execution: Execution
     program: Program | None  # None: transformers runs its own
     why: str  # why not natively, "" if it is
+    stored: str = ""  # the method of a checkpoint that is quantised
 
     def describe(self) -> str:
         """`native avx512_bf16, int8 weights, bfloat16, 2 threads`, `torch float32 (not native: ...)` or `Triton and CUDA graphs, ...`."""
@@ -46,21 +48,37 @@ class NetworkPlan:
             return f"{self.kind} {self.formats()} (not native: {self.why})"
         return f"native {native.availability().isa}, {self.formats()}, {native.threads()} thread{'s' * (native.threads() > 1)}"
 
+    @property
+    def dtype(self) -> str:
+        """`bfloat16`: of products and of what is not made narrow."""
+        return _name(self.execution.dtype)
+
     def formats(self) -> str:
-        """`bfloat16`, or `int8 weights, bfloat16, int8 cache`."""
+        """`bfloat16`, or `int8 weights, bfloat16, int8 cache`; of a quantised checkpoint `int8 weights (stored as fp8), bfloat16`."""
         execution = self.execution
-        weights = f"{execution.quantization} weights, " if execution.quantization else ""
-        return weights + _name(execution.dtype) + (f", {execution.kv_cache} cache" if execution.kv_cache else "")
+        weights = f"{execution.quantization} weights" if execution.quantization else "weights" if self.stored else ""
+        weights += f" (stored as {self.stored}), " if self.stored else ", " if weights else ""
+        return weights + self.dtype + (f", {execution.kv_cache} cache" if execution.kv_cache else "")
 
 
 def plan_network(
-    config: ModelConfig, hf_config: transformers.PretrainedConfig, native_quantization: Quantization | None = None
+    config: ModelConfig,
+    hf_config: transformers.PretrainedConfig,
+    native_quantization: Quantization | None = None,
+    stored: Quantisation | None = None,
 ) -> NetworkPlan:
     """What `config` asks for, as far as this machine can.
 
-    native_quantization: of the weights where config leaves them as they are and the network runs natively.
+    native_quantization: of the weights where config leaves them to us and the network runs natively. stored: how the checkpoint has
+    them; then they are made about as wide as they are there.
     Raises ConfigError for formats or an executor that cannot be had, each with what to do; UnsupportedModel.
     """
+    if config.quantization in STORED_NAMES:
+        if stored is None or config.quantization.partition("_")[0] != stored.method:
+            there = "are not quantised" if stored is None else f"are stored as {stored.method}"
+            raise ConfigError(f"quantization {config.quantization}: the weights of {config.model} {there}; leave quantization away")
+        config = replace(config, quantization="auto")
+    followed = stored if config.quantization == "auto" else None
     dtype = resolve_dtype(config.dtype)
     program = network_program(hf_config, config.max_model_len) if config.executor != "transformers" and supports(hf_config) else None
     device = resolve_device(config, program is not None)
@@ -72,7 +90,7 @@ def plan_network(
             "or leave kv_cache_dtype away"
         )
     if device != "cpu":
-        plan = _on_gpu(config, program, device, dtype)
+        plan = _on_gpu(config, program, device, dtype, followed)
     elif program is None:
         if config.executor in ("native", "torch"):
             raise ModelLoadError(f"a {hf_config.model_type!r} model is not available as a program; use executor auto or transformers")
@@ -80,7 +98,9 @@ def plan_network(
         why = "executor transformers was chosen" if asked else f"a {hf_config.model_type!r} model is not available as a program"
         plan = NetworkPlan("transformers", Execution(dtype or torch.float32, prefer_native=False), None, why)
     else:
-        wished = _native_execution(config, dtype, native_quantization)
+        if followed is not None:
+            native_quantization = "int4" if followed.bits == 4 else "int8"
+        wished = replace(_native_execution(config, dtype, native_quantization), as_stored=followed is not None)
         refusal = "executor torch was chosen" if config.executor == "torch" else native.supports(program, wished)
         if refusal is None:
             plan = NetworkPlan("native", wished, program, "")
@@ -89,7 +109,7 @@ def plan_network(
         else:
             plan = NetworkPlan("torch", Execution(dtype or torch.float32, prefer_native=False), program, refusal)
     _require_formats(config, plan)
-    return plan
+    return plan if stored is None else replace(plan, stored=stored.method)
 
 
 def resolve_device(config: ModelConfig, has_kernels: bool) -> str:
@@ -128,11 +148,16 @@ def gpu_name(device: str) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _on_gpu(config: ModelConfig, program: Program | None, device: str, dtype: torch.dtype | None) -> NetworkPlan:
+def _on_gpu(
+    config: ModelConfig, program: Program | None, device: str, dtype: torch.dtype | None, followed: Quantisation | None
+) -> NetworkPlan:
     if program is None or config.executor in ("native", "transformers"):
         why = f"executor {config.executor} was chosen" if program is not None else "this model is not available as a program"
         raise ConfigError(f"device {config.device} cannot be used: {why}, which runs on CPUs only; use device cpu")
-    narrow: Any = None if config.quantization == "none" else config.quantization
+    narrow: Any = None if config.quantization in ("auto", "none") else config.quantization
+    if followed is not None:
+        has_fp8 = multiplies_fp8(device) and not config.batch_invariant
+        narrow = "int4" if followed.bits == 4 else "fp8" if has_fp8 else None
     if narrow == "fp8" and config.batch_invariant:
         raise ConfigError("quantization fp8 and batch_invariant cannot be combined: leave one of them away")
     for option, value in (("quantization", narrow), ("kv_cache_dtype", config.kv_cache_dtype)):
@@ -142,6 +167,7 @@ def _on_gpu(config: ModelConfig, program: Program | None, device: str, dtype: to
         dtype=dtype or torch.bfloat16,
         quantization=narrow,
         kv_cache="fp8" if config.kv_cache_dtype in FP8_NAMES else None,
+        as_stored=followed is not None,
         prefer_native=False,
         device=device,
         batch_invariant=config.batch_invariant,
@@ -162,7 +188,7 @@ def _native_execution(config: ModelConfig, dtype: torch.dtype | None, native_qua
     narrow: Any = config.quantization
     return Execution(
         dtype=dtype or (torch.float32 if native.availability().isa is None else torch.bfloat16),
-        quantization=native_quantization if narrow == "none" else narrow,
+        quantization=native_quantization if narrow == "auto" else None if narrow == "none" else narrow,
         kv_cache="int8" if config.kv_cache_dtype == "int8" else None,
     )
 

@@ -57,6 +57,4 @@ def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = Non
     config = hf_config.to_dict()
     if (config.get("architectures") or [architecture]) != [architecture]:
         raise UnsupportedModel(f"architectures {config['architectures']}")
-    if config.get("quantization_config"):
-        raise UnsupportedModel("quantised checkpoint")
     return family(DecoderBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))

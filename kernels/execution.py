@@ -29,6 +29,7 @@ class Execution:
     prefer_native: bool = True  # False: the torch executor even where the native one would run
     device: str = "cpu"  # or "cuda", "cuda:1", ...: the torch executor with Triton kernels and graphs
     narrow_head: bool = False  # fp8 for the head too, as drafters have it
+    as_stored: bool = False  # what a quantised checkpoint has in plain numbers is not made narrow
     batch_invariant: bool = False  # a token's scores are the same bits in any batch; the native executor is so anyway
 
     @property

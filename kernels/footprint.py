@@ -72,7 +72,7 @@ def native_weight_bytes(program: Program, execution: Execution) -> int:
     for op in program.ops:
         if not isinstance(op, Embed) or op.weight in program.shared:
             continue
-        if execution.quantization is not None or (op.weight,) not in matrices:
+        if matrices.get((op.weight,), execution).quantization is not None or (op.weight,) not in matrices:
             vocabulary, width = program.weights[op.weight]
             total += _packed_bytes(vocabulary, width, as_computed)
     return total

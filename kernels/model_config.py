@@ -60,6 +60,13 @@ def config_class(model_type: str) -> type[Any]:
 
 
 def read_model_config(folder: Path, model_type: object) -> PreTrainedConfig:
-    """The settings in a folder whose config.json says this type. Raises whatever their class does if they are not valid."""
+    """The settings in a folder whose config.json says this type. Raises whatever their class does if they are not valid.
+
+    How weights are stored is not among them: weights.py reads that beside the weights, and gives them in plain numbers.
+    """
     reader: Any = LlamaConfig if model_type == LlamaConfig.model_type else AutoConfig
-    return reader.from_pretrained(folder, name_or_path=folder, trust_remote_code=False, local_files_only=True)
+    found = reader.from_pretrained(folder, name_or_path=folder, trust_remote_code=False, local_files_only=True)
+    for part in (found, found.get_text_config()):
+        for name in ("quantization_config", "compression_config"):
+            vars(part).pop(name, None)
+    return found

@@ -317,6 +317,7 @@ class Program:
     shared: frozenset[str] = frozenset()  # weights that mean the same to every network of a bank: it keeps them once
     state_layers: tuple[StateLayerSpec, ...] = ()
     slices: Mapping[str, RowsOf] = field(default_factory=dict)  # weights that a checkpoint has side by side in another one
+    wide: frozenset[str] = frozenset()  # weights whose products are never made narrow, whatever becomes of others
 
     @cached_property
     def buffers(self) -> dict[str, int]:
@@ -457,7 +458,7 @@ def routers(ops: Iterable[Op]) -> frozenset[str]:
 def wide_products(program: Program) -> frozenset[str]:
     """Buffers whose products are never made narrow, for they are few columns that weigh heavily.
 
-    Scores of experts, gates of whole rows, and what says how fast memories learn and fade.
+    Scores of experts, gates of whole rows, and what says how fast memories learn and fade; and those of weights in program.wide.
     """
     found = {*routers(program.ops)}
     for op in program.ops:
@@ -468,6 +469,8 @@ def wide_products(program: Program) -> frozenset[str]:
                 found.add(op.inputs[1])
             case Activation(inputs=(gate, _)) if program.buffers[gate] == 1:
                 found.add(gate)
+            case Linear() if not program.wide.isdisjoint(op.weights):
+                found.update(op.outputs)
             case _:
                 pass
     return frozenset(found)

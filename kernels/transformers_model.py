@@ -120,17 +120,23 @@ class TransformersExecutor(HasNoStates):
 
     @classmethod
     def load(
-        cls, folder: Path, hf_config: transformers.PretrainedConfig, dtype: torch.dtype, room: AdapterRoom | None = None
+        cls,
+        folder: Path,
+        hf_config: transformers.PretrainedConfig,
+        dtype: torch.dtype,
+        room: AdapterRoom | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
     ) -> TransformersExecutor:
-        """Read the safetensors of a local folder. room: for adapters of its linear layers.
+        """Read the safetensors of a local folder. room: for adapters of its linear layers. tensors: what to take instead of the files.
 
         Raises UnsupportedModel, also if weights of the network are missing.
         """
         refuse_unsupported(hf_config)
         try:
             loaded: Any = _without_draft_layers(hf_config).from_pretrained(
-                folder,
+                folder if tensors is None else None,
                 config=hf_config,
+                state_dict=None if tensors is None else {name: tensor.to(dtype) for name, tensor in tensors.items()},
                 dtype=dtype,
                 attn_implementation=ATTENTION,
                 use_safetensors=True,

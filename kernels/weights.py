@@ -1,6 +1,7 @@
 """Checkpoints: reads the tensors of safetensors files, checks them against a program, and binds the two to an executor.
 
-Only safetensors are read. Knows no model family: names and shapes come from the program.
+Only safetensors are read. Weights that are quantised there are plain numbers here (quantised_checkpoint.py). Knows no model family:
+names and shapes come from the program.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .execution import Execution, UnsupportedExecution
 from .fuse import fuse
 from .layout import Executor
 from .program import Program, RowsOf
+from .quantised_checkpoint import Quantisation, UnsupportedQuantisation, plain, read_quantisation, stored_parts, stored_shape
 from .text_names import text_names
 from .weight_bank import WeightBank
 
@@ -64,11 +66,16 @@ def load_program_executor(
     """
     program = network_program(hf_config, max_model_len, execution.dtype)
     tensors = text_tensors(read_tensors(files))
+    if execution.as_stored:
+        program = with_widths_of(tensors, program)
     if HEAD in tensors and EMBEDDING not in tensors and HEAD not in program.weights:
         # Of two equal tensors some savers keep the one whose name comes first.
         tensors = _NamedTensors(tensors, {EMBEDDING if name == HEAD else name: name for name in tensors})
     tensors = sliced(tensors, program.slices)
     shapes = tensors.without_numbers()
+    for name in sorted(shapes.keys() - program.weights.keys()):
+        if name.endswith(".bias") and not tensors[name].any():
+            del shapes[name]  # GPTQ writes biases for layers that have none
     check_tensors(program, shapes if bank is None else {name: shapes[name] for name in program.weights if name in shapes})
     weights = _CheckedTensors(tensors, {name: shapes[name].nbytes for name in program.weights}, progress)
     if bank is not None:
@@ -112,8 +119,26 @@ _ELSEWHERE = "the weights that it shares belong to a network that is not native"
 
 
 def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
-    """All tensors of safetensors files by name, mapped into memory only when asked for. Raises WeightError."""
-    return _TensorFiles(files)
+    """All tensors of the safetensors files of a folder by name, mapped into memory only when asked for.
+
+    Those that are quantised as the folder's config.json says are float32, made whenever they are asked for. Raises WeightError.
+    """
+    tensors = _TensorFiles(files)
+    try:
+        quantisation = read_quantisation(files[0].parent) if files else None
+    except UnsupportedQuantisation as error:
+        raise WeightError(f"the checkpoint is {error}") from error
+    return tensors if quantisation is None else _PlainTensors(tensors, quantisation)
+
+
+def shape_of(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    """Of one of the tensors, whose numbers are not read."""
+    return tuple(_without_numbers(tensors, name).shape)
+
+
+def named(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Some of the tensors, under other names: new -> old."""
+    return _NamedTensors(tensors, names)
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -129,6 +154,12 @@ def sliced(tensors: Mapping[str, Tensor], slices: Mapping[str, RowsOf]) -> _Slic
     return _SlicedTensors(tensors, slices)
 
 
+def with_widths_of(tensors: Mapping[str, Tensor], program: Program) -> Program:
+    """The same, whose weights that `tensors` have in plain numbers stay wide."""
+    whole = {name: rows.tensor for name, rows in program.slices.items() if rows.tensor in tensors}
+    return replace(program, wide=frozenset(name for name in program.weights if not _is_quantised(tensors, whole.get(name, name))))
+
+
 def rows_of(tensor: Tensor, rows: RowsOf) -> Tensor:
     """[n, columns] the rows that are meant of a tensor with as many rows as rows.shape says, however many columns it has."""
     return tensor.reshape(rows.runs, -1, tensor.shape[-1])[:, rows.start : rows.stop].flatten(0, 1)
@@ -138,8 +169,10 @@ def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> 
     """Whether there is a head that config.json calls the embedding once more, but that is another: transformers uses it as well."""
     if not entry(hf_config, "tie_word_embeddings") or HEAD not in tensors or EMBEDDING not in tensors:
         return False
-    embedding, head = tensors[EMBEDDING], tensors[HEAD]
-    return embedding.shape != head.shape or not torch.equal(embedding, head.to(embedding.dtype))
+    if shape_of(tensors, EMBEDDING) != shape_of(tensors, HEAD):
+        return True
+    embedding = tensors[EMBEDDING]
+    return not torch.equal(embedding, tensors[HEAD].to(embedding.dtype))
 
 
 def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
@@ -156,7 +189,7 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     if complaints:
         raise WeightError(f"the checkpoint's tensors do not fit its config.json; {'; '.join(complaints)}")
     for name, shape in program.weights.items():
-        tensor = tensors[name]
+        tensor = _without_numbers(tensors, name)
         if tuple(tensor.shape) != shape:
             raise WeightError(f"{name} has shape {tuple(tensor.shape)}, but config.json asks for {shape}")
         if not tensor.is_floating_point():
@@ -195,13 +228,38 @@ def _require_finite(name: str, tensor: Tensor) -> None:
 
 def _quantised(name: str, tensor: Tensor) -> WeightError:
     kind = str(tensor.dtype).removeprefix("torch.")
-    return WeightError(f"{name} holds {kind}: the weights are quantised, which is not supported; use the model's unquantised weights")
+    told = "the weights are quantised in a way that config.json and the tensors beside it do not tell"
+    return WeightError(f"{name} holds {kind}: {told}; use the model's unquantised weights")
+
+
+def _without_numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    return tensors.without_numbers_of(name) if isinstance(tensors, _Tensors) else tensors[name].to("meta")
+
+
+def _matrix(tensors: Mapping[str, Tensor], name: str, index: int) -> Tensor:
+    return tensors.matrix(name, index) if isinstance(tensors, _Tensors) else tensors[name][index]
+
+
+def _is_quantised(tensors: Mapping[str, Tensor], name: str) -> bool:
+    return isinstance(tensors, _Tensors) and tensors.is_quantised(name)
 
 
 class _Tensors(Mapping[str, Tensor]):
     """Tensors by name. Which there are is told without reading one."""
 
     _names: dict[str, Any]
+
+    def without_numbers_of(self, name: str) -> Tensor:
+        """On the device `meta`: a shape and a dtype."""
+        return self[name].to("meta")
+
+    def is_quantised(self, name: str) -> bool:
+        """Whether the files hold it in narrower numbers than these."""
+        return False
+
+    def matrix(self, name: str, index: int) -> Tensor:
+        """One along the first dimension."""
+        return self[name][index]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -258,6 +316,54 @@ class _TensorFiles(_Tensors):
         return self._handles[self._names[name]].get_tensor(name)
 
 
+class _PlainTensors(_Tensors):
+    """Tensors of a quantised checkpoint in plain numbers; none is kept."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], quantisation: Quantisation) -> None:
+        self._tensors, self._quantisation = tensors, quantisation
+        self._names: dict[str, dict[str, str]] = stored_parts(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = self._parts(name)
+        if not self.is_quantised(name):
+            return parts[""]
+        if "" in parts and parts[""].dim() == 3:
+            return torch.stack([self.matrix(name, index) for index in range(len(parts[""]))])
+        return self._plain(name, parts)
+
+    def without_numbers_of(self, name: str) -> Tensor:
+        parts = self._parts(name)
+        if not self.is_quantised(name):
+            return parts[""].to("meta")
+        try:
+            return torch.empty(stored_shape(parts, self._quantisation), dtype=torch.float32, device="meta")
+        except ValueError as error:
+            raise _unreadable(name, error) from error
+
+    def matrix(self, name: str, index: int) -> Tensor:
+        parts = self._parts(name)
+        if not self.is_quantised(name):
+            return parts[""][index]
+        count = len(parts[""])
+        return self._plain(name, {part: t[index] if t.dim() and len(t) == count else t for part, t in parts.items()})
+
+    def is_quantised(self, name: str) -> bool:
+        return name in self._names and [*self._names[name]] != [""]
+
+    def _parts(self, name: str) -> dict[str, Tensor]:
+        return {part: self._tensors[stored] for part, stored in self._names[name].items()}
+
+    def _plain(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
+        try:
+            return plain(parts, self._quantisation)
+        except (ValueError, RuntimeError, LookupError) as error:  # what torch says of shapes that do not fit
+            raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> WeightError:
+    return WeightError(f"{name} cannot be read as config.json says that it is quantised: {error}")
+
+
 class _NamedTensors(_Tensors):
     """Some of the tensors, under other names."""
 
@@ -267,6 +373,15 @@ class _NamedTensors(_Tensors):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._names[name]]
+
+    def without_numbers_of(self, name: str) -> Tensor:
+        return _without_numbers(self._tensors, self._names[name])
+
+    def is_quantised(self, name: str) -> bool:
+        return name in self._names and _is_quantised(self._tensors, self._names[name])
+
+    def matrix(self, name: str, index: int) -> Tensor:
+        return _matrix(self._tensors, self._names[name], index)
 
 
 class _SlicedTensors(_Tensors):
@@ -282,14 +397,16 @@ class _SlicedTensors(_Tensors):
         rows = self._slices.get(name)
         if rows is None:
             return self._tensors[name]
-        tensor = self._tensors[rows.tensor]
-        if tuple(tensor.shape) != rows.shape:
-            raise WeightError(f"{rows.tensor} has shape {tuple(tensor.shape)}, but config.json asks for {rows.shape}")
-        return rows_of(tensor, rows)
+        if (shape := shape_of(self._tensors, rows.tensor)) != rows.shape:
+            raise WeightError(f"{rows.tensor} has shape {shape}, but config.json asks for {rows.shape}")
+        if _is_quantised(self._tensors, rows.tensor) and len(shape) == 3 and rows.runs == 1:
+            index, first = divmod(rows.start, shape[1])  # only this matrix is made plain: parts do not cross their borders
+            return _matrix(self._tensors, rows.tensor, index)[first : first + rows.stop - rows.start]
+        return rows_of(self._tensors[rows.tensor], rows)
 
     def without_numbers(self) -> dict[str, Tensor]:
         """All of them as tensors that have shapes only: nothing is read, where a part whose rows lie apart would be copied."""
-        shapes = _SlicedTensors({name: self._tensors[name].to("meta") for name in self._tensors}, self._slices)
+        shapes = _SlicedTensors({name: _without_numbers(self._tensors, name) for name in self._tensors}, self._slices)
         return {name: shapes[name] for name in shapes}
 
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..kernels.model_config import read_model_config
-from ..kernels.weights import WeightError, check_finite, read_tensors
+from ..kernels.weights import WeightError, check_finite, read_tensors, shape_of
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import read_config
 from .pickles import conversion
 
 MOST_NAMED = 6  # of the tensors that nobody took
 
-_OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?$|weight_packed$|qweight$")  # in FP8, NVFP4, compressed-tensors, AWQ and GPTQ
+_OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?$|weight_packed$|qweight$")  # which are still there where config.json does not tell
 # A layer behind the first may have a hidden_norm for no use: some publishers make all layers of one class.
 _NORM = re.compile(r"(?<!\.hidden_)norms?\.(\d+\.)?weight$")
 
@@ -64,18 +64,19 @@ class Checkpoint:
         return next((name for name in names if name in self._tensors), None)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
+        return shape_of(self._tensors, name)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor, finite and of this shape (-1 = any size). In the number format of the file."""
         if name not in self._tensors:
             raise SpeculativeConfigError(f"{self.folder} has no tensor {name!r}{self._like(name)}")
-        tensor = self._tensors[name]
-        if shape and (tensor.dim() != len(shape) or any(n not in (-1, m) for n, m in zip(shape, tensor.shape, strict=True))):
+        there = self.shape(name)
+        if shape and (len(there) != len(shape) or any(n not in (-1, m) for n, m in zip(shape, there, strict=True))):
             wanted = " x ".join("any" if n == -1 else str(n) for n in shape)
-            found = " x ".join(map(str, tensor.shape))
+            found = " x ".join(map(str, there))
             raise SpeculativeConfigError(f"{name!r} in {self.folder} is {found}, but {wanted} is needed to fit its config and the target")
         try:
+            tensor = self._tensors[name]
             if tensor.is_floating_point():
                 check_finite({name: tensor})
         except WeightError as error:
@@ -129,8 +130,8 @@ class Checkpoint:
         name = next((name for name in sorted(self._tensors) if _OF_QUANTISED.search(name)), None)
         if name is not None:
             raise SpeculativeConfigError(
-                f"{self.folder} holds quantised weights ({name}), which are not supported: take the drafter they were made of; "
-                "'quantization' makes its weights narrow when they are loaded"
+                f"{self.folder} holds quantised weights ({name}), and its config.json does not say how: take the drafter they were "
+                "made of; 'quantization' makes its weights narrow when they are loaded"
             )
 
     def _like(self, name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..kernels.weights import WeightError, read_tensors
+from ..kernels.weights import WeightError, named, read_tensors
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 from .detection import tensor_shapes
@@ -118,4 +118,4 @@ def _tensors(folder: Path, prefix: str) -> Mapping[str, Tensor]:
         tensors = read_tensors(files)
     except WeightError as error:
         raise SpeculativeConfigError(str(error)) from None
-    return {name: tensors[name] for name in tensors if name.startswith(prefix)}
+    return named(tensors, {name: name for name in tensors if name.startswith(prefix)})

@@ -45,8 +45,8 @@ class Subject:
     def options(self) -> dict[str, str | int]:
         """As `LLM(...)` names them; with hyphens they are flags of the server."""
         dtype = "float32" if self.precision == "float32" else "bfloat16"
-        narrow = {"quantization": self.precision} if self.precision.startswith("int") else {}
-        return {"dtype": dtype, "threads": self.threads, **narrow}
+        narrow = self.precision if self.precision.startswith("int") else "none"
+        return {"dtype": dtype, "threads": self.threads, "quantization": narrow}
 
     def measurement(
         self, level: str, case: str, x: int, unit: str, value: Series, ratio_to: Series | None = None, named: str = ""

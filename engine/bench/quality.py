@@ -25,11 +25,11 @@ from .network import set_threads
 from .scoring import Scores, greedy_answers, greedy_matches, mean_accepted_length, score
 
 FORMATS: Mapping[str, Mapping[str, str]] = {
-    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
-    "int8-cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
-    "float32": {"dtype": "float32"},
+    "int8-cache": {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "int8"},
+    "float32": {"dtype": "float32", "quantization": "none"},
 }
 REFERENCE = "bfloat16"  # measured whatever is asked for: the others are compared with it
 DRAFT_FORMATS = ("bfloat16", "int8", "int4")

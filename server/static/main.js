@@ -99,7 +99,7 @@ function showModel() {
   document.title = `${settings.model || model} – Foretoken`;
 }
 
-byId("setting-model").addEventListener("input", showModel);
+settings.chosen.addEventListener("input", showModel);
 for (const example of EXAMPLES) {
   byId("examples").append(button(example.split("\n")[0].replaceAll("`", ""), "example", () => conversation.send(example)));
 }

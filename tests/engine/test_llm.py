@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from quantised_checkpoints import quantise
+from safetensors.torch import save_file
+from tiny_models import save_llama
 
 from foretoken import LLM, GrammarSpec, SamplingParams
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest
 from foretoken.engine.outputs import RequestOutput
+from foretoken.kernels import native
 
 PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one two one", "x"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -368,3 +373,24 @@ def test_answers_are_kept_from_one_process_to_the_next(tiny_target: Path, tmp_pa
                 drafts.append(output.metrics.speculative_decoding.num_accepted_draft_tokens)
     assert all(answer == answers[0] for answer in answers)
     assert drafts[0] < drafts[2] and min(drafts[1], drafts[3]) > 12
+
+
+@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+def test_a_quantised_model_with_a_quantised_draft(tmp_path: Path) -> None:
+    """Weights become about as narrow as they are stored, of the same numbers as those of its twin in plain."""
+    twin = save_llama(tmp_path / "twin", hidden_size=64, num_layers=2, seed=0)
+    folder = Path(shutil.copytree(twin, tmp_path / "quantised"))
+    save_file(dict(quantise(folder, "gptq")), twin / "model.safetensors", {"format": "pt"})
+    options: dict[str, Any] = {**OPTIONS, "dtype": "bfloat16"}
+    draft = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(folder, speculative_config=draft, **options) as llm:
+        said = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        lines = "\n".join(llm._running().banner)
+        assert lines.count("int4 weights (stored as gptq), bfloat16") == 2, lines
+    with LLM(folder, speculative_config={"method": "off"}, **options) as llm:
+        assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == said
+    alike = []
+    for model in (folder, twin):  # the head is narrow too where a format is asked for
+        with LLM(model, speculative_config={"method": "off"}, quantization="int4", **options) as llm:
+            alike.append(tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)))
+    assert alike[0] == alike[1]

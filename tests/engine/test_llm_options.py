@@ -67,7 +67,7 @@ def test_method_off_switches_off() -> None:
         ({"max_model_len": "512"}, ["max_model_len", "positive integer"]),
         ({"max_num_seqs": 0}, ["max_num_seqs"]),
         ({"threads": 0}, ["threads", "positive integer"]),
-        ({"quantization": "awq"}, ["'awq'", "int8 and int4"]),
+        ({"quantization": "hqq"}, ["'hqq'", "int8 and int4"]),
         ({"kv_cache_dtype": "fp8_e5m2"}, ["'fp8_e5m2'", "int8 on CPUs and fp8 (e4m3) on GPUs"]),
         ({"kv_cache_dtype": "half"}, ["'half'", "auto, int8, fp8, fp8_e4m3, bfloat16, float32"]),
         ({"executor": "program"}, ["'program'", "auto, native, torch, transformers"]),

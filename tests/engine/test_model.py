@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import tokenizers
 import torch
 import transformers
 from decoding import Decoding
+from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 
 from foretoken.engine.config import ModelConfig
@@ -134,7 +136,7 @@ def test_context_length_with_the_scaling_that_model_cards_tell_to_add(folder: Pa
         ({"model_type": "never_heard_of"}, "has no model type 'never_heard_of'"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "code of its own"),
         ({"architectures": ["MineForCausalLM"], "auto_map": {"AutoModel": "mine.Model"}}, "code of its own"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised \\(gptq\\)"),
+        ({"quantization_config": {"quant_method": "torchao"}}, "is quantised \\(torchao\\), which is not read: take"),
         ({"num_hidden_layers": "two"}, "not a valid llama config"),
     ],
 )
@@ -154,8 +156,8 @@ def test_networks_with_another_head_are_refused(tmp_path: Path, family: str):
 
 
 def test_quantisation_that_config_json_does_not_tell(folder: Path):
-    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    with pytest.raises(ModelLoadError, match=r"quantised \(FP8\)"):
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W4A8_AWQ"}}')
+    with pytest.raises(ModelLoadError, match=r"quantised \(modelopt with W4A8_AWQ\)"):
         read_config(folder)
 
 
@@ -225,6 +227,18 @@ def test_numbers_of_a_quantised_checkpoint_are_no_weights(folder: Path, dtype: t
     save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=f"{name} holds {str(dtype)[6:]}: the weights are quantised"):
         load(folder)
+
+
+@pytest.mark.parametrize(("family", "executor"), [("llama", "torch"), ("gpt_neox", "transformers")])
+def test_a_quantised_model_is_its_plain_twin_where_nothing_is_made_narrow(tmp_path: Path, family: str, executor: str):
+    folder, twin = (write_model(tmp_path / name, family) for name in ("quantised", "plain"))
+    plain = quantise(folder, "awq", re.compile(r"layers\..*(proj|query_key_value|dense.*)\.weight$"))
+    save_file(dict(plain), twin / "model.safetensors", {"format": "pt"})
+    models = [load(place, executor=executor, dtype="float32") for place in (folder, twin)]
+    assert [model.plan.formats() for model in models] == ["weights (stored as awq), float32", "float32"]
+    found, expected = (Decoding(model.executor, max_len=8).feed([[5, 9, 13]]).logits for model in models)
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["torch", "transformers"])

@@ -15,6 +15,7 @@ from foretoken.engine.errors import ConfigError, ModelLoadError
 from foretoken.engine.network_plan import NetworkPlan, plan_network, resolve_dtype
 from foretoken.kernels import native
 from foretoken.kernels.native_library import Availability
+from foretoken.kernels.quantised_checkpoint import Quantisation
 
 SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA, NEOX = transformers.LlamaConfig(**SIZES), transformers.GPTNeoXConfig(**SIZES)
@@ -73,6 +74,33 @@ def test_a_preferred_quantization_holds_natively_and_where_nothing_else_is_said(
     assert plan(NEOX, preferred="int8").execution.quantization is None
     isa(None)
     assert plan(preferred="int8").execution.quantization is None
+
+
+def test_weights_of_a_quantised_checkpoint_become_about_as_narrow(isa: Any) -> None:
+    isa("amx")
+
+    def line(method: str, bits: int, **settings: Any) -> str:
+        return plan_network(ModelConfig("M", **settings), LLAMA, None, Quantisation(method, bits)).describe()
+
+    assert line("fp8", 8) == "native amx, int8 weights (stored as fp8), bfloat16, 2 threads"
+    assert line("awq", 4) == line("awq", 4, quantization="awq_marlin") == "native amx, int4 weights (stored as awq), bfloat16, 2 threads"
+    assert line("awq", 4, quantization="none") == "native amx, weights (stored as awq), bfloat16, 2 threads"
+    assert line("gptq", 4, quantization="int8") == "native amx, int8 weights (stored as gptq), bfloat16, 2 threads"
+    assert plan_network(ModelConfig("M"), LLAMA, "int8", Quantisation("awq", 4)).execution.quantization == "int4"
+    with pytest.raises(ConfigError, match="quantization gptq: the weights of M are stored as awq; leave quantization away"):
+        line("awq", 4, quantization="gptq")
+    with pytest.raises(ConfigError, match="the weights of M are not quantised"):
+        plan(quantization="awq")
+    isa(None)
+    assert line("fp8", 8) == f"torch weights (stored as fp8), float32 (not native: {MISSING})"
+
+
+def test_weights_of_a_quantised_checkpoint_on_a_gpu(one_gpu: None, isa: Any) -> None:
+    found = [
+        plan_network(ModelConfig("M", batch_invariant=invariant), LLAMA, None, Quantisation("m", bits)).execution.quantization
+        for bits, invariant in ((8, False), (8, True), (4, True))
+    ]
+    assert found == ["fp8", None, "int4"]
 
 
 @pytest.mark.parametrize("option", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}])

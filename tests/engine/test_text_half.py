@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from decoding import Decoding
+from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_tokenizer, tiny_config
 
@@ -116,6 +118,14 @@ def test_a_head_that_is_the_embedding(tmp_path: Path, name: str) -> None:
     loaded = load(tmp_path)
     check(model, loaded)
     assert target_view(loaded).head == target_view(loaded).embedding == "model.embed_tokens.weight"
+
+
+def test_a_quantised_text_half(tmp_path: Path) -> None:
+    model = write("qwen3_5_moe", tmp_path)
+    plain = quantise(tmp_path, "fp8", re.compile(r"language_model\.layers\..*proj(_qkv|_z)?\.weight$"))
+    model.save_pretrained(tmp_path / "twin")
+    save_file(dict(plain), tmp_path / "twin" / "model.safetensors", {"format": "pt"})
+    check(type(model).from_pretrained(tmp_path / "twin").eval(), load(tmp_path))
 
 
 def test_nothing_of_the_other_half_is_read(tmp_path: Path) -> None:

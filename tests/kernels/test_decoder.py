@@ -113,7 +113,6 @@ def test_what_is_not_understood_is_not_supported() -> None:
         "partial rotary": tiny_config("llama", rope_parameters=partial),
         "activation": tiny_config("llama", hidden_act="tanh"),
         "draft architecture": tiny_config("llama", architectures=["LlamaForCausalLMEagle3"]),
-        "quantised": tiny_config("llama", quantization_config={"quant_method": "gptq", "bits": 4}),
         "experts and others": transformers.Qwen2MoeConfig(**SIZES),
         "too few experts": tiny_config("mixtral", num_local_experts=1),
         "multimodal": multimodal,

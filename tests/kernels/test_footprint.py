@@ -111,6 +111,18 @@ def test_native_weights_are_as_large_as_foretold(quantization: Quantization | No
     assert executor.weight_bytes == native_weight_bytes(program, execution) - embedding
 
 
+@native_only
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_stay_wide_are_as_large_as_foretold(tied: bool) -> None:
+    """Rows of an embedding that is the head as well are then the head's own."""
+    program = network_program(network(tied))
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    program, execution = replace(program, wide=frozenset({head})), Execution(torch.bfloat16, "int8")
+    executor = native.NativeExecutor(program, random_weights(program), execution)
+    assert executor.weight_bytes == native_weight_bytes(program, execution) - (not tied) * 112 * 64 * 2
+    assert executor.weight_bytes > native_weight_bytes(replace(program, wide=frozenset()), execution) - 112 * 64 * 2
+
+
 def test_shared_weights_are_another_networks() -> None:
     program = network_program(network())
     borrowing = replace(program, shared=frozenset({"model.embed_tokens.weight", "lm_head.weight"}))
@@ -155,13 +167,19 @@ print(packed, peak - before)
 
 
 @native_only
-@pytest.mark.parametrize("quantization", slow_but(["int8"], ["none", "int8"]))
+@pytest.mark.parametrize("quantization", slow_but(["int8"], ["none", "int8", "int8 of fp8"]))
 def test_loading_takes_hardly_more_than_the_packed_weights(quantization: str, tmp_path: Path) -> None:
-    """A tensor in hand is a view of the mapped file; only what is packed, and a little, is memory of our own."""
+    """A tensor in hand is a view of the mapped file, or made of one; only what is packed, and a little, is memory of our own."""
     config = network(vocab_size=8192, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+    weights = random_weights(network_program(config))
+    if "fp8" in quantization:
+        config.quantization_config = {"quant_method": "fp8"}
+        stored = {name: tensor.to(torch.float8_e4m3fn) if "proj" in name else tensor for name, tensor in weights.items()}
+        weights = stored | {f"{name}_scale": torch.tensor(1.0) for name in weights if "proj" in name}
     config.save_pretrained(tmp_path)
-    save_file(random_weights(network_program(config)), tmp_path / "model.safetensors", {"format": "pt"})
-    done = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), quantization], capture_output=True, text=True, timeout=120)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    command = [sys.executable, "-c", LOAD, str(tmp_path), quantization.split()[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     packed, peak = map(int, done.stdout.split())
     assert packed > 30e6

@@ -57,7 +57,7 @@ def test_shards_and_a_single_file_hold_the_same_tensors(folder: Path) -> None:
 
 
 def test_missing_and_unexpected_tensors_are_named_together(folder: Path) -> None:
-    change(folder, **{UP.replace(".", "__"): None, "model__layers__1__mlp__up_proj__bias": torch.zeros(40)})
+    change(folder, **{UP.replace(".", "__"): None, "model__layers__1__mlp__up_proj__bias": torch.ones(40)})
     with pytest.raises(WeightError, match=f"missing: {UP}; unexpected: model.layers.1.mlp.up_proj.bias"):
         load(folder)
 

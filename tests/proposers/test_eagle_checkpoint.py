@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from eagle_checkpoints import PUBLISHED, Drafter, Published
 from eagle_reference import Target
+from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -101,6 +103,17 @@ def assert_same_guesses(folder: Path, *ways: Published) -> None:
 
     first, *others = [guess(published) for published in ways]
     assert first and all(other == first for other in others)
+
+
+@pytest.mark.parametrize("stored", ["fp8", "w4a16"])
+def test_quantised_weights_guess_as_the_same_numbers_in_plain(tmp_path: Path, stored: str) -> None:
+    drafter = Drafter.write(PUBLISHED["eagle3"], tmp_path)
+    plain = quantise(drafter.folder, stored, re.compile(r"(proj|fc)\.weight$"))
+    assert stored != "fp8" or detect_method(str(drafter.folder)) == "eagle3"
+    assert "unused" not in found(drafter)
+    quantised = first_confidence(drafter)
+    save_file(dict(plain), drafter.folder / "model.safetensors")
+    assert first_confidence(edit(drafter, {"quantization_config": None})) == quantised
 
 
 def test_rope_scaling_is_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from mtp_checkpoints import MtpTarget, edit, write
+from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -110,6 +112,23 @@ def test_the_first_of_several_gated_modules_is_used(tmp_path: Path) -> None:
     edit(target.folder, lambda tensors: {**tensors, "mtp.layers.1.mlp.up_proj.weight": torch.zeros(2), "mtp.other": torch.zeros(2)})
     told = target.load().found
     assert "2 modules, of which the first" in told[0] and told[2:] == ("unused tensors: mtp.other",)
+
+
+@pytest.mark.parametrize("name", ["mimo", "qwen3_next"])
+def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, name: str) -> None:
+    target = write(name, tmp_path / name)
+    plain = quantise(target.folder, "fp8", re.compile(r"mtp.*proj\.weight$"))
+
+    def guess() -> list[float]:
+        engine = target.run(num_speculative_tokens=2)
+        engine.add("a", [5, 3, 1, 8])
+        engine.step(lambda *_: ((), 7))
+        return engine.step(lambda *_: ((), 7))["a"].confidence
+
+    assert target.load().found[2:] == ()
+    quantised = guess()
+    edit(target.folder, lambda _: dict(plain), quantization_config=None)
+    assert quantised and guess() == quantised
 
 
 def test_missing_experts_are_named(tmp_path: Path) -> None:

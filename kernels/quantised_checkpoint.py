@@ -1,0 +1,212 @@
+"""Which tensors of a quantised checkpoint belong together, and what they stand for. Formats are in quantised_formats.py.
+
+config.json names the method and the sizes that tensors do not tell; which weights are quantised is told by the tensors beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .quantised_formats import awq, bitsandbytes4, fp4, gptq, grouped, packed_integers, scaled
+
+READ = "FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes or ModelOpt's FP8 and NVFP4"
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
+_NOT_READ_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
+
+_PART = re.compile(
+    r"(_packed|_scale_inv|_global_scale|_scale_2|_scale|_shape|_zero_point|_g_idx"
+    r"|\.(?:nested_)?(?:absmax|quant_map)|\.quant_state\.bitsandbytes__\w+)$"
+)
+_OF_MODULE = ("qweight", "qzeros", "scales", "g_idx", "SCB")  # beside a weight, not named after it
+_OF_ACTIVATIONS = re.compile(
+    r"(?:\.(?:(?:input|output|prob_output|[kvq]|kv)_(?:global_)?(?:scale|zero_point)|weight_format)|[._]activation_scale)$"
+)
+
+
+class UnsupportedQuantisation(ValueError):
+    """Weights that are stored in a way that is not read. The message says what to take instead."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What a checkpoint says of how its weights are stored."""
+
+    method: str
+    bits: int  # 8 or 4: as many as the widest of its quantised weights need
+    block: tuple[int, int] = (128, 128)  # outputs and inputs that share a scale
+    zeros_less_one: bool = False  # GPTQ
+
+
+def read_quantisation(folder: Path) -> Quantisation | None:
+    """None for a checkpoint in plain numbers. Raises UnsupportedQuantisation."""
+    config = _json(folder / "config.json")
+    text = config.get("text_config")
+    found = config.get("quantization_config") or config.get("compression_config")
+    found = found or (text.get("quantization_config") if isinstance(text, dict) else None)
+    found = found or _json(folder / "hf_quant_config.json").get("quantization")
+    return _quantisation(found) if isinstance(found, dict) and found else None
+
+
+def _quantisation(config: Mapping[str, Any]) -> Quantisation:
+    method = config.get("quant_method")
+    if method is None:  # as ModelOpt's own file has it, and older versions of compressed-tensors
+        method = "modelopt" if "quant_algo" in config else "compressed-tensors" if "config_groups" in config else "?"
+    if method in ("auto-round", "intel/auto-round"):  # which says whose layout it writes
+        method = str(config.get("packing_format")).removeprefix("auto_round:").removeprefix("auto_")
+        config = {**config, "version": "gemm"}
+    match method:
+        case "fp8" | "fbgemm_fp8":
+            return Quantisation("fp8", 8, _block(config.get("weight_block_size")))
+        case "compressed-tensors":
+            return _compressed(config)
+        case "gptq":
+            bits, stored = config.get("bits"), config.get("checkpoint_format") or "gptq"
+            if bits not in (2, 4, 8) or stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
+                raise _not_read(f"gptq with {bits} bits, format {stored}")
+            return Quantisation(method, 8 if bits == 8 else 4, zeros_less_one=stored == "gptq")
+        case "awq":
+            bits, version = config.get("bits", config.get("w_bit", 4)), str(config.get("version", "gemm")).lower()
+            if bits != 4 or version not in ("gemm", "exllama"):
+                raise _not_read(f"awq with {bits} bits, version {version}")
+            return Quantisation(method, 4)
+        case "bitsandbytes":
+            return Quantisation(method, 4 if config.get("load_in_4bit") or config.get("_load_in_4bit") else 8)
+        case "modelopt":
+            algorithm = config.get("quant_algo")
+            if algorithm not in _MODELOPT:
+                raise _not_read(f"modelopt with {algorithm}")
+            return Quantisation(method, 4 if algorithm == "NVFP4" else 8)
+        case _:
+            raise _not_read(str(method))
+
+
+def _compressed(config: Mapping[str, Any]) -> Quantisation:
+    groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, dict)]
+    formats = {config.get("format"), *(group.get("format") for group in groups), (config.get("sparsity_config") or {}).get("format")}
+    if wrong := sorted(formats.intersection(_NOT_READ_FORMATS)):
+        raise _not_read(f"compressed-tensors with format {wrong[0]}")
+    if (config.get("transform_config") or {}).get("config_groups"):
+        raise _not_read("compressed-tensors with a transform_config")
+    weights = [group["weights"] for group in groups if group.get("weights")]
+    bits = max((int(weight.get("num_bits") or 8) for weight in weights), default=8)
+    return Quantisation("compressed-tensors", 4 if bits <= 4 else 8, _block(next((w.get("block_structure") for w in weights), None)))
+
+
+def _block(stated: Any) -> tuple[int, int]:
+    match stated:
+        case [int(outputs), int(inputs)] if min(outputs, inputs) > 0:
+            return outputs, inputs
+        case _:
+            return Quantisation.block
+
+
+def _not_read(what: str) -> UnsupportedQuantisation:
+    return UnsupportedQuantisation(f"quantised ({what}), which is not read: take the model's unquantised weights, or a version in {READ}")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):  # whoever needs the file tells what is wrong with it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def stored_parts(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Weight -> what its format calls the tensors that it is stored in -> their names; "" is the weight's own. Of plain ones, {"": name}.
+
+    a.weight, a.weight_scale, b.qweight, b.qzeros, c.bias ->
+    {a.weight: {"": a.weight, "_scale": a.weight_scale}, b.weight: {"qweight": b.qweight, "qzeros": b.qzeros}, c.bias: {"": c.bias}}
+    """
+    names = set(names)
+    found: dict[str, dict[str, str]] = {}
+    for name in sorted(names):
+        module, _, last = name.rpartition(".")
+        part = _PART.search(name)
+        stem = name[: part.start()] if part else ""
+        if last in _OF_MODULE and not names.isdisjoint((f"{module}.qweight", f"{module}.weight")):
+            found.setdefault(f"{module}.weight", {})[last] = name
+        elif part and not names.isdisjoint((stem, f"{stem}_packed")):
+            kind = ".quant_state" if part[1].startswith(".quant_state") else part[1]
+            found.setdefault(stem, {})[kind] = name
+        elif not _OF_ACTIVATIONS.search(name):
+            found.setdefault(name, {})[""] = name
+    return found
+
+
+def stored_shape(parts: Mapping[str, Tensor], quantisation: Quantisation) -> tuple[int, ...]:
+    """Of the weight. Reads no numbers but those that are a shape."""
+    match parts:
+        case {"qweight": words} if quantisation.method == "awq":
+            return words.shape[1] * 8, words.shape[0]
+        case {"qweight": words}:
+            return words.shape[1], words.shape[0] * 32 // _gptq_bits(parts, quantisation)
+        case {"_packed": _, "_shape": shape}:
+            return tuple(shape.tolist())
+        case {"_packed": codes} | {"": codes, "_scale_2": _} if codes.dtype == torch.uint8:
+            return codes.shape[0], codes.shape[1] * 2
+        case {".quant_state": state}:
+            return tuple(_state(state)["shape"])
+        case {"": values}:
+            return tuple(values.shape)
+        case _:
+            raise ValueError(f"it has {', '.join(sorted(parts))} and no more")
+
+
+def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
+    """float32 of a weight from all its parts, as `stored_parts` calls them. ValueError if they are none that a format has."""
+    match parts:
+        case {"qweight": words, "qzeros": zeros, "scales": scales} if quantisation.method == "awq":
+            return awq(words, zeros, scales)
+        case {"qweight": words, "qzeros": zeros, "scales": scales}:
+            groups, bits = parts.get("g_idx"), _gptq_bits(parts, quantisation)
+            groups = None if groups is None or not len(groups) else groups
+            return gptq(words, zeros, scales, groups, bits, quantisation.zeros_less_one)
+        case {"_packed": words, "_scale": scales} if words.dtype == torch.int32:
+            outputs, inputs = stored_shape(parts, quantisation)
+            return packed_integers(words, scales, parts.get("_zero_point"), (outputs, inputs), parts.get("_g_idx"))
+        case {"_packed": codes, "_scale": scale, "_global_scale": divisor}:
+            return fp4(codes, scale.float() / divisor.float())
+        case {"_packed": codes, "_scale": scale}:
+            return fp4(codes, scale)
+        case {"": codes, "_scale": scale, "_scale_2": factor}:
+            return fp4(codes, scale.float() * factor.float())
+        case {"": codes, ".absmax": absmax, ".quant_map": levels, ".quant_state": state}:
+            told = _state(state)
+            if ".nested_absmax" in parts:
+                nested = parts[".nested_quant_map"].float()[absmax.int()]
+                factors = parts[".nested_absmax"].float().repeat_interleave(int(told["nested_blocksize"]))[: len(nested)]
+                absmax = nested * factors + float(told["nested_offset"])
+            return bitsandbytes4(codes, levels, absmax.float(), tuple(told["shape"]), int(told["blocksize"]))
+        case {"": values, "SCB": largest}:
+            return scaled(values, largest.float() / 127)
+        case {"": values, "_scale": scale, "_zero_point": zeros} if not values.is_floating_point():
+            return grouped(values, scale.reshape(-1, 1) if scale.dim() < 2 else scale, zeros.reshape(-1, 1) if zeros.dim() < 2 else zeros)
+        case {"": values, "_scale_inv": scale} | {"": values, "_scale": scale}:
+            return scaled(values, scale, quantisation.block)
+        case _:
+            raise ValueError(f"it has {', '.join(sorted(parts))} and no more")
+
+
+def _gptq_bits(parts: Mapping[str, Tensor], quantisation: Quantisation) -> int:
+    """Modules may have other bits than config.json says of most."""
+    words, zeros, scales, groups = (parts.get(name) for name in ("qweight", "qzeros", "scales", "g_idx"))
+    if words is not None and groups is not None and len(groups):
+        return words.shape[0] * 32 // len(groups)
+    if zeros is not None and scales is not None:
+        return math.ceil(zeros.shape[1] * 32 / scales.shape[1])
+    return quantisation.bits
+
+
+def _state(tensor: Tensor) -> dict[str, Any]:
+    """What bitsandbytes writes down beside a weight."""
+    return json.loads(bytes(tensor.tolist()))

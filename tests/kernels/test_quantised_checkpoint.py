@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding import Decoding
+from pairs import random_tokens
+from quantised_checkpoints import FORMATS, LINEAR, quantise
+from safetensors.torch import load_file, save_file
+from tiny_models import random_model, tiny_config
+
+from foretoken.kernels.execution import Execution
+from foretoken.kernels.model_config import read_model_config
+from foretoken.kernels.quantised_checkpoint import Quantisation, UnsupportedQuantisation, read_quantisation
+from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors, shape_of
+
+PROMPT = random_tokens(3, 12, 97)
+FAST = ("fp8", "w4a16-asymmetric", "awq", "gptq")
+
+
+def logits(folder: Path, family: str) -> torch.Tensor:
+    execution = Execution(torch.float32, prefer_native=False)
+    executor = load_program_executor([folder / "model.safetensors"], read_model_config(folder, family), execution)
+    found = Decoding(executor).feed([PROMPT]).logits
+    assert found is not None
+    return found
+
+
+def twins(folder: Path, family: str, name: str, which: re.Pattern[str] = LINEAR, **saving: Any) -> tuple[Path, Path]:
+    """A quantised checkpoint, and one with the same numbers in plain."""
+    quantised, plain = folder / "quantised", folder / "plain"
+    for place in (quantised, plain):
+        random_model(tiny_config(family)).save_pretrained(place, **saving)
+    save_file(dict(quantise(quantised, name, which)), plain / "model.safetensors", metadata={"format": "pt"})
+    return quantised, plain
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FORMATS])
+def test_a_quantised_checkpoint_computes_what_its_plain_twin_does(tmp_path: Path, name: str) -> None:
+    quantised, plain = twins(tmp_path, "qwen3", name)
+    torch.testing.assert_close(logits(quantised, "qwen3"), logits(plain, "qwen3"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "fused"), [("qwen3_moe", False), ("qwen3_moe", True), ("qwen3_next", False), ("phi3", False)])
+def test_experts_and_weights_that_lie_side_by_side(tmp_path: Path, family: str, fused: bool) -> None:
+    """The head is quantised as well."""
+    which = re.compile(r"layers\..*proj(_qkvz|_ba)?\.weight$|^lm_head\.weight$")
+    quantised, plain = twins(tmp_path, family, "fp8", which, save_original_format=not fused)
+    if fused:
+        _quantise_experts(quantised, plain)
+    torch.testing.assert_close(logits(quantised, family), logits(plain, family), rtol=1e-5, atol=1e-5)
+
+
+def _quantise_experts(quantised: Path, plain: Path) -> None:
+    """[experts, out, in] with a scale for each block of each."""
+    stored, values = load_file(quantised / "model.safetensors"), load_file(plain / "model.safetensors")
+    names = [name for name in values if ".experts." in name]
+    assert names and all(values[name].dim() == 3 for name in names)
+    for name in names:
+        count, outputs, inputs = values[name].shape
+        scales = 0.5 + torch.rand(count, -(-outputs // 16), -(-inputs // 16))
+        stored[name] = values[name].to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scales
+        spread = scales.repeat_interleave(16, 1)[:, :outputs].repeat_interleave(16, 2)[..., :inputs]
+        values[name] = stored[name].float() * spread
+    save_file(stored, quantised / "model.safetensors")
+    save_file(values, plain / "model.safetensors")
+
+
+def test_shapes_are_told_without_making_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantised, plain = twins(tmp_path, "llama", "w4a16")
+    monkeypatch.setattr("foretoken.kernels.weights.plain", lambda *parts: pytest.fail("numbers were made"))
+    tensors, expected = (read_tensors([folder / "model.safetensors"]) for folder in (quantised, plain))
+    assert {name: shape_of(tensors, name) for name in tensors} == {name: tuple(tensor.shape) for name, tensor in expected.items()}
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    quantised, _ = twins(tmp_path, "llama", "w8a8")
+    stored = load_file(quantised / "model.safetensors")
+    stored["model.layers.1.mlp.up_proj.weight_scale"][3] = float("nan")
+    save_file(stored, quantised / "model.safetensors")
+    with pytest.raises(WeightError, match=r"model.layers.1.mlp.up_proj.weight contains NaN"):
+        logits(quantised, "llama")
+
+
+def test_scales_of_another_shape_are_named(tmp_path: Path) -> None:
+    quantised, _ = twins(tmp_path, "llama", "fp8")
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [8, 16]
+    (quantised / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightError, match=r"proj.weight cannot be read as config.json says .* do not fit"):
+        logits(quantised, "llama")
+
+
+@pytest.mark.parametrize(
+    ("config", "phrase"),
+    [
+        ({"quant_method": "torchao"}, r"quantised \(torchao\), which is not read: take .* unquantised weights, or a version in FP8"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "quantised"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version gemv"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        ({"quant_algo": "W4A8_AWQ"}, "modelopt with W4A8_AWQ"),
+    ],
+)
+def test_what_is_not_read_says_what_to_take(tmp_path: Path, config: dict[str, Any], phrase: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with pytest.raises(UnsupportedQuantisation, match=phrase):
+        read_quantisation(tmp_path)
+
+
+def test_where_a_checkpoint_says_how_it_is_stored(tmp_path: Path) -> None:
+    for name, (config, _) in FORMATS.items():
+        for place in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
+            (tmp_path / "config.json").write_text(json.dumps(place))
+            found = read_quantisation(tmp_path)
+            assert found is not None
+            assert (found.bits == 8) == name.startswith(("fp8", "w8", "gptq-8", "bnb-int8")), name
+    rounded = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
+    assert read_quantisation(tmp_path) == Quantisation("gptq", 4, zeros_less_one=True)
+    (tmp_path / "config.json").write_text("{}")
+    assert read_quantisation(tmp_path) is None
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    found = read_quantisation(tmp_path)
+    assert found is not None and found.method == "modelopt"
