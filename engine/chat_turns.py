@@ -62,10 +62,20 @@ def ways(turns: list[Turn]) -> Iterator[list[Turn]]:
     yield turns
     told = [turns]
     strict = [_by_turns(turns, first) for first in ("system", "user")]
-    for way in (_one_call_each(turns), *strict, *map(_for_mistral, strict)):
+    for way in (_thinking_alone(turns), _one_call_each(turns), *strict, *map(_for_mistral, strict)):
         if way not in told:
             told.append(way)
             yield way
+
+
+def _thinking_alone(turns: Sequence[Turn]) -> list[Turn]:
+    """For gpt-oss's template, which takes one text beside a call: what was thought, and behind it what was said."""
+    return [
+        turn | {"thinking": f"{turn['thinking']}\n{turn['content']}", "content": ""}
+        if turn.get("tool_calls") and turn.get("thinking") and turn["content"]
+        else turn
+        for turn in turns
+    ]
 
 
 def _one_call_each(turns: Sequence[Turn]) -> list[Turn]:

@@ -285,4 +285,6 @@ def _eos_token_ids(
     ids: set[int] = set()
     for value in values:
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if hf_config.model_type == "gpt_oss":  # a copy without generation_config.json does not say that calls end a reply
+        ids.update(token for token, entry in tokenizer.added_tokens_decoder.items() if str(entry) in ("<|return|>", "<|call|>"))
     return frozenset(ids)

@@ -33,19 +33,20 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, H, k_dim] over the cache, [T, H, v_dim]; k and v [T, kv_heads, dim] are written to it first.
 
-    k None: attend only. Who sees whom is said by RaggedBatch. Padding tokens get zeros.
+    k None: attend only. sinks: [H] float32, see program.Attention. Who sees whom is said by RaggedBatch. Padding tokens get zeros.
     """
     if k is not None and v is not None:
         plan.write(kv, layer, k, v)
     groups = plan.groups(window)
     if len(groups) == 1 and groups[0].covers_batch:
-        return groups[0].attend(q, *kv.read(layer, groups[0].slots), scale, softcap)
+        return groups[0].attend(q, *kv.read(layer, groups[0].slots), scale, softcap, sinks)
     out = q.new_zeros(q.shape[0], q.shape[1], kv.v[layer].shape[2])
     for group in groups:
-        group.put(out, group.attend(group.take(q), *kv.read(layer, group.slots), scale, softcap))
+        group.put(out, group.attend(group.take(q), *kv.read(layer, group.slots), scale, softcap, sinks))
     return out
 
 
@@ -201,7 +202,7 @@ class SpanGroup:
         else:
             out.index_copy_(0, self._tokens[self._kept], result[self._kept])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sinks: Tensor | None = None) -> Tensor:
         """q [G * Q, H, k_dim], k [G * C, kv_heads, k_dim], v [G * C, kv_heads, v_dim] -> [G * Q, H, v_dim]."""
         groups, tokens, places = self.size, self.num_tokens, self.num_places
         heads, kv_heads, v_dim = q.shape[1], k.shape[1], v.shape[2]
@@ -211,13 +212,15 @@ class SpanGroup:
             # Heads of one kv head stand side by side and share k and v as a view.
             mask = self._mask(1, q.dtype)[0, 0]
             k, v = (x.transpose(0, 1)[:, None].expand(-1, sharing, -1, -1) for x in (k, v))
-            out = _attention(q[0].permute(1, 2, 0, 3), k, v, mask, scale, softcap)  # [kv_heads, sharing, Q, v_dim]
+            sinks = None if sinks is None else sinks.view(kv_heads, sharing, 1, 1)
+            out = _attention(q[0].permute(1, 2, 0, 3), k, v, mask, scale, softcap, sinks)  # [kv_heads, sharing, Q, v_dim]
             return out.permute(2, 0, 1, 3).reshape(tokens, heads, v_dim)
         # Heads of one kv head become more query tokens: larger products over k read once.
         mask = None if self._visible is None else self._mask(sharing, q.dtype)
         q = q.transpose(1, 2).reshape(groups, kv_heads, tokens * sharing, -1)
         k, v = (x.view(groups, places, kv_heads, -1).transpose(1, 2) for x in (k, v))
-        out = _attention(q, k, v, mask, scale, softcap)
+        sinks = None if sinks is None else sinks.view(kv_heads, 1, sharing).expand(-1, tokens, -1).reshape(kv_heads, -1, 1)
+        out = _attention(q, k, v, mask, scale, softcap, sinks)
         return out.view(groups, kv_heads, tokens, sharing, v_dim).transpose(1, 2).reshape(groups * tokens, heads, v_dim)
 
     @property
@@ -248,11 +251,18 @@ def _slots(spans: Sequence[_Span], batch: RaggedBatch, rows: Tensor, places: Ten
     return (blocks * size + places % size).flatten()
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    """Softmax attention of [B, heads, n, dim] tensors, with tanh capped scores if asked for (Gemma 2)."""
-    if softcap is None:
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Softmax attention of [B, heads, n, dim] tensors, with tanh capped scores (Gemma 2) or sinks, as [heads, n, 1], if asked for."""
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
+    scores = (q @ k.mT).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores += mask
+    if sinks is not None:
+        with_sinks = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+        return (with_sinks.softmax(-1)[..., :-1] @ v.float()).to(q.dtype)
     return (scores.softmax(-1) @ v.float()).to(q.dtype)

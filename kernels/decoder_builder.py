@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from .layout import KVLayerSpec, StateLayerSpec
 from .program import (
+    CLAMPED,
     Activation,
     Add,
     ArgMax,
@@ -205,11 +206,12 @@ class DecoderBuilder:
         head_norms: bool = False,
         bias: bool = False,
         gate: str = "",
+        sinks: bool = False,
     ) -> str:
         """Attention and the projection behind it, which may have a bias.
 
         rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head; gate: a buffer by whose
-        sigmoid what is attended to is multiplied, "" = none.
+        sigmoid what is attended to is multiplied, "" = none; sinks: each head has one.
         """
         name, (q_norm, k_norm, projection) = f"{layer(i)}.self_attn", self.attention_names
         op = Attention(
@@ -224,6 +226,7 @@ class DecoderBuilder:
             k_norm=self.weight(f"{name}.{k_norm}.weight", self.head_dim) if head_norms else "",
             norm_eps=self._eps,
             norm_add_one=self.norms_add_one,
+            sinks=self.weight(f"{name}.sinks", self.num_heads) if sinks else "",
         )
         self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
         attended = self._append(op, self.num_heads * self.head_dim)
@@ -396,6 +399,25 @@ class DecoderBuilder:
         if not 0 < top <= count:
             raise UnsupportedModel(f"{top} of {count} experts")
         op = Experts((x, scores), (f"{name}.experts",), gates, ups, downs, self._function(), top, renormalise)
+        return self._append(op, inputs)
+
+    def biased_experts(self, name: str, x: str, count: int, width: int) -> str:
+        """Experts and router with biases, in two tensors [experts, in, out], gate and up column by column in turn (gpt-oss)."""
+        inputs, fused = self._widths[x], f"{name}.experts"
+        gates, ups, downs = ([f"{fused}.{expert}.{part}" for expert in range(count)] for part in ("gate", "up", "down"))
+        for some, first in ((gates, 0), (ups, 1), (downs, 0)):
+            tensor, rows, columns = ("down", inputs, width) if some is downs else ("gate_up", 2 * width, inputs)
+            step = 2 if tensor == "gate_up" else 1
+            for expert, weight in enumerate(some):
+                start, stop = expert * rows + first, (expert + 1) * rows
+                self.weight(weight, rows // step, columns)
+                self._slices[weight] = RowsOf(f"{fused}.{tensor}_proj", (count, columns, rows), 1, start, stop, step, transposed=True)
+        top = int(self.config["num_experts_per_tok"])
+        if not 0 < top <= count:
+            raise UnsupportedModel(f"{top} of {count} experts")
+        biases = self.weight(f"{fused}.gate_up_proj_bias", count, 2 * width), self.weight(f"{fused}.down_proj_bias", count, inputs)
+        scores = self.linear(f"{name}.router", x, count, bias=True)
+        op = Experts((x, scores), (f"{fused}.mixed",), tuple(gates), tuple(ups), tuple(downs), CLAMPED, top, True, biases)
         return self._append(op, inputs)
 
     def shared_expert(self, name: str, x: str, width: int) -> str:

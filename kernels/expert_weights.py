@@ -24,9 +24,12 @@ class ExpertWeights:
     group_scales: Tensor | None  # 4 bits: [count, tiles, out] int32, see Int4Matrix.group_scales
     outputs: int
     depth: int  # inputs
+    bias: Tensor | None = None  # [count, out]
 
     @classmethod
-    def of(cls, count: int, weight: Callable[[int], Tensor], quantization: Quantization | None) -> ExpertWeights:
+    def of(
+        cls, count: int, weight: Callable[[int], Tensor], quantization: Quantization | None, bias: Tensor | None = None
+    ) -> ExpertWeights:
         """weight: [out, in] of an expert by its number; it is asked for one after the other, and none is kept."""
         outputs, depth = weight(0).shape
         stacks = [part.new_empty(count, *part.shape) for part in _parts(weight(0), quantization)]
@@ -35,7 +38,7 @@ class ExpertWeights:
                 stack[expert] = part
         values, *narrow = stacks
         scales, group_scales = (*narrow, None, None)[:2]
-        return cls(values, scales, group_scales, outputs, depth)
+        return cls(values, scales, group_scales, outputs, depth, bias)
 
     @property
     def count(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from .decoder_builder import DecoderBuilder, hidden, layer
-from .program import Program
+from .program import CLAMPED_LIMIT, CLAMPED_SLOPE, Program
 from .rope import UnsupportedModel
 
 Block = Callable[[int, str], str]
@@ -260,6 +260,21 @@ def gemma3(d: DecoderBuilder) -> Program:
     return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
 
 
+def gpt_oss(d: DecoderBuilder) -> Program:
+    """gpt-oss (OpenAI 2025): sinks in attention, every second layer slides; experts with biases behind a clamped gate."""
+    if (d.config.get("swiglu_alpha", CLAMPED_SLOPE), d.config.get("swiglu_limit", CLAMPED_LIMIT)) != (CLAMPED_SLOPE, CLAMPED_LIMIT):
+        raise UnsupportedModel("another clamped gate")
+    rope, windows, bias, count = d.rope(), d.windows(), d.flag("attention_bias"), int(d.config["num_local_experts"])
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, windows[i], bias=bias, sinks=True)
+
+    def mlp(i: int, x: str) -> str:
+        return d.biased_experts(f"{layer(i)}.mlp", x, count, d.intermediate_size)
+
+    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+
+
 FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
@@ -277,6 +292,7 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "phi3": ("Phi3ForCausalLM", phi3),
     "olmo2": ("Olmo2ForCausalLM", olmo2),
     "olmoe": ("OlmoeForCausalLM", olmoe),
+    "gpt_oss": ("GptOssForCausalLM", gpt_oss),
     "gemma2": ("Gemma2ForCausalLM", gemma2),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
 }

@@ -71,7 +71,7 @@ def supports(program: Program, execution: Execution) -> str | None:
 def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBank) -> bool:
     """Whether the tensors, and what the bank has packed for a native executor, are all that the program shares."""
     linears = ((*op.weights, *filter(None, op.biases)) for op in program.ops if isinstance(op, Linear))
-    experts = (names for op in program.ops if isinstance(op, Experts) for names in matrices_of(op))
+    experts = ((*names, *op.biases) for op in program.ops if isinstance(op, Experts) for names in matrices_of(op))
     rows = ((op.weight,) for op in program.ops if isinstance(op, Embed))
     return bank.completes((*linears, *experts, *rows), PACKED, program.shared, weights)
 

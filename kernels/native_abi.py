@@ -47,7 +47,7 @@ INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: 
 MAX_HEAD_DIM = 512
 MOST_INPUTS = 128 * 1024  # of a linear layer
 MAX_THREADS = 256
-FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5}
+FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "clamped_swiglu": 6}
 MAX_INPUTS = 8
 MAX_TAPS = 16  # of a causal convolution
 
@@ -115,6 +115,7 @@ class NativeOp(ctypes.Structure):
         ("rope", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("sinks", c_void_p),
         ("rate", c_void_p),
         ("step", c_void_p),
         ("skip", c_void_p),

@@ -6,6 +6,8 @@ Owns what the ops point into, but for the factors of adapters, which are their b
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -71,8 +73,17 @@ class ProgramWeights:
 
     def experts(self, experts: Experts) -> list[PackedWeight]:
         """Gate and up of each expert, then down of each."""
-        names = matrices_of(experts)
-        return [self._packed(some, (), self._products, gated=len(some) == 2) for some in names]
+        count, names = len(experts.gates), matrices_of(experts)
+
+        def bias(number: int) -> torch.Tensor:
+            assert experts.biases
+            if number >= count:
+                return self._weights.tensor(experts.biases[1])[number - count].float()
+            by_turns = self._weights.tensor(experts.biases[0])[number].float()
+            return torch.cat((by_turns[::2], by_turns[1::2]))
+
+        makers = [partial(bias, number) if experts.biases else None for number in range(len(names))]
+        return [self._packed(names[i], experts.biases, self._products, i < count, bias=made) for i, made in enumerate(makers)]
 
     def rows(self, name: str) -> PackedWeight:
         """An embedding: rows can only be taken from the format that the network computes in."""
@@ -101,13 +112,18 @@ class ProgramWeights:
         return self._vectors[name, False, None].data_ptr()
 
     def _packed(
-        self, names: tuple[str, ...], biases: tuple[str, ...], precision: Precision, gated: bool = False, one_form: bool = False
-    ) -> PackedWeight:
+        self, names: tuple[str, ...], biases: tuple[str, ...], precision: Precision, gated: bool = False, one_form: bool = False,
+        bias: Callable[[], torch.Tensor] | None = None,
+    ) -> PackedWeight:  # fmt: skip
+        """bias: where `biases` are not those of these matrices alone."""
+
         def make() -> PackedWeight:
             matrices = [self._weights.tensor(name) for name in names]
+            if bias is not None:
+                return pack(self._library, self._memory, matrices, bias(), precision, gated)
             parts = zip(biases, matrices, strict=False)
-            bias = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix), dtype=torch.float32) for name, matrix in parts]
-            return pack(self._library, self._memory, matrices, torch.cat(bias) if bias else None, precision, gated)
+            some = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix), dtype=torch.float32) for name, matrix in parts]
+            return pack(self._library, self._memory, matrices, torch.cat(some) if some else None, precision, gated)
 
         packed = self._weights.get((*names, *biases), GATED if gated else PACKED, precision, make, one_form)
         self._held.append(packed)
@@ -234,5 +250,6 @@ class BoundOps:
         if attention.rope:
             table = self._weights.ropes[attention.rope]
             op.rope, op.rope_half = table.data_ptr(), table.shape[1] // 2
+        op.sinks = self._weights.vector(attention.sinks)
         op.q_norm = self._weights.vector(attention.q_norm, attention.norm_add_one)
         op.k_norm = self._weights.vector(attention.k_norm, attention.norm_add_one)

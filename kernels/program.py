@@ -71,7 +71,8 @@ class Attention:
     inputs hold q | k | v side by side, in three buffers or in one. kv_layers[layer] has the kv heads, their widths and the
     window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
     rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
-    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
+    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none (""). sinks: weight
+    [num_heads] of scores that join each head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none.
     """
 
     inputs: tuple[str, ...]
@@ -85,27 +86,32 @@ class Attention:
     k_norm: str = ""
     norm_eps: float = 1e-6
     norm_add_one: bool = False
+    sinks: str = ""
 
 
 @dataclass(frozen=True)
 class Activation:
     """function(x), or gated function(gate) * up. Gated inputs hold gate | up side by side, in two buffers or in one.
 
-    function "" = none: gate * up. In two, a gate of one column holds for all columns of up.
+    function "" = none: gate * up. In two, a gate of one column holds for all columns of up. CLAMPED (gpt-oss): gate and |up| are at most
+    CLAMPED_LIMIT, then gate * sigmoid(CLAMPED_SLOPE * gate) * (up + 1).
     """
 
     inputs: tuple[str] | tuple[str, str]
     outputs: tuple[str]
-    function: str  # one of ACTIVATIONS; gated also ""
+    function: str  # one of ACTIVATIONS; gated also "" or CLAMPED
     gated: bool
 
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+CLAMPED, CLAMPED_SLOPE, CLAMPED_LIMIT = "clamped_swiglu", 1.702, 7.0
 
 
 @dataclass(frozen=True)
 class Experts:
     """Gated MLPs of which every row has some (Shazeer et al. 2017): sum of weight * down @ (function(gate @ x) * (up @ x)).
+
+    biases, where products have any: weights [experts, 2 n] with those of gate and up by turns, and [experts, in].
 
     inputs: (x, the router's logits, one an expert). A row has the `top` experts with the greatest logits, of equals the first. Its
     weights are what a softmax over all logits gives these; renormalise: divided by their sum. Weights of each expert: gates and ups
@@ -117,9 +123,10 @@ class Experts:
     gates: tuple[str, ...]
     ups: tuple[str, ...]
     downs: tuple[str, ...]
-    function: str  # one of ACTIVATIONS
+    function: str  # one of ACTIVATIONS, or CLAMPED
     top: int
     renormalise: bool
+    biases: tuple[()] | tuple[str, str] = ()
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,8 @@ class RopeTable:
 class RowsOf:
     """Some rows of a checkpoint's tensor: it is seen as [-1, columns] and divided evenly into runs, of which each gives rows start to stop.
 
-    A tensor of more than two dimensions has the last as its columns.
+    A tensor of more than two dimensions has the last as its columns. transposed: each of its matrices [columns, rows] is turned first;
+    then there is one run, and the rows are some of one matrix.
     """
 
     tensor: str
@@ -295,6 +303,8 @@ class RowsOf:
     runs: int
     start: int
     stop: int
+    step: int = 1
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -362,18 +372,21 @@ class Program:
                 _require(sum(widths) == expected, op, f"needs inputs of width {expected}, not {sum(widths)}")
                 norms = [self.weights[name] for name in (op.q_norm, op.k_norm) if name]
                 _require(norms in ([], [(spec.k_dim,)] * 2) or not op.num_heads, op, "needs norms of q and k, or neither")
+                _require(not op.sinks or self.weights[op.sinks] == (op.num_heads,), op, "needs a sink for each head")
                 _require(not op.rope or 2 * len(self.ropes[op.rope].inv_freq) <= spec.k_dim, op, "rotates more than k_dim dimensions")
                 return (op.num_heads * spec.v_dim,) if op.num_heads else ()
             case Activation():
-                _require(op.function in (*ACTIVATIONS, *[""] * op.gated), op, f"function is none of {ACTIVATIONS}")
-                _require(len(widths) == 1 or widths[0] in (1, widths[1]), op, "gate and up differ in width")
+                _require(op.function in (*ACTIVATIONS, *["", CLAMPED] * op.gated), op, f"function is none of {ACTIVATIONS}")
+                _require(len(widths) == 1 or widths[0] in (widths[1], *[1] * (op.function != CLAMPED)), op, "gate and up differ in width")
                 return (widths[1] if len(widths) == 2 else widths[0] // 2 if op.gated else widths[0],)
             case Experts():
-                _require(op.function in ACTIVATIONS, op, f"function is none of {ACTIVATIONS}")
+                _require(op.function in (*ACTIVATIONS, CLAMPED), op, f"function is none of {ACTIVATIONS}")
                 shapes = [self.weights[name] for name in (*op.gates, *op.ups)] + [self.weights[name][::-1] for name in op.downs]
                 _require(len(op.gates) == len(op.ups) == len(op.downs) == widths[1], op, f"has other than {widths[1]} experts")
                 _require(0 < op.top <= widths[1], op, f"has no {op.top} experts")
                 _require(all(shape == (shapes[0][0], widths[0]) for shape in shapes), op, f"does not fit width {widths[0]}")
+                wanted = [(len(op.gates), 2 * shapes[0][0]), (len(op.gates), widths[0])]
+                _require([self.weights[name] for name in op.biases] in ([], wanted), op, "biases do not fit the weights")
                 return (widths[0],)
             case LocalConv():
                 sides, taps, width = self.weights[op.weight]

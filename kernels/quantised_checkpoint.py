@@ -18,12 +18,12 @@ from torch import Tensor
 
 from .quantised_formats import awq, bitsandbytes4, fp4, gptq, grouped, packed_integers, scaled
 
-READ = "FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes or ModelOpt's FP8 and NVFP4"
+READ = "FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes, MXFP4 or ModelOpt's FP8 and NVFP4"
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
 _NOT_READ_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
 _PART = re.compile(
-    r"(_packed|_scale_inv|_global_scale|_scale_2|_scale|_shape|_zero_point|_g_idx"
+    r"(_packed|_blocks|_scales|_scale_inv|_global_scale|_scale_2|_scale|_shape|_zero_point|_g_idx"
     r"|\.(?:nested_)?(?:absmax|quant_map)|\.quant_state\.bitsandbytes__\w+)$"
 )
 _OF_MODULE = ("qweight", "qzeros", "scales", "g_idx", "SCB")  # beside a weight, not named after it
@@ -80,6 +80,8 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             return Quantisation(method, 4)
         case "bitsandbytes":
             return Quantisation(method, 4 if config.get("load_in_4bit") or config.get("_load_in_4bit") else 8)
+        case "mxfp4":
+            return Quantisation(method, 4)
         case "modelopt":
             algorithm = config.get("quant_algo")
             if algorithm not in _MODELOPT:
@@ -135,7 +137,7 @@ def stored_parts(names: Iterable[str]) -> dict[str, dict[str, str]]:
         stem = name[: part.start()] if part else ""
         if last in _OF_MODULE and not names.isdisjoint((f"{module}.qweight", f"{module}.weight")):
             found.setdefault(f"{module}.weight", {})[last] = name
-        elif part and not names.isdisjoint((stem, f"{stem}_packed")):
+        elif part and not names.isdisjoint((stem, f"{stem}_packed", f"{stem}_blocks")):
             kind = ".quant_state" if part[1].startswith(".quant_state") else part[1]
             found.setdefault(stem, {})[kind] = name
         elif not _OF_ACTIVATIONS.search(name):
@@ -154,6 +156,8 @@ def stored_shape(parts: Mapping[str, Tensor], quantisation: Quantisation) -> tup
             return tuple(shape.tolist())
         case {"_packed": codes} | {"": codes, "_scale_2": _} if codes.dtype == torch.uint8:
             return codes.shape[0], codes.shape[1] * 2
+        case {"_blocks": blocks} if blocks.dim() == 4:
+            return blocks.shape[0], blocks.shape[2] * 32, blocks.shape[1]
         case {".quant_state": state}:
             return tuple(_state(state)["shape"])
         case {"": values}:
@@ -163,7 +167,10 @@ def stored_shape(parts: Mapping[str, Tensor], quantisation: Quantisation) -> tup
 
 
 def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
-    """float32 of a weight from all its parts, as `stored_parts` calls them. ValueError if they are none that a format has."""
+    """float32 of a weight from all its parts, as `stored_parts` calls them; of MXFP4 from those of one expert.
+
+    ValueError if they are none that a format has.
+    """
     match parts:
         case {"qweight": words, "qzeros": zeros, "scales": scales} if quantisation.method == "awq":
             return awq(words, zeros, scales)
@@ -178,6 +185,10 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
             return fp4(codes, scale.float() / divisor.float())
         case {"_packed": codes, "_scale": scale}:
             return fp4(codes, scale)
+        case {"_blocks": blocks, "_scales": scales}:  # of an expert, whose matrix is stored the other way round
+            if scales.shape != blocks.shape[:-1]:
+                raise ValueError(f"scales {tuple(scales.shape)} do not fit blocks {tuple(blocks.shape)}")
+            return fp4(blocks.flatten(-2), scales).mT
         case {"": codes, "_scale": scale, "_scale_2": factor}:
             return fp4(codes, scale.float() * factor.float())
         case {"": codes, ".absmax": absmax, ".quant_map": levels, ".quant_state": state}:

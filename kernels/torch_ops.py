@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .activations import FUNCTIONS, gated
 from .adapters import AdapterBank, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .layout import RaggedBatch, RowStates
@@ -238,7 +239,7 @@ class Binder:
         weight = self.load(op.weight).flatten(1)
         bias = self.load(op.bias) if op.bias else None
         (x,), (output,), layer = op.inputs, op.outputs, op.layer
-        function = _FUNCTIONS[op.function]
+        function = FUNCTIONS[op.function]
 
         def step(state: Pass) -> None:
             state.buffers[output] = function(state.recurrence.convolved(state.kv, layer, state.buffers[x], weight, bias))
@@ -291,7 +292,8 @@ class Binder:
     def _experts(self, op: Experts) -> Step:
         matrices = [self.matrix(names) for names in matrices_of(op)]
         gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
-        function, (x, logits), output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
+        function, (x, logits), output = op.function, op.inputs, op.outputs[0]
+        inner, outer = self.expert_biases(op)
 
         def step(state: Pass) -> None:
             rows = state.buffers[x]
@@ -302,8 +304,8 @@ class Binder:
             results = rows.new_empty(*chosen.shape, rows.shape[1])
             for expert in chosen.unique().tolist():
                 some = (chosen == expert).nonzero(as_tuple=True)  # (row, rank)
-                gate, up = torch.mm(rows[some[0]], gates_ups[expert]).chunk(2, -1)
-                results[some] = torch.mm(function(gate).mul_(up), downs[expert])
+                gate, up = _biased(torch.mm(rows[some[0]], gates_ups[expert]), inner, expert).chunk(2, -1)
+                results[some] = _biased(torch.mm(gated(function, gate, up), downs[expert]), outer, expert)
             state.buffers[output] = (results * weights[..., None]).sum(1).to(rows.dtype)
 
         return step
@@ -317,6 +319,7 @@ class Binder:
             names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
             head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
+        sinks = self.sinks(op)
 
         def step(state: Pass) -> None:
             buffers = state.buffers
@@ -332,7 +335,7 @@ class Binder:
                 state.plan.write(state.kv, layer, heads, v)
                 return
             q, k = heads[:, :num_heads], heads[:, num_heads:]
-            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap)
+            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
             buffers[op.outputs[0]] = attended.reshape(tokens, -1)
 
         return step
@@ -389,18 +392,23 @@ class Binder:
         """[out], of all its weights; zeros where only some have one."""
         return torch.cat([self._bias(*names) for names in zip(op.weights, op.biases, strict=True)]) if op.biases else None
 
+    def expert_biases(self, op: Experts) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """[experts, gate | up] and [experts, in]."""
+        if not op.biases:
+            return None, None
+        inner, outer = map(self.load, op.biases)
+        return torch.cat((inner[:, ::2], inner[:, 1::2]), -1), outer
+
+    def sinks(self, op: Attention) -> Tensor | None:
+        """[heads] float32."""
+        return self.weights.tensor(op.sinks).to(self.device).float() if op.sinks else None
+
     def _bias(self, weight: str, bias: str) -> Tensor:
         return self.load(bias) if bias else torch.zeros(self.shapes[weight][0], dtype=self.dtype, device=self.device)
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "": lambda x: x,
-}
+def _biased(rows: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    return rows if biases is None else rows + biases[expert]
 
 
 def _elementwise(op: Op, compute: Callable[[dict[str, Tensor]], Tensor]) -> Step:
@@ -422,15 +430,15 @@ def _gather_rows(op: GatherRows) -> Step:
 
 
 def _activation(op: Activation) -> Step:
-    function, names, output = _FUNCTIONS[op.function], op.inputs, op.outputs[0]
+    names, output = op.inputs, op.outputs[0]
 
     def step(state: Pass) -> None:
         first = state.buffers[names[0]]
         if not op.gated:
-            state.buffers[output] = function(first)
+            state.buffers[output] = FUNCTIONS[op.function](first)
             return
         gate, up = (first, state.buffers[names[1]]) if len(names) == 2 else first.chunk(2, -1)
-        state.buffers[output] = function(gate) * up  # a gate of one column is broadcast
+        state.buffers[output] = gated(op.function, gate, up)
 
     return step
 

@@ -72,10 +72,11 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [H] sinks
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each attention layer; returns [1, T, H, v_dim]."""
-    for name in ("s_aux", "position_bias", "alibi"):
+    for name in ("position_bias", "alibi"):
         if kwargs.get(name) is not None:
             raise UnsupportedModel(f"its attention uses {name!r}, which the paged attention does not know")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -89,7 +90,8 @@ def _attention(
         layer = foretoken_pass.num_layers_seen
         foretoken_pass.num_layers_seen += 1
         kv, plan = foretoken_pass.kv, foretoken_pass.plan
-    return paged_attention(q, k, v, kv, layer, plan, scale, sliding_window, softcap)[None], None
+    sinks = None if s_aux is None else s_aux.float()
+    return paged_attention(q, k, v, kv, layer, plan, scale, sliding_window, softcap, sinks)[None], None
 
 
 transformers.AttentionInterface.register(ATTENTION, _attention)

@@ -19,7 +19,7 @@ from .program import Activation, ArgMax, Attention, CausalConv, Experts, GatedDe
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
-from .triton.attention import ragged_paged_attention
+from .triton.attention import LOG2_E, ragged_paged_attention
 from .triton.cache_write import rotate_and_store
 from .triton.causal_conv import causal_conv, trace
 from .triton.experts import experts
@@ -119,7 +119,8 @@ class TritonKernels:
 
     def _experts(self, op: Experts, bind: Binder) -> Step:
         (x, logits), (output,), names, count = op.inputs, op.outputs, matrices_of(op), len(op.gates)
-        inner, outer = (self._stacked(some, bind) for some in (names[:count], names[count:]))
+        biases = zip((names[:count], names[count:]), bind.expert_biases(op), strict=True)
+        inner, outer = (self._stacked(some, bind, bias) for some, bias in biases)
         is_fixed = self.is_batch_invariant
 
         def step(state: Pass) -> None:
@@ -128,11 +129,11 @@ class TritonKernels:
 
         return step
 
-    def _stacked(self, names: tuple[tuple[str, ...], ...], bind: Binder) -> ExpertWeights:
-        """The matrices of all experts, one behind the other."""
+    def _stacked(self, names: tuple[tuple[str, ...], ...], bind: Binder, bias: Tensor | None) -> ExpertWeights:
+        """The matrices of all experts, one behind the other, and their biases."""
 
         def make() -> ExpertWeights:
-            return ExpertWeights.of(len(names), lambda expert: bind.packed(names[expert]).t(), self.quantization)
+            return ExpertWeights.of(len(names), lambda expert: bind.packed(names[expert]).t(), self.quantization, bias)
 
         return bind.weights.get(tuple(chain.from_iterable(names)), "experts", self.quantization or bind.dtype, make)
 
@@ -183,6 +184,8 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
     spec, layer, num_heads = bind.kv_layers[op.layer], op.layer, op.num_heads
     k_start = num_heads * spec.k_dim
     v_start = k_start + spec.num_kv_heads * spec.k_dim
+    sinks = bind.sinks(op)
+    sinks = None if sinks is None else sinks * LOG2_E
     q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if op.k_norm else None for name in (op.q_norm, op.k_norm))
 
     def step(state: Pass) -> None:
@@ -204,7 +207,7 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
         )
         if q is not None:
             attended = ragged_paged_attention(
-                q, state.kv.k[layer], state.kv.v[layer], batch, op.scale, spec.window, op.softcap, split_places
+                q, state.kv.k[layer], state.kv.v[layer], batch, op.scale, spec.window, op.softcap, split_places, sinks
             )
             buffers[op.outputs[0]] = attended.view(tokens, -1)
 

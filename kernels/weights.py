@@ -162,7 +162,10 @@ def with_widths_of(tensors: Mapping[str, Tensor], program: Program) -> Program:
 
 def rows_of(tensor: Tensor, rows: RowsOf) -> Tensor:
     """[n, columns] the rows that are meant of a tensor with as many rows as rows.shape says, however many columns it has."""
-    return tensor.reshape(rows.runs, -1, tensor.shape[-1])[:, rows.start : rows.stop].flatten(0, 1)
+    if rows.transposed:
+        matrix, before = divmod(rows.start, tensor.shape[-1])
+        return tensor[matrix, :, before : before + rows.stop - rows.start : rows.step].mT
+    return tensor.reshape(rows.runs, -1, tensor.shape[-1])[:, rows.start : rows.stop : rows.step].flatten(0, 1)
 
 
 def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> bool:
@@ -321,37 +324,45 @@ class _PlainTensors(_Tensors):
 
     def __init__(self, tensors: Mapping[str, Tensor], quantisation: Quantisation) -> None:
         self._tensors, self._quantisation = tensors, quantisation
+        self._latest: tuple[str, int, Tensor] | None = None  # name, index and numbers of a matrix: its parts are asked for in turn
         self._names: dict[str, dict[str, str]] = stored_parts(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
         parts = self._parts(name)
         if not self.is_quantised(name):
             return parts[""]
-        if "" in parts and parts[""].dim() == 3:
-            return torch.stack([self.matrix(name, index) for index in range(len(parts[""]))])
+        shape = self._shape(name, parts)
+        if len(shape) == 3:
+            return torch.stack([self.matrix(name, index) for index in range(shape[0])])
         return self._plain(name, parts)
 
     def without_numbers_of(self, name: str) -> Tensor:
         parts = self._parts(name)
         if not self.is_quantised(name):
             return parts[""].to("meta")
-        try:
-            return torch.empty(stored_shape(parts, self._quantisation), dtype=torch.float32, device="meta")
-        except ValueError as error:
-            raise _unreadable(name, error) from error
+        return torch.empty(self._shape(name, parts), dtype=torch.float32, device="meta")
 
     def matrix(self, name: str, index: int) -> Tensor:
         parts = self._parts(name)
         if not self.is_quantised(name):
             return parts[""][index]
-        count = len(parts[""])
-        return self._plain(name, {part: t[index] if t.dim() and len(t) == count else t for part, t in parts.items()})
+        if self._latest is None or self._latest[:2] != (name, index):
+            count = self._shape(name, parts)[0]
+            alone = {part: t[index] if t.dim() and len(t) == count else t for part, t in parts.items()}
+            self._latest = name, index, self._plain(name, alone)
+        return self._latest[2]
 
     def is_quantised(self, name: str) -> bool:
         return name in self._names and [*self._names[name]] != [""]
 
     def _parts(self, name: str) -> dict[str, Tensor]:
         return {part: self._tensors[stored] for part, stored in self._names[name].items()}
+
+    def _shape(self, name: str, parts: Mapping[str, Tensor]) -> tuple[int, ...]:
+        try:
+            return stored_shape(parts, self._quantisation)
+        except ValueError as error:
+            raise _unreadable(name, error) from error
 
     def _plain(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
         try:
@@ -400,8 +411,10 @@ class _SlicedTensors(_Tensors):
         if (shape := shape_of(self._tensors, rows.tensor)) != rows.shape:
             raise WeightError(f"{rows.tensor} has shape {shape}, but config.json asks for {rows.shape}")
         if _is_quantised(self._tensors, rows.tensor) and len(shape) == 3 and rows.runs == 1:
-            index, first = divmod(rows.start, shape[1])  # only this matrix is made plain: parts do not cross their borders
-            return _matrix(self._tensors, rows.tensor, index)[first : first + rows.stop - rows.start]
+            height = shape[2 if rows.transposed else 1]
+            index = rows.start // height  # only this matrix is made plain: parts do not cross their borders
+            within = replace(rows, start=rows.start - index * height, stop=rows.stop - index * height)
+            return rows_of(_matrix(self._tensors, rows.tensor, index)[None], within)
         return rows_of(self._tensors[rows.tensor], rows)
 
     def without_numbers(self) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ class Message(OpenAIObject):
         if self.role == "tool" and self.name is not None:
             turn["name"] = self.name
         if reasoning := self.reasoning or self.reasoning_content:
-            turn["reasoning"] = turn["reasoning_content"] = reasoning
+            turn["reasoning"] = turn["reasoning_content"] = turn["thinking"] = reasoning
         return turn
 
 

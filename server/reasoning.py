@@ -19,6 +19,8 @@ class ReasoningFormat:
     end: str = "</think>"
     begins_inside: bool = False  # an answer without a marker at its start is reasoning up to the end marker
     answer: tuple[str, str] | None = None  # markers of what follows the reasoning
+    turn: str = ""  # begins another message behind the reasoning
+    lead: str = ""  # begins the answer's message, reasoning or not; a prompt that is continued has it
 
     def inside(self, prompt: str, continued: str | None = None) -> bool:
         """Whether what follows this prompt begins inside of reasoning. continued: the message of the assistant that it goes on with.
@@ -45,13 +47,16 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "olmo3": _THINK_AT_ONCE,
+    "openai_gptoss": ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|>", turn="<|start|>assistant", lead="<|channel|>final<|message|>"
+    ),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
 }
 
 
 def detected(template: str) -> ReasoningFormat | None:
     """The format that a chat template speaks of; None if it speaks of none that is known."""
-    for name in ("mistral", "seed_oss", "gemma4", "granite", "granite3_3", "hunyuan_a13b"):
+    for name in ("openai_gptoss", "mistral", "seed_oss", "gemma4", "granite", "granite3_3", "hunyuan_a13b"):
         format = REASONING_FORMATS[name]
         if all(word in template for word in (format.begin, format.end, *(format.answer or ()))):
             return format

@@ -18,6 +18,7 @@ from ..engine.thinking_budget import ThinkingBudget
 from ..engine.token_bytes import TokenBytes
 from .chat_format import ChatPrompt
 from .errors import ApiError
+from .harmony import HarmonyParser
 from .reasoning import REASONING_FORMATS, ReasoningParser, ReasoningTokens
 from .reasoning import detected as detected_reasoning
 from .reply_grammar import reply_grammar
@@ -73,7 +74,10 @@ class ReplyFormats:
 
     def grammar(self, wanted: GrammarSpec | None, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt) -> GrammarSpec | None:
         """What the reply must look like; None if it may be anything. wanted: the form that an answer must have."""
-        return reply_grammar(wanted, tools, offer, self._reasoning, self._inside(prompt), self._spell)
+        reasoning = self._reasoning
+        if reasoning is not None and reasoning.lead and prompt.continued is not None:
+            reasoning = None  # the prompt has begun the answer
+        return reply_grammar(wanted, tools, offer, reasoning, reasoning is not None and self._inside(prompt), self._spell)
 
     def thinking(self, max_tokens: int | None, prompt: ChatPrompt) -> ThinkingBudget | None:
         """What holds the reasoning of a reply to max_tokens; None if it has no bound, or the model does not reason."""
@@ -85,17 +89,21 @@ class ReplyFormats:
         return self._reasoning is not None and self._reasoning.inside(prompt.text, prompt.continued)
 
     def _spell(self, marker: str) -> str:
-        """A marker as grammars write it: by its token, if it is or begins with one of its own, since no text stands for that."""
+        """A marker as grammars write it: by the token that it begins with, and by special ones, since no text stands for those."""
         word = max((word for word in self._added if marker.startswith(word)), key=len, default="")
         rest = marker[len(word) :]
-        return " ".join([*([f"<[{self._added[word][0]}]>"] if word else []), *([quoted(rest)] if rest or not word else [])])
+        end = min((at for other, (_, special) in self._added.items() if special and (at := rest.find(other)) >= 0), default=len(rest))
+        parts = [f"<[{self._added[word][0]}]>"] if word else []
+        parts += [quoted(rest[:end])] if end or not word else []
+        return " ".join([*parts, *([self._spell(rest[end:])] if end < len(rest) else [])])
 
     def reply(self, tools: type[ToolParser] | None, offer: Offer, prompt: ChatPrompt, include_reasoning: bool) -> Reply:
         """A reply to this prompt."""
         reasoning = tokens = None
         if self._reasoning is not None:
             inside = self._inside(prompt)
-            reasoning, tokens = ReasoningParser(self._reasoning, inside), ReasoningTokens(self._reasoning, inside, self._token_bytes.piece)
+            reasoning = HarmonyParser(inside) if self._reasoning.lead else ReasoningParser(self._reasoning, inside)
+            tokens = ReasoningTokens(self._reasoning, inside, self._token_bytes.piece)
         return Reply(reasoning, tokens, tools(offer.tools) if tools else None, offer.parallel, include_reasoning)
 
     def plain(self, tools: type[ToolParser] | None) -> bool:
@@ -108,7 +116,7 @@ class Reply:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None,
+        reasoning: ReasoningParser | HarmonyParser | None,
         reasoning_tokens: ReasoningTokens | None,
         tools: ToolParser | None,
         parallel: bool,
@@ -189,7 +197,7 @@ def _reasoning(text: str) -> dict[str, Any]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _fed(parser: ReasoningParser | ToolParser | None, pieces: Iterable[Piece], delta: TokenDelta) -> Iterable[Piece]:
+def _fed(parser: ReasoningParser | HarmonyParser | ToolParser | None, pieces: Iterable[Piece], delta: TokenDelta) -> Iterable[Piece]:
     """The pieces of a delta with their content read by the parser."""
     if parser is None:
         return pieces

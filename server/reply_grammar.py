@@ -41,7 +41,8 @@ def reply_grammar(
         raise ApiError(400, f"{wanted.param} of this kind cannot be combined with {beside}; a JSON schema can", param=wanted.param)
     if free and tools is not None:
         answer = f"answer: ANYTHING (calls ANYTHING)?\nANYTHING: {without((tools.opening, *tools.other))}\n"
-    start = " | ".join([*(["calls"] if calls and not free else []), *(["answer"] if answer else [])])
+    lead = [spell(reasoning.lead)] if reasoning is not None and reasoning.lead else []
+    start = " | ".join([*(["calls"] if calls and not free else []), *([" ".join((*lead, "answer"))] if answer else [])])
     rules = _thoughts(reasoning, inside, spell) + f"({start})\n" + calls + answer
     return GrammarSpec.grammar(rules, param="tools" if wanted is None else wanted.param, trusted=True)
 
@@ -58,7 +59,8 @@ def _thoughts(reasoning: ReasoningFormat | None, inside: bool, spell: Spell) -> 
         return "start: "
     end = spell(reasoning.end)
     rules = text_rules("thoughts", "*", reasoning.end, end) + "GAP: /[ \\n]{0,4}/\n"
-    return rules + ("start: thoughts GAP " if inside else f"start: ({spell(reasoning.begin)} thoughts GAP)? ")
+    between = spell(reasoning.turn) if reasoning.turn else "GAP"
+    return rules + (f"start: thoughts {between} " if inside else f"start: ({spell(reasoning.begin)} thoughts {between})? ")
 
 
 def _answer(wanted: GrammarSpec) -> str:

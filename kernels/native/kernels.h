@@ -23,7 +23,7 @@ constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that 
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
-enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5 };
+enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kClamped = 6 };  // kClamped only gates: see gated_of
 
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
 constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }
@@ -148,6 +148,7 @@ struct AttentionOp {
   int32_t num_heads;            // query heads; 0 = only write k and v
   int32_t window;               // positions a token sees, 0 = all
   float scale, softcap;         // softcap 0 = none
+  const float* sinks;           // [num_heads] scores that join each head's softmax, without a value; null = none
   const float* rope;            // [positions][2 * half]: cosines, then sines; null = no rotation
   int32_t rope_half;            // dims i and i + half turn together
   const float* q_norm;          // [k_dim] or null; RMSNorm of each head before the rotation (1 + w already added)
@@ -262,7 +263,7 @@ struct Kernels {
   // RMSNorm of float rows: out = x / rms * weight + bias. x == out is allowed.
   void (*rms_norm)(const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps, float* out,
                    int64_t out_stride, int rows);
-  // out = function(x), or function(x[:, :width]) * x[:, width:] / function(x) * up.
+  // out = function(x), or with `up` the gated function of both.
   void (*activate)(Function, const float* gate, const float* up, float* out, int count);
   void (*softcap)(float cap, const float* x, float* out, int count);
   // Best of a row of logits and, if probability is not null, softmax(x)[best].

@@ -72,6 +72,7 @@ struct Op {
   const float* rope;            // [positions][2 * rope_half]
   const float* q_norm;
   const float* k_norm;
+  const float* sinks;           // attention: [num_heads] or null
   const float* rate;            // gated delta, state space: [num_heads] of how fast its memory fades, ...
   const float* step;            // ... and what is added to each token's
   const float* skip;            // state space: [num_heads]

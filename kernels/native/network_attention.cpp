@@ -47,6 +47,7 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   attention.window = op.window;
   attention.scale = op.scale;
   attention.softcap = op.softcap;
+  attention.sinks = op.sinks;
   attention.rope = op.rope;
   attention.rope_half = op.rope_half;
   attention.q_norm = op.q_norm;

@@ -21,8 +21,8 @@ def activation(x: Tensor, function: str) -> Tensor:
 
 
 def gated_activation(gate: Tensor, up: Tensor | None, function: str) -> Tensor:
-    """function(gate) * up, [T, width]; function "" = none. up None: gate [T, 2 * width] holds gate | up side by side; a gate of one column
-    is for all of up."""
+    """function(gate) * up, [T, width]; function "" = none, or CLAMPED. up None: gate [T, 2 * width] holds gate | up side by side; a gate of
+    one column is for all of up."""
     if up is not None:
         return _launch(gate, up, up.shape[1], function)
     width = gate.shape[1] // 2
@@ -52,11 +52,24 @@ def _activation(
     inside = column < width
     at = token * x_stride + (column * 0 if IS_ONE else column)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    y = function_of(x, FUNCTION)
     if GATED:
         # what the reference rounds between its two operations stays in float32
-        y *= tl.load(up_ptr + token * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y = gated_of(x, tl.load(up_ptr + token * up_stride + column, mask=inside, other=0.0).to(tl.float32), FUNCTION)
+    else:
+        y = function_of(x, FUNCTION)
     tl.store(out_ptr + token * width + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_of(gate, up, FUNCTION: tl.constexpr):
+    """Both in float32. See program.Activation."""
+    if FUNCTION == "clamped_swiglu":
+        gate = tl.where(gate > 7.0, 7.0, gate)  # a NaN stays one
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        y = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    else:
+        y = function_of(gate, FUNCTION) * up
+    return y
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from .attention_kernels import attend, fold, join
 from .early_launch import launch_options
 from .launch import MULTIPROCESSORS, ceil_div, power_of_two, shared_bytes
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 32
 _FIXED_TILE = 16
 _MOST_STAGES_BYTES = 128 * 1024  # of shared memory, for the largest tiles of wide heads with as many stages as pay
@@ -65,6 +65,7 @@ def ragged_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     split_places: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, heads, k_dim] over what the cache holds, [T, heads, v_dim]. Who sees whom is said by RaggedBatch.
 
@@ -72,7 +73,8 @@ def ragged_paged_attention(
     in float8. Padding tokens, those behind the last row too, get zeros. The launch depends on shapes alone (T, rows, width of
     the block tables), so that a CUDA graph holds for all values. split_places: the context is cut at its multiples (a multiple
     of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them. None = as suits
-    the batch. Scratch: SCRATCH_BYTES, or what a single token needs if that is more.
+    the batch. sinks: [heads] float32, those of program.Attention times log2(e). Scratch: SCRATCH_BYTES, or what a single token needs if
+    that is more.
     """
     tokens, heads, k_dim = q.shape
     kv_heads, v_dim = v_cache.shape[1:]
@@ -117,6 +119,7 @@ def ragged_paged_attention(
             partial,
             lse,
             spans,
+            sinks,
             batch.query_start_loc,
             batch.seq_lens,
             batch.block_tables,
@@ -130,8 +133,8 @@ def ragged_paged_attention(
             splits,
             q.stride(0),
             batch.block_tables.stride(0),
-            scale * _LOG2_E if softcap is None else scale / softcap,
-            0.0 if softcap is None else softcap * _LOG2_E,
+            scale * LOG2_E if softcap is None else scale / softcap,
+            0.0 if softcap is None else softcap * LOG2_E,
             0 if window is None else window,
             first_token,
             end_token,
@@ -162,9 +165,9 @@ def ragged_paged_attention(
         if splits > 1:
             grid, shape = (end_token - first_token, heads), {"HEADS": heads, "V_DIM": v_dim, "V_PAD": power_of_two(v_dim)}
             if split_places is None:
-                join[grid](partial, lse, out, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4, **options)
+                join[grid](partial, lse, out, sinks, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4, **options)
             else:
-                fold[grid](partial, lse, spans, out, pieces, first_token, **shape, AHEAD=8, num_warps=1, **options)
+                fold[grid](partial, lse, spans, out, sinks, pieces, first_token, **shape, AHEAD=8, num_warps=1, **options)
     return out
 
 

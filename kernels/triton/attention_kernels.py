@@ -31,6 +31,7 @@ def attend(
     partial_ptr,
     lse_ptr,
     spans_ptr,
+    sinks_ptr,
     starts_ptr,
     seq_lens_ptr,
     tables_ptr,
@@ -160,6 +161,8 @@ def attend(
                 total = tl.fma(total, decay, weight)
                 acc = _folded(acc, decay[:, None], result, weight[:, None])
         if not IS_SPLIT:
+            if sinks_ptr is not None:
+                total += _sink(tl.load(sinks_ptr + head), peak)
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], result.to(out_ptr.dtype.element_ty), mask=out_mask)
     else:
@@ -185,6 +188,8 @@ def attend(
             tl.store(lse_ptr + at, lse, mask=is_asked)
             tl.store(partial_ptr + at[:, None] * V_DIM + v_dim[None, :], result, mask=out_mask & (lse != float("-inf"))[:, None])
         else:
+            if sinks_ptr is not None:
+                result /= (1.0 + tl.exp2(tl.load(sinks_ptr + head) - lse))[:, None]
             tl.store(out_ptr + out_row[:, None] * V_DIM + v_dim[None, :], result.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
@@ -272,6 +277,12 @@ def _folded(acc, decay, result, weight):
 
 
 @triton.jit
+def _sink(sink, peak):
+    """What a sink adds to an exponential sum over this peak. Both are log2."""
+    return tl.exp2(sink - tl.where(peak == float("-inf"), 0.0, peak))
+
+
+@triton.jit
 def _blocks(table, start, low, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Block ids of a tile of places; nothing outside the row's range is read."""
     place = start + tl.arange(0, BLOCK_N)
@@ -356,6 +367,7 @@ def join(
     partial_ptr,
     lse_ptr,
     out_ptr,
+    sinks_ptr,
     splits,
     HEADS: tl.constexpr,
     V_DIM: tl.constexpr,
@@ -374,6 +386,8 @@ def join(
     mask = (dim < V_DIM)[None, :] & (lse != float("-inf"))[:, None]
     pieces = tl.load(partial_ptr + (row * splits + piece)[:, None] * V_DIM + dim[None, :], mask=mask, other=0.0)
     total = tl.sum(weight, 0)
+    if sinks_ptr is not None:
+        total += _sink(tl.load(sinks_ptr + tl.program_id(1)), peak)
     result = tl.sum(pieces * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + row * V_DIM + dim, result.to(out_ptr.dtype.element_ty), mask=dim < V_DIM)
 
@@ -384,6 +398,7 @@ def fold(
     lse_ptr,
     spans_ptr,
     out_ptr,
+    sinks_ptr,
     pieces,
     first_token,
     HEADS: tl.constexpr,
@@ -411,6 +426,8 @@ def fold(
             peak, decay, weight = _folding(peak, lse)
             total = tl.fma(total, decay, weight)
             acc = _folded(acc, decay, result, weight)
+    if sinks_ptr is not None:
+        total += _sink(tl.load(sinks_ptr + head), peak)
     result = acc / tl.where(total == 0.0, 1.0, total)
     out_row = (first_token + token) * HEADS + head
     tl.store(out_ptr + out_row * V_DIM + dim, result.to(out_ptr.dtype.element_ty), mask=dim < V_DIM)

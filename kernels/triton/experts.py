@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..expert_weights import ExpertWeights
 from ..int4 import GROUP, TILE
-from .activations import function_of
+from .activations import gated_of
 from .early_launch import await_inputs, launch_options
 from .expert_routes import Visits, group, route
 from .launch import ceil_div
@@ -45,8 +45,8 @@ def experts(
     """sum of weight * outer @ (function(gate @ x) * (up @ x)) over the `top` experts of each row of x [T, in] -> [T, out].
 
     logits [T, experts]: see `route`. inner: gates, then ups of each expert [2 n, in]; outer: [out, n]. function: one of
-    `program.ACTIVATIONS`. is_fixed: tiles do not depend on T, so that a row's result is the same bits in any batch. Sums are made in
-    float32 in a fixed order: the same bits in every run.
+    `program.ACTIVATIONS`, or CLAMPED. is_fixed: tiles do not depend on T, so that a row's result is the same bits in any batch. Sums are
+    made in float32 in a fixed order: the same bits in every run.
     """
     tile = _MANY if is_fixed or len(x) * top > FEW_ROWS * inner.count else _FEW
     chosen, weights = route(logits, top, renormalise)
@@ -67,6 +67,7 @@ def _product(x: Tensor, weights: ExpertWeights, visits: Visits, tile: _Tile, top
         weights.values,
         weights.group_scales,
         weights.scales,
+        weights.bias,
         out,
         visits.order,
         visits.tiles,
@@ -107,6 +108,7 @@ def _visit(
     weights_ptr,
     groups_ptr,
     scales_ptr,
+    bias_ptr,
     out_ptr,
     order_ptr,
     tiles_ptr,
@@ -187,8 +189,13 @@ def _visit(
         first *= tl.load(scales_at, mask=is_column, other=0.0)[:, None]
         if IS_GATED:
             second *= tl.load(scales_at + columns, mask=is_column, other=0.0)[:, None]
+    if bias_ptr is not None:
+        bias_at = bias_ptr + expert * outputs + column
+        first += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        if IS_GATED:
+            second += tl.load(bias_at + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
-        first = function_of(first, FUNCTION) * second
+        first = gated_of(first, second, FUNCTION)
     out_at = out_ptr + to_row.to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(out_at, tl.trans(first).to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 

@@ -6,6 +6,7 @@ from .gemma import FunctionGemma, Gemma4
 from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json
 from .mistral import Mistral, MistralList
+from .openai import CHANNEL, OpenAI
 from .parser import ToolParser
 from .pythonic import Lfm2, Olmo3, Pythonic
 from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
@@ -26,6 +27,7 @@ FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before tho
     "mistral": Mistral,
     "mistral_list": MistralList,
     "olmo3": Olmo3,
+    "openai": OpenAI,
     "phi4_mini_json": Phi4Mini,
     "pythonic": Pythonic,
     "llama4_pythonic": Pythonic,
@@ -43,6 +45,8 @@ def detected(template: str) -> type[ToolParser] | None:
         return None
     if "<tool_call>" in template:
         return Qwen3Xml if "<function=" in template else GlmXml if "<arg_key>" in template else Hermes
+    if f"{CHANNEL}commentary" in template:
+        return OpenAI
     if "[TOOL_CALLS]" in template:
         return Mistral if "[ARGS]" in template else MistralList
     if any(word in template for word in ("<|/tool|>", Phi4Mini.closing, "functools[")):

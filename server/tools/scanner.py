@@ -134,6 +134,21 @@ class Scanner(ABC):
             self._at += 1
         return True
 
+    def held_until(self, word: str, limit: int) -> Waiting[bool]:
+        """Read up to the first `word` and the word itself, all of it held. False if `limit` characters come before, then nothing is read,
+        or if the text ends, then all of it is."""
+        start = self._at - self._mark
+        while True:
+            begin = self._mark + start
+            end = begin + limit + len(word)
+            place = self._text.find(word, begin, end)
+            self._at = begin if place < 0 else place + len(word)
+            if place >= 0 or len(self._text) >= end:
+                return place >= 0
+            self._at = len(self._text)
+            if not (yield from self.more()):
+                return False
+
     def space(self) -> Waiting[None]:
         """Read white space, as much as framing may have."""
         for _ in range(MAX_SPACE):

@@ -89,6 +89,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "olmo2-biases": tiny_config("olmo2", attention_bias=True, **TIED),
     "olmo2-ungrouped": tiny_config("olmo2", num_key_value_heads=4, hidden_size=24),
     "olmoe-all": tiny_config("olmoe", num_experts_per_tok=8, norm_topk_prob=True),
+    "gpt_oss-all": tiny_config("gpt_oss", num_experts_per_tok=5, attention_bias=False),
     "gemma2-biases": tiny_config("gemma2", attention_bias=True, head_dim=20, **UNTIED),
     "gemma2-uncapped": tiny_config("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None),
     "gemma2-named-layers": tiny_config("gemma2", layer_types=["full_attention", "full_attention", "sliding_attention"]),

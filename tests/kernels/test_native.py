@@ -23,6 +23,7 @@ from foretoken.kernels.layout import FINAL, Draws, KVLayerSpec
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_lowering import NotLowered, lower
 from foretoken.kernels.program import (
+    CLAMPED,
     Activation,
     Add,
     ArgMax,
@@ -53,7 +54,8 @@ SHAPES = {
     "embed": (50, 40), "norm": (40,), "bias": (40,), "square": (40, 40), "square_bias": (40,), "head": (50, 40),
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
-    "conv": (2, 3, 40), "one": (1, 40),
+    "conv": (2, 3, 40), "one": (1, 40), "inner_bias": (3, 96), "outer_bias": (3, 40), "sinks": (6,), "down.1": (40, 48),
+    "down.2": (40, 48),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -122,6 +124,12 @@ OPS: dict[str, tuple[Op, ...]] = {
     ),
     "experts": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "silu", 2, renormalise=False)),
     "experts, renormalised": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "gelu", 2, renormalise=True)),
+    "experts with biases, clamped": (
+        Linear(("x",), ("r",), ("router",)),
+        Scale(("x",), ("z",), 9.0),
+        Experts(("z", "r"), ("y",), *EXPERTS[:2], ("down", "down.1", "down.2"), CLAMPED, 2, True, ("inner_bias", "outer_bias")),
+    ),
+    "clamped": (Linear(("x",), ("g",), ("gate", "up")), Scale(("g",), ("s",), 9.0), Activation(("s",), ("y",), CLAMPED, gated=True)),
     "experts, all alike": (
         Linear(("x",), ("r",), ("router",)),
         Scale(("r",), ("z",), 0.0),
@@ -140,6 +148,7 @@ OPS: dict[str, tuple[Op, ...]] = {
         Linear(("x",), ("qkv",), ("qkv",)),
         Attention(("qkv",), ("y",), 0, 6, 0.3, "rope", 5.0, "q_norm", "k_norm", 0.01, norm_add_one=True),
     ),
+    "attention with sinks": (Linear(("x",), ("qkv",), ("qkv",)), Attention(("qkv",), ("y",), 0, 6, 0.3, "rope", sinks="sinks")),
 }
 
 
@@ -222,13 +231,13 @@ def test_what_cannot_be_lowered_says_so() -> None:
     assert native.supports(a_program(x="x"), FLOAT32) is None
 
 
-def a_model(tied: bool, experts: int = 0) -> tuple[Program, dict[str, torch.Tensor]]:
-    """A Llama, or a Mixtral."""
+def a_model(tied: bool, experts: int = 0, kind: Any = transformers.MixtralConfig) -> tuple[Program, dict[str, torch.Tensor]]:
+    """A Llama, or a Mixtral or another with experts."""
     sizes: dict[str, Any] = dict(
         hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=300,
         max_position_embeddings=512, tie_word_embeddings=tied,
     )  # fmt: skip
-    config = transformers.MixtralConfig(**sizes, num_local_experts=experts) if experts else transformers.LlamaConfig(**sizes)
+    config = kind(**sizes, num_local_experts=experts) if experts else transformers.LlamaConfig(**sizes)
     program = fuse(decoder_program(config))
     generator = torch.Generator().manual_seed(0)
     return program, {
@@ -237,9 +246,9 @@ def a_model(tied: bool, experts: int = 0) -> tuple[Program, dict[str, torch.Tens
     }
 
 
-@pytest.fixture(scope="module", params=[0, 5], ids=["llama", "mixtral"])
+@pytest.fixture(scope="module", params=[(0,), (5,), (5, transformers.GptOssConfig)], ids=["llama", "mixtral", "gpt_oss"])
 def model(request: pytest.FixtureRequest) -> tuple[Program, dict[str, torch.Tensor]]:
-    return a_model(tied=True, experts=request.param)
+    return a_model(True, *request.param)
 
 
 def test_hidden_states_of_all_tokens(model: tuple[Program, dict[str, torch.Tensor]]) -> None:

@@ -33,8 +33,8 @@ SHAPES: dict[str, Shape] = {
     "one head, no rotation": Shape(kv_heads=1, group=1, rope_half=0, scale=0.3),
     "many heads, norms": Shape(kv_heads=1, group=20, k_dim=32, v_dim=32, rope_half=16, norm=True, scale=1.0),
     "odd dims, partial rotation": Shape(group=7, k_dim=37, v_dim=21, rope_half=9, norm=True, scale=0.4),
-    "wide, 9 heads": Shape(kv_heads=1, group=9, k_dim=80, v_dim=112, rope_half=40),
-    "window": Shape(window=19),
+    "wide, 9 heads, sinks": Shape(kv_heads=1, group=9, k_dim=80, v_dim=112, rope_half=40, sinks=True),
+    "window, sinks": Shape(window=19, sinks=True),
     "long window, softcap": Shape(window=200, softcap=4.0, scale=0.5),
 }
 
@@ -59,7 +59,8 @@ def compare(shape: Shape, rows: list[Row], isa: int, padding: int = 0, seed: int
         else:
             torch.testing.assert_close(stored, given, rtol=2e-5 if exact else 2**-7, atol=2e-5 if exact else 1e-3)
 
-    expected = attention_reference(q, layer.torch_kv(), 0, batch, shape.scale, shape.window or None, shape.softcap or None)
+    sinks = layer.sinks if shape.sinks else None
+    expected = attention_reference(q, layer.torch_kv(), 0, batch, shape.scale, shape.window or None, shape.softcap or None, sinks)
     if exact:
         torch.testing.assert_close(out, expected, rtol=3e-5, atol=5e-6)
     else:
@@ -110,6 +111,7 @@ def test_random_batches(seed: int):
         rope_half=rng.randrange(0, k_dim // 2 + 1),
         norm=rng.random() < 0.5,
         scale=0.3,
+        sinks=seed % 2 == 1,
     )
     compare(shape, random_rows(rng, 7), rng.choice(ISA_NUMBERS), rng.randrange(3), seed)
 

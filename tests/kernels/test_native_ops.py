@@ -26,7 +26,9 @@ from native_ops import (
 )
 from torch import Tensor
 
+from foretoken.kernels.activations import gated as gated_reference
 from foretoken.kernels.native_abi import FUNCTIONS, PackedLinear, Precision
+from foretoken.kernels.program import CLAMPED
 
 # ---- elementwise
 
@@ -48,9 +50,13 @@ def test_rms_norm(isa: int, width: int) -> None:
 @pytest.mark.parametrize("function", list(FUNCTIONS))
 def test_activations(isa: int, function: str) -> None:
     x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([0.0, 1e-30, 100.0, float("nan")])])
-    up, out, gated = torch.randn_like(x), torch.empty_like(x), torch.empty_like(x)
+    up, out, gated = 5 * torch.randn_like(x), torch.empty_like(x), torch.empty_like(x)
     call("ft_op_activate", isa, FUNCTIONS[function], c_void_p(x.data_ptr()), None, c_void_p(out.data_ptr()), len(x))
     call("ft_op_activate", isa, FUNCTIONS[function], c_void_p(x.data_ptr()), c_void_p(up.data_ptr()), c_void_p(gated.data_ptr()), len(x))
+    assert gated[-1].isnan()
+    if function == CLAMPED:  # which only gates
+        torch.testing.assert_close(gated[:-1].double(), gated_reference(function, x.double(), up.double())[:-1], rtol=3e-6, atol=3e-6)
+        return
     assert out[-1].isnan()
     torch.testing.assert_close(out[:-1].double(), activations[function](x[:-1].double()), rtol=3e-6, atol=3e-6)
     assert_same_bits(gated, out * up)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretoken.server.harmony import HarmonyParser
 from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, ReasoningTokens, detected
 from foretoken.server.tools.scanner import Content, Reasoning
 
@@ -62,6 +63,35 @@ def test_an_answer_may_have_markers_too(name: str, text: str, expected: tuple[st
         assert told(pieces, False, REASONING_FORMATS[name]) == expected
 
 
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+AGAIN = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        (f"{ANALYSIS}Hm{AGAIN}{FINAL}Two", False, ("Hm", "Two")),
+        (f"Hm{AGAIN}{FINAL}Two<|end|>", True, ("Hm", "Two")),
+        (f"{FINAL} Two\n", False, ("", " Two\n")),
+        (f"{ANALYSIS}Hm{AGAIN}{ANALYSIS}2{AGAIN}<|channel|>commentary<|message|>One{AGAIN}{FINAL}Two", False, ("Hm\n2", "One\nTwo")),
+        (f"{ANALYSIS}Hm{AGAIN}{CALL}", False, ("Hm", f"<|start|>assistant{CALL}")),
+        (f"{ANALYSIS}Hm{AGAIN} to=functions.f{ANALYSIS}{{}}", False, ("Hm", f"<|start|>assistant to=functions.f{ANALYSIS}{{}}")),
+        (f"{ANALYSIS}Hm", False, ("Hm", "")),
+        (f"{ANALYSIS}Hm{AGAIN}<|channel|>fin", False, ("Hm", "")),
+        (" Two", False, ("", " Two")),  # goes on with a message of the prompt's
+        (f"Two{AGAIN}", False, ("", "Two")),
+        ("<|channel|>" + 600 * "x", False, ("", "<|channel|>" + 600 * "x")),
+    ],
+)
+def test_messages_are_told_apart(text: str, inside: bool, expected: tuple[str, str]) -> None:
+    for length in (1, 2, 7, len(text)):
+        parser = HarmonyParser(inside)
+        found = [part for start in range(0, len(text), length) for part in parser.feed(text[start : start + length])] + parser.finish()
+        kinds = (Reasoning, Content)
+        assert tuple("".join(part.text for part in found if isinstance(part, kind)) for kind in kinds) == expected
+
+
 snippets = st.sampled_from(["<think>", "</think>", "<", ">", " ", "\n", "think", "x"])
 
 
@@ -108,6 +138,7 @@ def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, ins
         ("{% set content = content.split('</think>')[-1] %}", "qwen3"),  # Nemotron: it thinks if the system says so
         ("after 'Here is my thought process:' and after 'Here is my response:'", "granite"),
         ("between <think></think> and write your response between <response></response>", "granite3_3"),
+        ("{{ '<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}", "openai_gptoss"),
         ("[THINK]{{ thinking }}[/THINK]", "mistral"),
         ("<seed:think></seed:think>", "seed_oss"),
         ("{{- '<|channel>thought\n<channel|>' -}}", "gemma4"),

@@ -16,6 +16,7 @@ from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron,
 from foretoken.server.tools.literals import as_json
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
+from foretoken.server.tools.openai import OpenAI
 from foretoken.server.tools.parser import Tool, ToolParser
 from foretoken.server.tools.pythonic import Lfm2, Olmo3, Pythonic
 from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, parameter_kinds
@@ -108,6 +109,10 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (MistralList, 'Well [TOOL_CALLS][{"name": "f"}, 3] so', ["Well", ("f", "{}"), ", 3] so"]),
     (Mistral, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]x{"b": 2}', [("f", '{"a": 1}'), ("x", '{"b": 2}')]),
     (Mistral, 'Hm\n[TOOL_CALLS]f[CALL_ID]012345678[ARGS]{"a": {"b": [2]}} x', ["Hm", ("f", '{"a": {"b": [2]}}'), "x"]),
+    (OpenAI, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', [("f", '{"a": 1}')]),
+    (OpenAI, 'Hm <|start|>assistant to=functions.g.h<|channel|>commentary json<|message|>{}', ["Hm", ("g.h", "{}")]),
+    (OpenAI, "<|channel|>final<|message|>Two", ["<|channel|>final<|message|>Two"]),
+    (OpenAI, "<|start|>" + 600 * "x", ["<|start|>" + 600 * "x"]),
     (Mistral, "[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)", ["[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)"]),
     (
         Qwen3Xml,
@@ -230,6 +235,7 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
         (GlmXml, "<tool_call>x", ""),
         (MistralList, '[TOOL_CALLS] [{"na', ""),
         (Mistral, "[TOOL_CALLS]f[AR", ""),
+        (OpenAI, "Hm <|channel|>commentary to=f", "Hm"),
         (Gemma4, "<|tool_call>call:f", ""),
         (Olmo3, "<function_calls>f", ""),
         (Phi4Mini, '<|tool_call|>[{"type": "function", "func', ""),
@@ -272,6 +278,7 @@ SNIPPETS = [
     "<start_function_call>", "call:f{", "<escape>", "text:",
     "<function_calls>", "f(text=", "'", "(", ")", "=", "\"\"\"", "\\u00", "True",
     "<|tool_call|>", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "functools", '"function": ',
+    "<|start|>", "<|channel|>", " to=f", "<|message|>", "<|call|>",
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
 ]  # fmt: skip
@@ -369,6 +376,8 @@ HOSTILE = [
     "[TOOL_CALLS][" * 1_600,
     "[TOOL_CALLS]" + "f" * 20_000,
     "<|python_tag|>{" * 1_000,
+    "<|start|>" * 2_000,
+    "<|channel|> to=f<|message|>" * 800,
     '{"name": "f", "parameters": {}};' * 600,
     "<function=f>" * 1_000,
     "<function=f>" + "<parameter=text>" * 1_000,
@@ -425,6 +434,7 @@ TEMPLATES = [
     ("{% for tool in tools %}<tool_call>\n<function=example>", Qwen3Xml),
     ("{{ '[AVAILABLE_TOOLS]' + (tools | tojson) }} [TOOL_CALLS][{", MistralList),
     ("{% if tools %}[TOOL_CALLS]{{ name }}[ARGS]", Mistral),
+    ("{% if tools %}{{ 'functions.' + name + '<|channel|>commentary ' }}", OpenAI),
     ("{% if tools %}<|python_tag|>", Llama3Json),
     ('{% if tools %}<|start_header_id|> {"name": function name, "parameters": dict', Llama3Json),
     ("{% if tools %}respond only with <|tool_call|> followed by a JSON list", Granite),

@@ -40,7 +40,7 @@ TOOLS: tuple[Tool, ...] = (
 )
 FORMAT_NAMES = [
     "functiongemma", "gemma4", "glm45", "granite", "hermes", "lfm2", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
-    "pythonic", "qwen3_xml",
+    "openai", "pythonic", "qwen3_xml",
 ]  # fmt: skip
 
 
@@ -48,7 +48,8 @@ FORMAT_NAMES = [
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """One with markers among its tokens, as models have them."""
     tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
-    marks = {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False, "<escape>": False, '<|"|>': False}
+    marks = dict.fromkeys(("<|channel|>", "<|message|>", "<|constrain|>"), True)
+    marks |= {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False, "<escape>": False, '<|"|>': False}
     tokenizer.add_tokens([AddedToken(mark, special=special) for mark, special in marks.items()])
     return tokenizer
 
@@ -232,6 +233,7 @@ EXAMPLES = {
     "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome", "note": ""}}]',
     "lfm2": '<|tool_call_start|>[weather(city="Rome", at={"x": true}, note="é\\n"), weather.now()]<|tool_call_end|>',
     "olmo3": '<function_calls>\nweather(city="Rome", at={"x": true}, note="é\\n")\nweather.now()\n</function_calls>',
+    "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "note": "é\\n"}',
     "pythonic": '[weather(city="Rome", days=-3, note=""), weather.now()]',
     "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=note>\na\nb\n</parameter>\n"
     "</function>\n</tool_call>",

@@ -10,8 +10,9 @@ from foretoken.kernels.torch_kv import TorchKV
 
 
 def attention_reference(
-    q: Tensor, kv: TorchKV, layer: int, batch: RaggedBatch, scale: float, window: int | None = None, softcap: float | None = None
-) -> Tensor:
+    q: Tensor, kv: TorchKV, layer: int, batch: RaggedBatch, scale: float, window: int | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`paged_attention` token by token in float64 over a cache already written: slow and plainly right."""
     num_tokens, num_heads, _ = q.shape
     kv_heads, v_dim = kv.v[layer].shape[1:]
@@ -41,5 +42,8 @@ def attention_reference(
             scores = torch.einsum("hd,nhd->hn", q[token].double(), keys) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
+            total = scores.logsumexp(-1)
+            if sinks is not None:
+                total = torch.logaddexp(total, sinks.double())
+            out[token] = torch.einsum("hn,nhd->hd", (scores - total[:, None]).exp(), values)
     return out.to(q.dtype)

@@ -42,6 +42,7 @@ class AttentionOp(ctypes.Structure):
         ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("sinks", c_void_p),
         ("rope", c_void_p),
         ("rope_half", c_int32),
         ("q_norm", c_void_p),
@@ -68,6 +69,7 @@ class Shape:
     v_dim: int = 64
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
     rope_half: int = 32
     norm: bool = False
     scale: float = 0.125
@@ -93,6 +95,7 @@ class Layer:
         self.block_bytes = library.ft_cache_block_bytes(int(shape.type), shape.kv_heads, shape.k_dim, shape.v_dim)
         ctypes.memset(self.kv.bases[0], 0xFF, self.block_bytes * NUM_BLOCKS)
         self.q_norm, self.k_norm = torch.rand(2, shape.k_dim, generator=generator) + 0.5
+        self.sinks = 3 * torch.randn(shape.num_heads, generator=generator)
         angles = torch.arange(NUM_BLOCKS * BLOCK_SIZE)[:, None] * torch.logspace(0, -3, max(shape.rope_half, 1))
         self.rope = torch.cat([angles.cos(), angles.sin()], 1).contiguous()
 
@@ -115,6 +118,7 @@ class Layer:
             window=shape.window,
             scale=shape.scale,
             softcap=shape.softcap,
+            sinks=self.sinks.data_ptr() if shape.sinks else None,
             rope=self.rope.data_ptr() if shape.rope_half else None,
             rope_half=shape.rope_half,
             q_norm=self.q_norm.data_ptr() if shape.norm else None,

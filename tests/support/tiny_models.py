@@ -78,7 +78,7 @@ SIZES: dict[str, Any] = {
 WINDOW = 6
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "granite_hybrid", "granite_hybrid_moe")
 """Families with layers that keep a state: they run in batches that say where it is."""
-WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_next", "qwen3_5_moe")
+WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
 _DELTA: dict[str, Any] = {
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -153,6 +153,23 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "olmo2": (transformers.Olmo2Config, {}),
     "olmoe": (transformers.OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 32}),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 48,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "truncate": False,
+            },
+        },
+    ),
     "gemma2": (
         transformers.Gemma2Config,
         {

@@ -49,13 +49,27 @@ inline void fold_state(float* state, const float* next, int vectors, int v_pad) 
   }
 }
 
+// What the sums of each vector are multiplied by in the end. A sink joins here: once, whatever the places before were cut into.
+inline Vec inverse_totals(const AttentionOp& op, const AttentionTask& task, const float* state) {
+  const Vec l = load(state + kTile), one = splat(1.0f);
+  if (!op.sinks) return select(equal(l, zero()), zero(), one / l);
+  alignas(64) float sinks[kTile] = {};
+  const int group = op.num_heads / op.cache.kv_heads;
+  for (int i = 0; i < task.num_vectors; ++i) sinks[i] = op.sinks[task.kv_head * group + (task.first_head + i) % group];
+  const Vec sink = load(sinks) * splat(kLog2E), m = load(state);
+  const Vec greatest = max_of(sink, m);  // m second: a NaN is passed on
+  const Vec weight = exp2_of(m - greatest);
+  return weight / mul_add(l, weight, exp2_of(sink - greatest));
+}
+
 inline void store_outputs(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const float* state) {
   const int v_dim = op.cache.v_dim, group = op.num_heads / op.cache.kv_heads;
+  alignas(64) float inverses[kTile];
+  store(inverses, inverse_totals(op, task, state));
   for (int i = 0; i < task.num_vectors; ++i) {
     const int head = task.first_head + i, token = task.first_token + head / group;
     if (batch.slots[token] < 0) continue;  // padding: set to zero elsewhere
-    const float l = state[kTile + i];
-    const Vec inverse = splat(l == 0.0f ? 0.0f : 1.0f / l);
+    const Vec inverse = splat(inverses[i]);
     const float* sums = state + 2 * kTile + int64_t(i) * op.cache.v_pad;
     const int64_t place = token * op.out_stride + int64_t(task.kv_head * group + head % group) * v_dim;
     for (int d = 0; d < v_dim; d += 16) {

@@ -76,17 +76,27 @@ inline Vec function_of(Function function, Vec x) {
       return max_of(zero(), x);  // x second: a NaN is passed on
     case Function::kSigmoid:
       return one / (one + exp_of(zero() - x));
+    case Function::kClamped:
+      break;
   }
   return x;
+}
+
+// function(gate) * up; kClamped (gpt-oss): gate * sigmoid(1.702 gate) * (up + 1) of what is clamped, where a NaN is passed on.
+inline Vec gated_of(Function function, Vec gate, Vec up) {
+  if (function != Function::kClamped) return function_of(function, gate) * up;
+  const Vec one = splat(1.0f), limit = splat(7.0f);
+  gate = min_of(limit, gate);
+  up = min_of(limit, max_of(splat(-7.0f), up));
+  return gate / (one + exp_of(splat(-1.702f) * gate)) * (up + one);
 }
 
 inline Vec softcapped(Vec x, Vec cap) { return cap * tanh_of(x / cap); }
 
 inline void activate(Function function, const float* gate, const float* up, float* out, int count) {
   for (int i = 0; i < count; i += 16) {
-    Vec v = function_of(function, load_some(gate + i, count - i));
-    if (up) v = v * load_some(up + i, count - i);
-    store_some(out + i, v, count - i);
+    const Vec v = load_some(gate + i, count - i);
+    store_some(out + i, up ? gated_of(function, v, load_some(up + i, count - i)) : function_of(function, v), count - i);
   }
 }
 

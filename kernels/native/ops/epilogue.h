@@ -51,17 +51,20 @@ struct Finish {
 struct PlainEnding {
   static constexpr bool kGated = false, kWhole = true, kAdds = true;
   static Vec function(const Epilogue&, Vec v) { return v; }
+  static Vec gated(const Epilogue&, Vec v, Vec) { return v; }
   static Vec temper(const Epilogue&, Vec v) { return v; }
 };
 struct SwiGluEnding {
   static constexpr bool kGated = true, kWhole = true, kAdds = false;
-  static Vec function(const Epilogue&, Vec v) { return function_of(Function::kSilu, v); }
+  static Vec function(const Epilogue&, Vec v) { return v; }
+  static Vec gated(const Epilogue&, Vec gate, Vec up) { return gated_of(Function::kSilu, gate, up); }
   static Vec temper(const Epilogue&, Vec v) { return v; }
 };
 template <bool kIsGated>
 struct AnyEnding {
   static constexpr bool kGated = kIsGated, kWhole = false, kAdds = true;
   static Vec function(const Epilogue& e, Vec v) { return function_of(e.function, v); }
+  static Vec gated(const Epilogue& e, Vec gate, Vec up) { return gated_of(e.function, gate, up); }
   static Vec temper(const Epilogue& e, Vec v) {
     if (e.scale != 1.0f) v = v * splat(e.scale);
     if (e.softcap != 0.0f) v = softcapped(v, splat(e.softcap));
@@ -97,13 +100,7 @@ inline void finish_as(const Finish& f) {
         if (residual) v = v + load_some(residual + at_sum, exist);
         return Ending::temper(e, v);
       };
-      Vec v;
-      if (Ending::kGated) {
-        v = Ending::function(e, finished(2 * c));
-        v = v * finished(2 * c + kPanel);
-      } else {
-        v = Ending::function(e, finished(c));
-      }
+      const Vec v = Ending::kGated ? Ending::gated(e, finished(2 * c), finished(2 * c + kPanel)) : Ending::function(e, finished(c));
       if (out) store_some(out + c, v, exist);
       if (narrow) store_some(narrow + c, to_bf16(v), exist);
       if (!bests) continue;

@@ -94,6 +94,7 @@ def attention_of_others() -> None:
         attend(tokens, 64, 128, window=4096, softcap=50.0)
         attend(tokens, 64, 128, has_first=True)
         attend(tokens, 64, 128, split_places=512)
+        attend(tokens, 64, 64, heads=64, window=128, sinks=empty(64, dtype=WIDE))  # gpt-oss
     attend(9, 1, 128, split_places=512)
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton_interpreter import DEVICE
 
-from foretoken.kernels.program import ACTIVATIONS
+from foretoken.kernels.activations import gated
+from foretoken.kernels.program import ACTIVATIONS, CLAMPED
 from foretoken.kernels.triton.activations import activation, gated_activation
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,7 +23,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("function", (*ACTIVATIONS, ""))
+@pytest.mark.parametrize("function", (*ACTIVATIONS, "", CLAMPED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_torch(function: str, dtype: torch.dtype):
     packed = (4 * torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(0))).to(dtype).to(DEVICE)
@@ -30,6 +31,10 @@ def test_equals_torch(function: str, dtype: torch.dtype):
     gate, up = packed.chunk(2, -1)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (1.6e-2, 1e-3)
     close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
+    if function == CLAMPED:
+        expected = gated(function, gate.double(), up.double()).to(dtype)
+        close(gated_activation(packed, None, function), expected)
+        return
     expected = FUNCTIONS[function](gate.double())
     close(activation(gate, function), expected.to(dtype))
     for out in (gated_activation(packed, None, function), gated_activation(gate, up, function)):

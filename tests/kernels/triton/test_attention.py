@@ -13,7 +13,7 @@ from triton_interpreter import DEVICE
 from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.triton import attention
-from foretoken.kernels.triton.attention import ragged_paged_attention
+from foretoken.kernels.triton.attention import LOG2_E, ragged_paged_attention
 
 ALL = BATCHES | {"a few of each": [(40, 1, []), (3, 4, []), (17, 1, [-1, -1, 0]), (0, 1, [])]}
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -43,14 +43,17 @@ def check(
     window: int | None = None,
     softcap: float | None = None,
     block_size: int = 4,
+    has_sinks: bool = False,
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     rows = ALL[rows] if isinstance(rows, str) else rows
     batch = ragged(rows, generator, sum(causal + len(tree) for _, causal, tree in rows) + padding, block_size=block_size)
     kv = cache(generator, kv_heads, k_dim, v_dim, dtype, block_size)
     q = torch.randn(len(batch.token_ids), heads, k_dim, generator=generator).to(dtype)
-    out = attend(q, kv, batch, 0.3, window, softcap)
-    expected = attention_reference(q, kv, 0, batch, 0.3, window, softcap)
+    sinks = 3 * torch.randn(heads, generator=generator) if has_sinks else None
+    scaled = None if sinks is None else sinks.to(DEVICE) * LOG2_E
+    out = attend(q, kv, batch, 0.3, window, softcap, sinks=scaled)
+    expected = attention_reference(q, kv, 0, batch, 0.3, window, softcap, sinks)
     assert out.dtype == dtype
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -61,12 +64,12 @@ QUICK = ["decode", "chain", "tree", "tree without causal tokens", "no rows", "em
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, 5.0)])
 def test_equals_the_reference(name: str, window: int | None, softcap: float | None):
-    check(name, window=window, softcap=softcap)
+    check(name, window=window, softcap=softcap, has_sinks=softcap is not None)
 
 
 @pytest.mark.parametrize(("name", "window"), [("mixed", None), ("mixed", 7), ("tree of 64", None), ("later chunk", 50)])
 def test_long_rows(name: str, window: int | None):
-    check(name, window=window, dtype=torch.float16)
+    check(name, window=window, dtype=torch.float16, has_sinks=name == "later chunk")
 
 
 @pytest.mark.parametrize(("k_dim", "v_dim"), [(64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (24, 40)])
@@ -158,14 +161,17 @@ def test_bits_do_not_depend_on_who_folds_the_pieces_or_how_many_there_may_be(
     batch = ragged([(150, 1, []), (0, 5, []), (70, 1, [-1, 0])], generator, 10)
     kv = cache(generator, 2, 16, 16, dtype)
     q = torch.randn(10, 4, 16, generator=generator).to(dtype)
+    sinks = None if softcap is None else 3 * torch.randn(4, generator=generator)
+    scaled = None if sinks is None else sinks.to(DEVICE) * LOG2_E
     wide = replace(batch, block_tables=torch.nn.functional.pad(batch.block_tables, (0, 50)))
     found: list[Tensor] = []
     for programs, scratch, made in [(10**6, 1 << 40, batch), (0, 0, wide), (10**6, 8_000, wide), (32, 1 << 40, wide)]:
         tiles = attention._Tiles(16, 32, 4, 2, programs)
         monkeypatch.setattr(attention._Tiles, "of", lambda *_, tiles=tiles: tiles)
         monkeypatch.setattr(attention, "SCRATCH_BYTES", scratch)
-        found.append(attend(q, kv, made, 0.3, window, softcap, 64))
-    torch.testing.assert_close(found[0], attention_reference(q, kv, 0, batch, 0.3, window, softcap), rtol=2e-2, atol=2e-2)
+        found.append(attend(q, kv, made, 0.3, window, softcap, 64, scaled))
+    expected = attention_reference(q, kv, 0, batch, 0.3, window, softcap, sinks)
+    torch.testing.assert_close(found[0], expected, rtol=2e-2, atol=2e-2)
     assert all(torch.equal(other, found[0]) for other in found[1:])
 
 

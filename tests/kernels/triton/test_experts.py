@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from triton_interpreter import DEVICE
 
+from foretoken.kernels.activations import gated
 from foretoken.kernels.execution import Quantization
 from foretoken.kernels.expert_weights import ExpertWeights
+from foretoken.kernels.program import CLAMPED
 from foretoken.kernels.triton import experts as module
 from foretoken.kernels.triton.expert_routes import group, route
 from foretoken.kernels.triton.experts import experts
@@ -54,6 +57,7 @@ def test_visits_lie_by_experts_and_in_tiles(rows: int):
 
 
 def reference(x: Tensor, logits: Tensor, inner: ExpertWeights, outer: ExpertWeights, top: int, renormalise: bool) -> Tensor:
+    function = CLAMPED if inner.bias is not None else "silu"
     chances, order = logits.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, chosen = chances[:, :top], order[:, :top]
     if renormalise:
@@ -62,8 +66,8 @@ def reference(x: Tensor, logits: Tensor, inner: ExpertWeights, outer: ExpertWeig
     for row, numbers, shares in zip(x.float(), chosen.tolist(), weights, strict=True):
         total = torch.zeros(outer.outputs, device=x.device)
         for number, share in zip(numbers, shares, strict=True):
-            gate, up = (inner.weight(number) @ row).chunk(2)
-            total += share * (outer.weight(number) @ (F.silu(gate) * up))
+            gate, up = (inner.weight(number) @ row + (0 if inner.bias is None else inner.bias[number])).chunk(2)
+            total += share * (outer.weight(number) @ gated(function, gate, up) + (0 if outer.bias is None else outer.bias[number]))
         rows.append(total)
     return torch.stack(rows)
 
@@ -84,7 +88,10 @@ def test_equals_the_reference(rows: int, depth: int, width: int, dtype: torch.dt
     x, logits = normal(rows, depth, seed=3).to(dtype), normal(rows, count, seed=4).to(dtype)
     logits[:, 0] += 5  # all have it
     for renormalise in (False, True):
-        found = experts(x, logits, inner, outer, "silu", top, renormalise, is_fixed=False)
+        if renormalise:
+            inner, outer = (replace(some, bias=normal(count, some.outputs, seed=5).to(dtype)) for some in (inner, outer))
+        function = CLAMPED if renormalise else "silu"
+        found = experts(x, logits, inner, outer, function, top, renormalise, is_fixed=False)
         expected = reference(x, logits, inner, outer, top, renormalise)
         error = (found.float() - expected).norm() / expected.norm()
         assert error < (1e-5 if dtype == torch.float32 else 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from decoding import ragged
 from small_networks import random_weights, small_program
@@ -14,8 +15,9 @@ from foretoken.kernels.triton_steps import TritonKernels
 Row = tuple[list[int], int, list[int]]  # tokens, how many are in the cache, blocks
 
 
-def test_scores_do_not_depend_on_what_else_runs():
-    program = small_program("llama", hidden_size=64, intermediate_size=96, vocab_size=320)
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_scores_do_not_depend_on_what_else_runs(family: str):
+    program = small_program(family, hidden_size=64, intermediate_size=96, vocab_size=320)
     kernels = TritonKernels(is_batch_invariant=True)
     network = TorchExecutor(program, random_weights(program), torch.float32, device=DEVICE, kernels=kernels)
     tokens = torch.randint(320, (12,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -1,0 +1,28 @@
+"""The functions between two products, in torch: what a program's names of them mean. Knows no op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .program import CLAMPED, CLAMPED_LIMIT, CLAMPED_SLOPE
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "": lambda x: x,
+}
+
+
+def gated(function: str, gate: Tensor, up: Tensor) -> Tensor:
+    """See program.Activation. A gate of one column is for all of up."""
+    if function == CLAMPED:
+        gate = gate.clamp(max=CLAMPED_LIMIT)
+        return gate * torch.sigmoid(CLAMPED_SLOPE * gate) * (up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT) + 1)
+    return FUNCTIONS[function](gate) * up
