@@ -14,16 +14,27 @@ from transformers import PreTrainedConfig
 from .config_limits import entry, max_positions
 from .decoder_builder import DecoderBuilder
 from .families import FAMILIES
+from .model_config import config_class
 from .program import Program
 from .rope import UnsupportedModel
 
-COMPOSITES = ("qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llava", "llava_next", "internvl")
+COMPOSITES = (
+    "qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llava", "llava_next", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v",
+    "glm46v", "lfm2_vl", "gemma4", "llava_onevision", "idefics3", "smolvlm",
+)  # fmt: skip
 """Model types that, where there is nothing to see, are what their text_config says and nothing else."""
+OTHER_NAMES = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "glm4v_text": "glm4",
+}
+"""Text halves that are a family under another name: they share frequencies out to three positions of a token, which of text are one."""
 
 
 def text_half(hf_config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the text model in one that can see as well, where decoder_program understands that; else the config as it is."""
-    text = entry(hf_config, "text_config")
+    text = _renamed(entry(hf_config, "text_config"))
     made_for = next(iter(entry(hf_config, "architectures") or ()), "ForConditionalGeneration")
     if hf_config.model_type not in COMPOSITES or not made_for.endswith(("ForConditionalGeneration", "ForCausalLM")):
         return hf_config
@@ -34,6 +45,18 @@ def text_half(hf_config: PreTrainedConfig) -> PreTrainedConfig:
     # Whichever says so: a head of its own is noticed among the tensors.
     half.tie_word_embeddings = any(entry(config, "tie_word_embeddings") for config in (hf_config, text))
     return half if supports(half) else hf_config
+
+
+def _renamed(text: Any) -> Any:
+    """The config under the name that its family has alone."""
+    if not isinstance(text, PreTrainedConfig) or text.model_type not in OTHER_NAMES:
+        return text
+    settings = {name: value for name, value in text.to_dict().items() if name != "model_type"}
+    # What one name leaves out is not what the other does.
+    settings.setdefault("head_dim", text.hidden_size // text.num_attention_heads)
+    rope = {"partial_rotary_factor": 1.0, **(settings.get("rope_parameters") or {})}
+    settings["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope")}
+    return config_class(OTHER_NAMES[text.model_type])(**settings)
 
 
 def supports(hf_config: PreTrainedConfig) -> bool:

@@ -6,6 +6,7 @@ Buffers are named after the weight that made them, so that a program reads like 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,10 @@ from .program import (
 )
 from .rope import UnsupportedModel, rope_table
 
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu"}
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu",
+    "relu2": "relu2",
+}  # fmt: skip
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -63,19 +67,23 @@ class DecoderBuilder:
 
         # A family may change these before its first op.
         self.norms_add_one = False  # norm weights are stored less one
+        self.layer_norms = False  # norms subtract the mean
+        self.norm_biases = False
         self.activation_setting = "hidden_act"  # where the config names the activation
+        self.unread: set[str] = set()  # what a checkpoint may have for nobody
         self.attention_names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")  # what the checkpoint calls these
 
         self._hf_config, self._max_model_len = hf_config, max_model_len
-        self._eps = float(self.config.get("rms_norm_eps") or self.config["norm_eps"])
+        self._eps = float(next(filter(None, map(self.config.get, ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"))), 0.0))
         self._ops: list[Op] = []
         self._widths: dict[str, int] = {}  # of the buffers so far
         self._weights: dict[str, tuple[int, ...]] = {}
         self._inputs: dict[str, int] = {}
         self._kv_layers: list[KVLayerSpec] = []
+        self._caches: dict[int, int] = {}  # layer of the model -> of the cache
         self._state_layers: list[StateLayerSpec] = []
         self._slices: dict[str, RowsOf] = {}
-        self._ropes: dict[str, RopeTable] = {}
+        self.ropes: dict[str, RopeTable] = {}
 
     # What the config says.
 
@@ -108,10 +116,17 @@ class DecoderBuilder:
         """What each layer sees, by its type."""
         return [self.window() if kind == "sliding_attention" else None for kind in self.layer_types()]
 
-    def rope(self, layer_type: str | None = None, partial: bool = False) -> str:
-        """Name of the rotary table: one for all layers, or one for each type. partial: it may leave the end of a head alone."""
+    def rope(self, layer_type: str | None = None, partial: bool = False, grows: bool = False) -> str:
+        """Name of the rotary table: one for all layers, or one for each type.
+
+        partial: it may leave the end of a head alone. grows: queries grow with their positions, as the config says.
+        """
         name = layer_type or "rope"
-        table = self._ropes[name] = rope_table(self._hf_config, self.head_dim, self._max_model_len, layer_type)
+        table = rope_table(self._hf_config, self.head_dim, self._max_model_len, layer_type)
+        if grows:
+            rope = self.config["rope_parameters"]
+            table = replace(table, growth=(float(rope["llama_4_scaling_beta"]), int(rope["original_max_position_embeddings"])))
+        self.ropes[name] = table
         if 2 * len(table.inv_freq) != self.head_dim and not partial:
             raise UnsupportedModel("partial rotary embedding")
         return name
@@ -123,14 +138,19 @@ class DecoderBuilder:
         self._inputs[name] = self._widths[name] = width
         return name
 
-    def embed(self, scale: float = 1.0, weight: str = _EMBEDDING, rows: int | None = None, output: str | None = None) -> str:
-        """Boundary 0, unless it has an output of its own. rows: of the weight, None = vocab_size."""
-        self.weight(weight, self.vocab_size if rows is None else rows, self.hidden_size)
-        return self._append(Embed((), (output or hidden(0),), weight, scale), self.hidden_size)
+    def embed(
+        self, scale: float = 1.0, weight: str = _EMBEDDING, rows: int | None = None, output: str | None = None, width: int = 0
+    ) -> str:
+        """Boundary 0, unless it has an output of its own. rows: of the weight, None = vocab_size. width: 0 = hidden_size."""
+        self.weight(weight, self.vocab_size if rows is None else rows, width or self.hidden_size)
+        return self._append(Embed((), (output or hidden(0),), weight, scale), width or self.hidden_size)
 
-    def norm(self, name: str, x: str) -> str:
-        weight = self.weight(f"{name}.weight", self._widths[x])
-        return self._append(RMSNorm((x,), (name,), weight, self._eps, add_one=self.norms_add_one), self._widths[x])
+    def norm(self, name: str, x: str, output: str = "") -> str:
+        """name "" = one without a weight."""
+        width = self._widths[x]
+        weight = self.weight(f"{name}.weight", width) if name else ""
+        bias = self.weight(f"{name}.bias", width) if name and self.norm_biases else ""
+        return self._append(RMSNorm((x,), (output or name,), weight, self._eps, bias, self.norms_add_one, self.layer_norms), width)
 
     def linear(self, name: str, x: str, width: int, bias: bool = False) -> str:
         weight = self.weight(f"{name}.weight", width, self._widths[x])
@@ -148,6 +168,14 @@ class DecoderBuilder:
     def concat(self, parts: tuple[str, ...], output: str) -> str:
         return self._append(Concat(parts, (output,)), sum(self._widths[part] for part in parts))
 
+    def activate(self, parts: tuple[str] | tuple[str, str], output: str, width: int) -> str:
+        """function(gate) * up, of one buffer or of two."""
+        return self._append(Activation(parts, (output,), self._function(), gated=True), width)
+
+    def scale_by(self, x: str, weight: str, output: str) -> str:
+        """Times a weight of one number."""
+        return self._append(Scale((x,), (output,), 1.0, self.weight(weight, 1)), self._widths[x])
+
     def scale(self, x: str, factor: float) -> str:
         return x if factor == 1.0 else self._append(Scale((x,), (f"{x}.scaled",), factor), self._widths[x])
 
@@ -163,13 +191,17 @@ class DecoderBuilder:
         found: list[str] = []
         for index, size in enumerate(sizes):
             start = sum(sizes[:index])
-            found.append(self.weight(f"{name}.{index}", runs * size, columns))
-            self._slices[found[-1]] = RowsOf(f"{name}.weight", (runs * sum(sizes), columns), runs, start, start + size)
+            rows = RowsOf(f"{name}.weight", (runs * sum(sizes), columns), runs, start, start + size)
+            found.append(self.part(f"{name}.{index}", rows, runs * size, columns))
         return found
 
-    def product(self, x: str, weights: tuple[str, ...], output: str) -> str:
+    def part(self, weight: str, rows: RowsOf, *shape: int) -> str:
+        self._slices[weight] = rows
+        return self.weight(weight, *shape)
+
+    def product(self, x: str, weights: tuple[str, ...], output: str, biases: tuple[str, ...] = ()) -> str:
         """By weights that have been named, side by side."""
-        return self._append(Linear((x,), (output,), weights), sum(self._weights[weight][0] for weight in weights))
+        return self._append(Linear((x,), (output,), weights, biases), sum(self._weights[weight][0] for weight in weights))
 
     def also(self, weight: str, tensor: str) -> None:
         """Some checkpoints have this weight under another name."""
@@ -207,28 +239,36 @@ class DecoderBuilder:
         bias: bool = False,
         gate: str = "",
         sinks: bool = False,
+        norm_last: bool = False,
+        keys_of: int | None = None,
     ) -> str:
         """Attention and the projection behind it, which may have a bias.
 
-        rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head; gate: a buffer by whose
-        sigmoid what is attended to is multiplied, "" = none; sinks: each head has one.
+        rope "" = no rotation; scale None = 1 / sqrt(head_dim); head_norms: q and k are normalised head by head, norm_last: behind the
+        rotation; gate: a buffer by whose sigmoid what is attended to is multiplied, "" = none; sinks: each head has one; keys_of: the layer
+        whose keys and values these are, None = its own. They are written to that layer's cache once more, as what they are.
         """
-        name, (q_norm, k_norm, projection) = f"{layer(i)}.self_attn", self.attention_names
+        if norm_last and rope and self.ropes[rope].attention_factor != 1.0:
+            raise UnsupportedModel("norms behind a rotation that changes lengths")
+        name, owner = f"{layer(i)}.self_attn", i if keys_of is None else keys_of
+        q_norm, k_norm, projection = self.attention_names
         op = Attention(
             inputs=qkv,
             outputs=(name,),
-            layer=len(self._kv_layers),
+            layer=self._caches.setdefault(owner, len(self._kv_layers)),
             num_heads=self.num_heads,
             scale=self.head_dim**-0.5 if scale is None else scale,
             rope=rope,
             softcap=softcap,
             q_norm=self.weight(f"{name}.{q_norm}.weight", self.head_dim) if head_norms else "",
-            k_norm=self.weight(f"{name}.{k_norm}.weight", self.head_dim) if head_norms else "",
+            k_norm=self.weight(f"{layer(owner)}.self_attn.{k_norm}.weight", self.head_dim) if head_norms else "",
             norm_eps=self._eps,
             norm_add_one=self.norms_add_one,
             sinks=self.weight(f"{name}.sinks", self.num_heads) if sinks else "",
+            norm_last=norm_last,
         )
-        self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
+        if keys_of is None:
+            self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
         attended = self._append(op, self.num_heads * self.head_dim)
         if gate:
             attended = self.gate(gate, attended)
@@ -354,6 +394,12 @@ class DecoderBuilder:
         """A gated MLP (Shazeer 2020), gate and up from a weight each."""
         return self.gated_mlp(f"{layer(i)}.mlp", x, self.intermediate_size, bias)
 
+    def plain_mlp(self, i: int, x: str, bias: bool = False, names: tuple[str, str] = ("up_proj", "down_proj")) -> str:
+        """An MLP without a gate."""
+        name, (up, down) = f"{layer(i)}.mlp", names
+        op = Activation((self.linear(f"{name}.{up}", x, self.intermediate_size, bias),), (f"{name}.act",), self._function(), gated=False)
+        return self.linear(f"{name}.{down}", self._append(op, self.intermediate_size), self.hidden_size, bias)
+
     def gated_mlp(
         self, name: str, x: str, width: int, bias: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     ) -> str:
@@ -363,8 +409,7 @@ class DecoderBuilder:
 
     def gated(self, name: str, gate_up: tuple[str] | tuple[str, str], width: int, bias: bool = False, down: str = "down_proj") -> str:
         """function(gate) * up, and the projection behind it, which may have a bias."""
-        op = Activation(gate_up, (f"{name}.act",), self._function(), gated=True)
-        return self.linear(f"{name}.{down}", self._append(op, width), self.hidden_size, bias)
+        return self.linear(f"{name}.{down}", self.activate(gate_up, f"{name}.act", width), self.hidden_size, bias)
 
     def experts(
         self,
@@ -431,16 +476,19 @@ class DecoderBuilder:
             raise UnsupportedModel(f"activation {function!r}")
         return _ACTIVATIONS[function]
 
-    def finish(self, x: str, scale: float = 1.0, softcap: float | None = None, norm: str = "model.norm") -> Program:
+    def finish(
+        self, x: str, scale: float = 1.0, softcap: float | None = None, norm: str = "model.norm", head_bias: bool = False
+    ) -> Program:
         """The last norm and the logits: the program is complete."""
         final = self.norm(norm, x)
         lm_head = _EMBEDDING if self.flag("tie_word_embeddings") else "lm_head.weight"
-        return self.program(final, self.logits(final, lm_head, self.vocab_size, scale, softcap))
+        return self.program(final, self.logits(final, lm_head, self.vocab_size, scale, softcap, "lm_head.bias" if head_bias else ""))
 
-    def logits(self, x: str, weight: str, rows: int, scale: float = 1.0, softcap: float | None = None) -> str:
-        """Scores of the rows that want them, from the weight [rows, width of x]."""
+    def logits(self, x: str, weight: str, rows: int, scale: float = 1.0, softcap: float | None = None, bias: str = "") -> str:
+        """Scores of the rows that want them, from the weight [rows, width of x]; bias: a weight's name, "" = none."""
         wanted = self._append(GatherRows((x,), ("final.rows",)), self._widths[x])
-        logits = self._append(Linear((wanted,), ("logits",), (self.weight(weight, rows, self._widths[x]),)), rows)
+        biases = (self.weight(bias, rows),) if bias else ()
+        logits = self._append(Linear((wanted,), ("logits",), (self.weight(weight, rows, self._widths[x]),), biases), rows)
         return self.softcap(self.scale(logits, scale), softcap)
 
     def program(self, final: str, logits: str) -> Program:
@@ -450,7 +498,7 @@ class DecoderBuilder:
             ops=(*self._ops, best),
             weights=self._weights,
             kv_layers=tuple(self._kv_layers),
-            ropes=self._ropes,
+            ropes=self.ropes,
             vocab_size=self._widths[logits],
             max_model_len=self._max_model_len,
             boundaries=tuple(hidden(i) for i in range(self.num_layers + 1)),
@@ -460,6 +508,7 @@ class DecoderBuilder:
             inputs=self._inputs,
             state_layers=tuple(self._state_layers),
             slices=self._slices,
+            unread=frozenset(self.unread),
         )
 
 

@@ -1,7 +1,7 @@
 """Decoder families, each a short function that writes its program.
 
-To add one: say what attention and MLP do with their input, choose where the norms stand (pre_norm, sandwich_norm, post_norm),
-refuse settings that would mean something else, and name the family in FAMILIES.
+To add one: say what attention and MLP do with their input, choose where the norms stand (layer_order.py), refuse settings that
+would mean something else, and name the family in FAMILIES. Those with layer norms are in layer_norm_families.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import torch
 
-from .decoder_builder import DecoderBuilder, hidden, layer
+from .decoder_builder import DecoderBuilder, layer
+from .gemma4 import gemma4
+from .layer_norm_families import cohere, cohere2, nemotron, phi, stablelm, starcoder2
+from .layer_order import Block, post_norm, pre_norm, sandwich_norm
 from .program import CLAMPED_LIMIT, CLAMPED_SLOPE, Program
 from .rope import UnsupportedModel
-
-Block = Callable[[int, str], str]
-"""Attention or MLP: (index of the layer, buffer it reads) -> buffer it writes."""
+from .turned_pairs import qkv_of_pairs
 
 
 def llama(d: DecoderBuilder) -> Program:
@@ -41,6 +42,100 @@ def mistral(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x), rope, window)
 
     return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def ministral3(d: DecoderBuilder) -> Program:
+    """Ministral 3 (Mistral AI 2025): Mistral whose queries grow beyond the length that it was made for at first."""
+    rope, window = d.rope(grows=True), d.window()
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x), rope, window)
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def ministral(d: DecoderBuilder) -> Program:
+    """Ministral (Mistral AI 2024), also CWM (Meta 2025): Llama of which some layers slide."""
+    d.refuse("attention_bias")
+    rope, windows, bias = d.rope(), d.windows(), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x), rope, windows[i])
+
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, bias)))
+
+
+def arcee(d: DecoderBuilder) -> Program:
+    """AFM (Arcee 2025): Llama whose MLP has no gate and squares what is above 0 (So et al. 2021)."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.plain_mlp(i, x, mlp_bias)))
+
+
+def seed_oss(d: DecoderBuilder) -> Program:
+    """Seed-OSS (ByteDance 2025): Llama with biases on q, k and v, and others where attention ends."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias, out_bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("attention_out_bias"), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, bias=out_bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
+
+
+def helium(d: DecoderBuilder) -> Program:
+    """Helium (Kyutai 2025): Llama that turns pairs."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope)
+
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
+
+
+def ernie4_5(d: DecoderBuilder) -> Program:
+    """ERNIE 4.5 (Baidu 2025) without experts: Llama that turns pairs."""
+    d.refuse("layer_types", "sliding_window")
+    rope, bias = d.rope(), d.flag("use_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope, bias=bias)
+
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, bias)))
+
+
+def hunyuan(d: DecoderBuilder) -> Program:
+    """Hunyuan (Tencent 2025) without experts: Llama with norms over heads, behind the rotation."""
+    d.refuse("layer_types", "sliding_window")
+    d.attention_names = ("query_layernorm", "key_layernorm", "o_proj")
+    rope, bias = d.rope(), d.flag("attention_bias")
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias, norm_last=True)
+
+    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+
+
+def glm(d: DecoderBuilder) -> Program:
+    """GLM-4 (GLM team 2024): pairs of the first half of a head turn."""
+    return d.finish(pre_norm(d, d.embed(), _glm_attention(d), _fused_mlp(d)))
+
+
+def glm4(d: DecoderBuilder) -> Program:
+    """GLM-4-0414 (2025): GLM-4 with norms behind attention and MLP as well."""
+    names = ("post_attention_layernorm", "post_mlp_layernorm")
+    return d.finish(sandwich_norm(d, d.embed(), _glm_attention(d), _fused_mlp(d), "post_self_attn_layernorm", names))
+
+
+def _glm_attention(d: DecoderBuilder) -> Block:
+    d.refuse("layer_types", "sliding_window")
+    rope, bias = d.rope(partial=True), d.flag("attention_bias")
+    return lambda i, x: d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope)
 
 
 def mixtral(d: DecoderBuilder) -> Program:
@@ -203,11 +298,7 @@ def phi3(d: DecoderBuilder) -> Program:
     def attention(i: int, x: str) -> str:
         return d.attend(i, (d.linear(f"{layer(i)}.self_attn.qkv_proj", x, qkv_width),), rope, window)
 
-    def mlp(i: int, x: str) -> str:
-        name, width = f"{layer(i)}.mlp", d.intermediate_size
-        return d.gated(name, (d.linear(f"{name}.gate_up_proj", x, 2 * width),), width)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return d.finish(pre_norm(d, d.embed(), attention, _fused_mlp(d)))
 
 
 def olmo2(d: DecoderBuilder) -> Program:
@@ -217,6 +308,33 @@ def olmo2(d: DecoderBuilder) -> Program:
 
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.normed_qkv(i, x, bias), rope, bias=bias)
+
+    return d.finish(post_norm(d, d.embed(), attention, d.mlp))
+
+
+def olmo3(d: DecoderBuilder) -> Program:
+    """OLMo 3 (OLMo team 2025): OLMo 2 of which three of four layers slide; each type has a rotary table of its own."""
+    d.refuse("clip_qkv")
+    kinds, windows, bias = d.layer_types(), d.windows(), d.flag("attention_bias")
+    # To older versions of transformers both types have one table.
+    one_for_all = "rope_type" in d.config["rope_parameters"]
+    if one_for_all and d.config["rope_parameters"]["rope_type"] != "default":
+        raise UnsupportedModel("rotary scaling of sliding layers")
+    ropes = {kind: d.rope(None if one_for_all else kind) for kind in sorted(set(kinds))}
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.normed_qkv(i, x, bias), ropes[kinds[i]], windows[i], bias=bias)
+
+    return d.finish(post_norm(d, d.embed(), attention, d.mlp))
+
+
+def exaone4(d: DecoderBuilder) -> Program:
+    """EXAONE 4.0 (LG AI Research 2025): norms behind attention and MLP; where some layers slide, the others do not rotate."""
+    rope, windows = d.rope(), d.windows()
+    never_slides = d.window() is None
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x), rope if never_slides or windows[i] else "", windows[i], head_norms=True)
 
     return d.finish(post_norm(d, d.embed(), attention, d.mlp))
 
@@ -236,10 +354,22 @@ def olmoe(d: DecoderBuilder) -> Program:
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
+def gemma(d: DecoderBuilder) -> Program:
+    """Gemma (Gemma team 2024): Llama with a scaled embedding."""
+    d.refuse("layer_types", "sliding_window")
+    rope, (embedded, bias) = d.rope(), _gemma(d)
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
+
+    return d.finish(pre_norm(d, embedded, attention, d.mlp))
+
+
 def gemma2(d: DecoderBuilder) -> Program:
     """Gemma 2 (Gemma team 2024): every second layer slides; scores and logits are capped."""
     rope, windows, scores = d.rope(), d.windows(), d.config["attn_logit_softcapping"]
-    embedded, scale, bias = _gemma(d)
+    embedded, bias = _gemma(d, "hidden_activation")
+    scale = float(d.config["query_pre_attn_scalar"]) ** -0.5
 
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), rope, windows[i], scale, scores, bias=bias)
@@ -252,7 +382,8 @@ def gemma3(d: DecoderBuilder) -> Program:
     d.refuse("attn_logit_softcapping")
     kinds, windows = d.layer_types(), d.windows()
     ropes = {kind: d.rope(kind) for kind in sorted(set(kinds))}
-    embedded, scale, bias = _gemma(d)
+    embedded, bias = _gemma(d, "hidden_activation")
+    scale = float(d.config["query_pre_attn_scalar"]) ** -0.5
 
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), ropes[kinds[i]], windows[i], scale, head_norms=True, bias=bias)
@@ -278,6 +409,22 @@ def gpt_oss(d: DecoderBuilder) -> Program:
 FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
+    "ministral3": ("Ministral3ForCausalLM", ministral3),
+    "ministral": ("MinistralForCausalLM", ministral),
+    "cwm": ("CwmForCausalLM", ministral),
+    "arcee": ("ArceeForCausalLM", arcee),
+    "seed_oss": ("SeedOssForCausalLM", seed_oss),
+    "helium": ("HeliumForCausalLM", helium),
+    "ernie4_5": ("Ernie4_5ForCausalLM", ernie4_5),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM", hunyuan),
+    "glm": ("GlmForCausalLM", glm),
+    "glm4": ("Glm4ForCausalLM", glm4),
+    "cohere": ("CohereForCausalLM", cohere),
+    "cohere2": ("Cohere2ForCausalLM", cohere2),
+    "starcoder2": ("Starcoder2ForCausalLM", starcoder2),
+    "stablelm": ("StableLmForCausalLM", stablelm),
+    "phi": ("PhiForCausalLM", phi),
+    "nemotron": ("NemotronForCausalLM", nemotron),
     "mixtral": ("MixtralForCausalLM", mixtral),
     "qwen2": ("Qwen2ForCausalLM", qwen2),
     "qwen3": ("Qwen3ForCausalLM", qwen3),
@@ -291,42 +438,16 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),
     "olmo2": ("Olmo2ForCausalLM", olmo2),
+    "olmo3": ("Olmo3ForCausalLM", olmo3),
+    "exaone4": ("Exaone4ForCausalLM", exaone4),
     "olmoe": ("OlmoeForCausalLM", olmoe),
     "gpt_oss": ("GptOssForCausalLM", gpt_oss),
+    "gemma": ("GemmaForCausalLM", gemma),
     "gemma2": ("Gemma2ForCausalLM", gemma2),
+    "gemma4_text": ("Gemma4ForCausalLM", gemma4),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
 }
 """Model type of a config -> its architecture, and the function that writes its program."""
-
-
-def pre_norm(
-    d: DecoderBuilder, x: str, attention: Block, mlp: Block, norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-) -> str:
-    """Layers that normalise what attention and MLP read."""
-    for i in range(d.num_layers):
-        attended = attention(i, d.norm(f"{layer(i)}.{norms[0]}", x))
-        x = d.add(x, attended, f"{layer(i)}.middle")
-        x = d.add(x, mlp(i, d.norm(f"{layer(i)}.{norms[1]}", x)), hidden(i + 1))
-    return x
-
-
-def post_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
-    """Layers that normalise what attention and MLP write."""
-    for i in range(d.num_layers):
-        attended = d.norm(f"{layer(i)}.post_attention_layernorm", attention(i, x))
-        x = d.add(x, attended, f"{layer(i)}.middle")
-        x = d.add(x, d.norm(f"{layer(i)}.post_feedforward_layernorm", mlp(i, x)), hidden(i + 1))
-    return x
-
-
-def sandwich_norm(d: DecoderBuilder, x: str, attention: Block, mlp: Block) -> str:
-    """Layers that normalise both."""
-    for i in range(d.num_layers):
-        attended = attention(i, d.norm(f"{layer(i)}.input_layernorm", x))
-        x = d.add(x, d.norm(f"{layer(i)}.post_attention_layernorm", attended), f"{layer(i)}.middle")
-        fed = mlp(i, d.norm(f"{layer(i)}.pre_feedforward_layernorm", x))
-        x = d.add(x, d.norm(f"{layer(i)}.post_feedforward_layernorm", fed), hidden(i + 1))
-    return x
 
 
 def experts_and_one_shared(d: DecoderBuilder, i: int, x: str) -> str:
@@ -354,10 +475,15 @@ def _with_delta_layers(d: DecoderBuilder, mlp: Block, by_key_head: bool = False)
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
-def _gemma(d: DecoderBuilder) -> tuple[str, float, bool]:
-    """What the Gemmas share; returns the embedding's buffer, the scale of scores, and whether attention has biases."""
+def _fused_mlp(d: DecoderBuilder) -> Block:
+    """A gated MLP with one weight for gate and up."""
+    width = d.intermediate_size
+    return lambda i, x: d.gated(f"{layer(i)}.mlp", (d.linear(f"{layer(i)}.mlp.gate_up_proj", x, 2 * width),), width)
+
+
+def _gemma(d: DecoderBuilder, activation: str = "hidden_act") -> tuple[str, bool]:
+    """What the Gemmas share; returns the embedding's buffer, and whether attention has biases."""
     d.refuse("use_bidirectional_attention")
-    d.norms_add_one, d.activation_setting = True, "hidden_activation"
+    d.norms_add_one, d.activation_setting = True, activation
     # Trained with sqrt(hidden size) in the format of the weights: 55.5 for 55.4256 in bfloat16.
-    scale = float(torch.tensor(d.hidden_size**0.5, dtype=d.dtype))
-    return d.embed(scale), float(d.config["query_pre_attn_scalar"]) ** -0.5, d.flag("attention_bias")
+    return d.embed(float(torch.tensor(d.hidden_size**0.5, dtype=d.dtype))), d.flag("attention_bias")

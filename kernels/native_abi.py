@@ -47,7 +47,7 @@ INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: 
 MAX_HEAD_DIM = 512
 MOST_INPUTS = 128 * 1024  # of a linear layer
 MAX_THREADS = 256
-FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "clamped_swiglu": 6}
+FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "relu2": 6, "clamped_swiglu": 7}
 MAX_INPUTS = 8
 MAX_TAPS = 16  # of a causal convolution
 
@@ -89,6 +89,7 @@ class NativeOp(ctypes.Structure):
         ("for_logits", c_int32),
         ("is_head", c_int32),
         ("normalise", c_int32),
+        ("centred", c_int32),
         ("function", c_int32),
         ("gated", c_int32),
         ("outputs", c_int32),
@@ -113,9 +114,11 @@ class NativeOp(ctypes.Structure):
         ("window", c_int32),
         ("rope_half", c_int32),
         ("rope", c_void_p),
+        ("growth", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("sinks", c_void_p),
+        ("norm_last", c_int32),
         ("rate", c_void_p),
         ("step", c_void_p),
         ("skip", c_void_p),

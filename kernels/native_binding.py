@@ -37,7 +37,7 @@ from .program import (
     matrices_of,
     wide_products,
 )
-from .rope_values import rope_table_values
+from .rope_values import query_growth, rope_table_values
 from .weight_bank import NetworkWeights
 
 PACKED, GATED = "packed", "packed, gate and up by turns"
@@ -56,6 +56,7 @@ class ProgramWeights:
         self._held: list[object] = []
         self._vectors: dict[tuple[str, bool, int | None], torch.Tensor] = {}
         self.ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
+        self.growths = {name: query_growth(table, program.max_model_len) for name, table in program.ropes.items()}
         products = [step for step in lowered.steps if isinstance(step, Product)]
         # The head first: an embedding tied to it reads the same packed rows.
         for product in reversed(products):
@@ -192,7 +193,7 @@ class BoundOps:
             case GatherRows():
                 op.kind = OpKind.GATHER_ROWS
             case Scale():
-                op.kind, op.scale = OpKind.SCALE, step.factor
+                op.kind, op.scale, op.norm_weight = OpKind.SCALE, step.factor, self._weights.vector(step.weight)
             case Softcap():
                 op.kind, op.softcap = OpKind.SOFTCAP, step.cap
             case TopK():
@@ -237,7 +238,7 @@ class BoundOps:
         op.rate, op.step = self._weights.rate(step.decay), self._weights.vector(step.step)
 
     def _bind_norm(self, op: NativeOp, norm: RMSNorm) -> None:
-        op.eps = norm.eps
+        op.eps, op.centred = norm.eps, norm.centred
         op.norm_weight = self._weights.vector(norm.weight, norm.add_one)
         op.norm_bias = self._weights.vector(norm.bias)
 
@@ -250,6 +251,9 @@ class BoundOps:
         if attention.rope:
             table = self._weights.ropes[attention.rope]
             op.rope, op.rope_half = table.data_ptr(), table.shape[1] // 2
+            growth = self._weights.growths[attention.rope]
+            op.growth = None if growth is None else growth.data_ptr()
         op.sinks = self._weights.vector(attention.sinks)
         op.q_norm = self._weights.vector(attention.q_norm, attention.norm_add_one)
         op.k_norm = self._weights.vector(attention.k_norm, attention.norm_add_one)
+        op.norm_last = attention.norm_last

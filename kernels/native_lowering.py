@@ -162,7 +162,7 @@ def _grow(product: Product, op: Op, widths: dict[str, int], any_order: set[str])
             if op.gated and (widths[op.inputs[0]] % (2 * PANEL) or not any_order.issuperset(product.inputs[1:])):
                 return None
             return replace(product, activation=op, output=op.outputs[0])
-        case Scale() if product.activation is None and not product.softcap:
+        case Scale(weight="") if product.activation is None and not product.softcap:
             return replace(product, scale=product.scale * op.factor, output=op.outputs[0])
         case Softcap() if product.activation is None and not product.softcap:
             return replace(product, softcap=op.cap, output=op.outputs[0])

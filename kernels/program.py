@@ -28,7 +28,7 @@ class Embed:
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight + bias; weight or bias "" = none. add_one: the weight is stored less one."""
+    """x / sqrt(mean(x^2) + eps) * weight + bias, of x less its mean if centred. "" = none. add_one: the weight is stored less one."""
 
     inputs: tuple[str]
     outputs: tuple[str]
@@ -36,6 +36,7 @@ class RMSNorm:
     eps: float
     bias: str = ""
     add_one: bool = False
+    centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ class Attention:
     inputs hold q | k | v side by side, in three buffers or in one. kv_layers[layer] has the kv heads, their widths and the
     window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
     rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
-    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none (""). sinks: weight
-    [num_heads] of scores that join each head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none.
+    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none (""). norm_last: behind the
+    rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each head's softmax as if there
+    were one more place, whose value is 0 (OpenAI 2025); "" = none.
     """
 
     inputs: tuple[str, ...]
@@ -87,6 +89,7 @@ class Attention:
     norm_eps: float = 1e-6
     norm_add_one: bool = False
     sinks: str = ""
+    norm_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Activation:
     gated: bool
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "relu2")
 CLAMPED, CLAMPED_SLOPE, CLAMPED_LIMIT = "clamped_swiglu", 1.702, 7.0
 
 
@@ -242,9 +245,12 @@ class GatherRows:
 
 @dataclass(frozen=True)
 class Scale:
+    """x * factor [* weight], a weight of one number; "" = none."""
+
     inputs: tuple[str]
     outputs: tuple[str]
     factor: float
+    weight: str = ""
 
 
 @dataclass(frozen=True)
@@ -283,19 +289,22 @@ Op = (
 class RopeTable:
     """Rotary embedding (Su et al. 2021): dimensions i and i + n of a head turn by position * inv_freq[i], n = len(inv_freq).
 
-    Sines and cosines are multiplied by attention_factor (YaRN, LongRoPE).
+    Sines and cosines are multiplied by attention_factor (YaRN, LongRoPE). growth: (beta, length), queries are multiplied by
+    1 + beta * log(1 + floor(position / length)), which keeps far attention sharp (Llama 4, 2025).
     """
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
 class RowsOf:
     """Some rows of a checkpoint's tensor: it is seen as [-1, columns] and divided evenly into runs, of which each gives rows start to stop.
 
-    A tensor of more than two dimensions has the last as its columns. transposed: each of its matrices [columns, rows] is turned first;
-    then there is one run, and the rows are some of one matrix.
+    columns 0: the tensor's last dimension, of a vector 1. pairs: of so many rows at the start of each run those with even numbers come
+    first, then the odd ones: where a checkpoint's heads turn dimensions 2 i and 2 i + 1, programs turn i and i + n. transposed: each of
+    its matrices [columns, rows] is turned first; then there is one run, and the rows are some of one matrix.
     """
 
     tensor: str
@@ -305,6 +314,8 @@ class RowsOf:
     stop: int
     step: int = 1
     transposed: bool = False
+    pairs: int = 0
+    columns: int = 0
 
 
 @dataclass(frozen=True)
@@ -328,6 +339,7 @@ class Program:
     state_layers: tuple[StateLayerSpec, ...] = ()
     slices: Mapping[str, RowsOf] = field(default_factory=dict)  # weights that a checkpoint has side by side in another one
     wide: frozenset[str] = frozenset()  # weights whose products are never made narrow, whatever becomes of others
+    unread: frozenset[str] = frozenset()  # what a checkpoint may have for nobody
 
     @cached_property
     def buffers(self) -> dict[str, int]:
@@ -426,6 +438,7 @@ class Program:
             case Concat():
                 return (sum(widths),)
             case GatherRows() | Scale() | Softcap():
+                _require(not isinstance(op, Scale) or self.weights.get(op.weight, (1,)) == (1,), op, "has a weight of more than a number")
                 return (widths[0],)
             case ArgMax():
                 return (1, 1)

@@ -34,10 +34,17 @@ def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, l
     if type(theta) not in (int, float) or not theta > 0:
         raise UnsupportedModel(f"rope_theta must be a number above 0, not {theta!r}")
     rope_type = parameters.get("rope_type", "default")
+    if rope_type == "dynamic" and (alpha := parameters.get("alpha")):
+        # Hunyuan's checkpoints call a base that is stretched once and for all by this name.
+        theta, rope_type = theta * alpha ** (head_dim / (head_dim - 2)), "default"
     if rope_type == "default":
         width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         return RopeTable(tuple((1.0 / theta ** exponents).tolist()))
+    if rope_type == "proportional":  # a share of the pairs turns, as slowly as if all did
+        turning = int(parameters.get("partial_rotary_factor", 1.0) * head_dim // 2)
+        slowness = theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim) * parameters.get("factor", 1.0)
+        return RopeTable((*(1.0 / slowness).tolist(), *[0.0] * (head_dim // 2 - turning)))
     if rope_type not in _SCALED:
         raise UnsupportedModel(f"rotary scaling {rope_type!r}")
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope_type](

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_TEXT_OF = re.compile(r"(?:model\.language_model|language_model\.model)\.")  # newer and older saves
+_TEXT_OF = re.compile(r"(?:model\.language_model|language_model\.model|model\.text_model)\.")  # newer and older saves, SmolVLM
 _HEAD_OF = re.compile(r"(?:language_model\.)?(?=lm_head\.)")
 _DRAFTS_OF = re.compile(r"(?:model\.)?mtp(?:_\w+)?\.")
 
@@ -29,5 +29,5 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     if not any(map(_TEXT_OF.match, names)):
-        return {name: name for name in names}
+        return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL has its text model's names in front of nothing
     return {alone: name for name in names if (alone := text_name(name)) is not None}

@@ -43,6 +43,7 @@ from .program import (
     wide_products,
 )
 from .recurrence import Parts, RecurrencePlan, add, correct, states_of
+from .rope_values import query_growth
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -117,6 +118,7 @@ class Binder:
         self.kv_layers, self.widths, self.weights, self.dtype = program.kv_layers, program.buffers, weights, dtype
         self.logits = program.logits
         self.shapes = program.weights
+        self._ropes, self._max_model_len = program.ropes, program.max_model_len
         self.wide_products = wide_products(program)
         self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
         if device is not None:
@@ -156,7 +158,8 @@ class Binder:
             case Concat(inputs=names):
                 return _elementwise(op, lambda b: torch.cat([b[name] for name in names], -1))
             case Scale(inputs=(x,), factor=factor):
-                return _elementwise(op, lambda b: b[x] * factor)
+                by = self.load(op.weight) * factor if op.weight else factor
+                return _elementwise(op, lambda b: b[x] * by)
             case Softcap(inputs=(x,), cap=cap):
                 return _elementwise(op, lambda b: (b[x] / cap).tanh_().mul_(cap))
             case GatherRows():
@@ -179,7 +182,10 @@ class Binder:
         (x,), (output,) = op.inputs, op.outputs
 
         def step(state: Pass) -> None:
-            normed = normalise(state.buffers[x])
+            rows = state.buffers[x]
+            if op.centred:
+                rows = rows.float() - rows.mean(-1, keepdim=True, dtype=torch.float32)
+            normed = normalise(rows)
             state.buffers[output] = normed if bias is None else normed + bias
 
         return step
@@ -320,6 +326,7 @@ class Binder:
             head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
         sinks = self.sinks(op)
+        growth = self.growth(op)
 
         def step(state: Pass) -> None:
             buffers = state.buffers
@@ -327,14 +334,18 @@ class Binder:
             tokens = len(packed)
             heads = packed[:, :qk_width].view(tokens, num_rotated, spec.k_dim)
             v = packed[:, qk_width:].view(tokens, *v_shape)
-            if normalise is not None:
+            if normalise is not None and not op.norm_last:
                 heads = normalise(heads)
             if op.rope:
                 heads = _rotate(heads, *state.rotation(op.rope))
+            if normalise is not None and op.norm_last:
+                heads = normalise(heads)
             if not num_heads:
                 state.plan.write(state.kv, layer, heads, v)
                 return
             q, k = heads[:, :num_heads], heads[:, num_heads:]
+            if growth is not None:
+                q = (q * growth.index_select(0, state.batch.positions)[:, None, None]).to(q.dtype)
             attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
             buffers[op.outputs[0]] = attended.reshape(tokens, -1)
 
@@ -365,6 +376,10 @@ class Binder:
         if not name:
             return torch.ones(size, device=self.device, dtype=torch.float32)
         return self.weights.tensor(name).to(self.device).float() + (1.0 if add_one else 0.0)
+
+    def growth(self, op: Attention) -> Tensor | None:
+        """See `query_growth`."""
+        return query_growth(self._ropes[op.rope], self._max_model_len, self.device) if op.rope else None
 
     def rows(self, name: str) -> Tensor:
         """[rows, width], for looking rows up."""

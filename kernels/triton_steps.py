@@ -175,7 +175,7 @@ def _rms_norm(op: RMSNorm, bind: Binder) -> Step:
     (x,), (output,) = op.inputs, op.outputs
 
     def step(state: Pass) -> None:
-        state.buffers[output] = rms_norm(state.buffers[x], weight, op.eps, bias, op.add_one)
+        state.buffers[output] = rms_norm(state.buffers[x], weight, op.eps, bias, op.add_one, op.centred)
 
     return step
 
@@ -187,6 +187,8 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
     sinks = bind.sinks(op)
     sinks = None if sinks is None else sinks * LOG2_E
     q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if op.k_norm else None for name in (op.q_norm, op.k_norm))
+    growth = bind.growth(op)
+    grow = None if growth is None else _at_positions(growth)
 
     def step(state: Pass) -> None:
         buffers, batch = state.buffers, state.batch
@@ -204,7 +206,10 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
             q_norm,
             k_norm,
             op.norm_eps,
+            op.norm_last,
         )
+        if q is not None and grow is not None:
+            q.mul_(state.shared(f"growth.{op.rope}", grow))
         if q is not None:
             attended = ragged_paged_attention(
                 q, state.kv.k[layer], state.kv.v[layer], batch, op.scale, spec.window, op.softcap, split_places, sinks
@@ -212,6 +217,11 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
             buffers[op.outputs[0]] = attended.view(tokens, -1)
 
     return step
+
+
+def _at_positions(table: Tensor) -> Callable[[Pass], Tensor]:
+    """[T, 1, 1] of a table [positions]."""
+    return lambda state: table.index_select(0, state.batch.positions)[:, None, None]
 
 
 def _activation(op: Activation) -> Step:

@@ -165,7 +165,12 @@ def rows_of(tensor: Tensor, rows: RowsOf) -> Tensor:
     if rows.transposed:
         matrix, before = divmod(rows.start, tensor.shape[-1])
         return tensor[matrix, :, before : before + rows.stop - rows.start : rows.step].mT
-    return tensor.reshape(rows.runs, -1, tensor.shape[-1])[:, rows.start : rows.stop : rows.step].flatten(0, 1)
+    columns = (rows.columns,) if rows.columns else tensor.shape[-1:] if tensor.dim() > 1 else ()
+    found = tensor.reshape(rows.runs, -1, *columns)[:, rows.start : rows.stop : rows.step]
+    if rows.pairs:
+        turned = found[:, : rows.pairs]
+        found = torch.cat((turned[:, ::2], turned[:, 1::2], found[:, rows.pairs :]), 1)
+    return found.flatten(0, 1)
 
 
 def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> bool:
@@ -184,7 +189,7 @@ def check_tensors(program: Program, tensors: Mapping[str, Tensor]) -> None:
     Draft layers behind those of the network (MTP) are nobody's business here.
     """
     tied = "lm_head.weight" not in program.weights  # then some checkpoints hold a copy of the embedding
-    unused = set(tensors) - set(program.weights) - draft_layer_names(tensors)
+    unused = set(tensors) - set(program.weights) - draft_layer_names(tensors) - program.unread
     unexpected = [name for name in sorted(unused) if not _is_redundant(name, tied)]
     absent = {name: program.slices.get(name) for name in set(program.weights) - set(tensors)}
     missing = sorted({rows.tensor if rows is not None and is_part_of(name, rows) else name for name, rows in absent.items()})

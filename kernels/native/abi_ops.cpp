@@ -66,10 +66,10 @@ EXPORT int ft_op_low_rank_up(int isa, const LowRank* w, int slot, const float* i
   return with_kernels(isa, [&](const Kernels& kernels) { kernels.low_rank_up(*w, slot, inner, rows, residual, first, end, out); });
 }
 
-EXPORT int ft_op_rms_norm(int isa, const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps,
-                          float* out, int64_t out_stride, int rows) {
+EXPORT int ft_op_rms_norm(int isa, const float* x, int64_t x_stride, int width, bool centred, const float* weight,
+                          const float* bias, float eps, float* out, int64_t out_stride, int rows) {
   return with_kernels(
-      isa, [&](const Kernels& kernels) { kernels.rms_norm(x, x_stride, width, weight, bias, eps, out, out_stride, rows); });
+      isa, [&](const Kernels& kernels) { kernels.rms_norm(x, x_stride, width, centred, weight, bias, eps, out, out_stride, rows); });
 }
 
 EXPORT int ft_op_activate(int isa, int32_t function, const float* gate, const float* up, float* out, int count) {

@@ -23,7 +23,7 @@ constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that 
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
-enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kClamped = 6 };  // kClamped only gates: see gated_of
+enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kRelu2 = 6, kClamped = 7 };  // kClamped only gates: see gated_of
 
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
 constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }
@@ -66,12 +66,13 @@ struct ReadAhead {
   const char* end;
 };
 
-// Float rows -> PreparedRows, an RMSNorm on the way if norm is set.
+// Float rows -> PreparedRows, an RMSNorm on the way if `normalise` is set, a layer norm if `centred` is, too.
 struct Prepare {
   const float* x;               // [rows, stride]
   int64_t x_stride;             // floats
   int32_t width;                // columns of x
   bool normalise;
+  bool centred;
   const float* norm_weight;     // [width] or null (all ones)
   const float* norm_bias;       // [width] or null
   float eps;
@@ -151,9 +152,11 @@ struct AttentionOp {
   const float* sinks;           // [num_heads] scores that join each head's softmax, without a value; null = none
   const float* rope;            // [positions][2 * half]: cosines, then sines; null = no rotation
   int32_t rope_half;            // dims i and i + half turn together
+  const float* growth;          // [positions]: what queries there are multiplied by; null = 1
   const float* q_norm;          // [k_dim] or null; RMSNorm of each head before the rotation (1 + w already added)
   const float* k_norm;
   float norm_eps;
+  bool norm_last;               // behind the rotation instead
   const float* input;           // [T, input_stride]: q | k | v
   int64_t input_stride;
   void* queries;                // scratch [kv_heads][T padded to 16][heads per kv head][k_pad], cache's type (int8: bfloat16), scaled by `scale`
@@ -260,8 +263,8 @@ struct Kernels {
   void (*low_rank_down)(const LowRank&, int slot, const float* x, int rows, int first, int end, float* inner);
   void (*low_rank_up)(const LowRank&, int slot, const float* inner, int rows, const float* residual, int first, int end, float* out);
 
-  // RMSNorm of float rows: out = x / rms * weight + bias. x == out is allowed.
-  void (*rms_norm)(const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps, float* out,
+  // RMSNorm of float rows: out = x / rms * weight + bias, centred: of x less its mean. x == out is allowed.
+  void (*rms_norm)(const float* x, int64_t x_stride, int width, bool centred, const float* weight, const float* bias, float eps, float* out,
                    int64_t out_stride, int rows);
   // out = function(x), or with `up` the gated function of both.
   void (*activate)(Function, const float* gate, const float* up, float* out, int count);

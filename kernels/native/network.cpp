@@ -427,6 +427,7 @@ Epilogue Network::epilogue_of(const Op& op) const {
 void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead) {
   Prepare prepare = prepare_of(weights, x, width(op.inputs[0]), rows);
   prepare.normalise = op.normalise != 0;
+  prepare.centred = op.centred != 0;
   prepare.norm_weight = op.norm_weight;
   prepare.norm_bias = op.norm_bias;
   prepare.eps = op.eps;

@@ -55,6 +55,7 @@ struct Op {
   int32_t for_logits;           // 1: rows are those whose logits are wanted (N), not all tokens (T)
   int32_t is_head;              // linear: its result is the logits
   int32_t normalise;            // linear: an RMSNorm of the input comes first
+  int32_t centred;              // norm, linear: it is a layer norm
   int32_t function;             // Function: of an activation or behind a linear
   int32_t gated;
   int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has; convolutions: taps
@@ -64,15 +65,17 @@ struct Op {
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
   float least, most;            // state space: of a token's step
-  const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]
+  const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]; scale: [1] or null
   const float* norm_bias;       // norm, linear; causal conv: bias
   const PackedLinear* weights;  // linear, embed, experts
   const LowRank* low_rank;
   int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention; memories: value heads and key heads
   const float* rope;            // [positions][2 * rope_half]
+  const float* growth;          // [positions] or null
   const float* q_norm;
   const float* k_norm;
   const float* sinks;           // attention: [num_heads] or null
+  int32_t norm_last;            // attention: these norms come behind the rotation
   const float* rate;            // gated delta, state space: [num_heads] of how fast its memory fades, ...
   const float* step;            // ... and what is added to each token's
   const float* skip;            // state space: [num_heads]

@@ -50,9 +50,11 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   attention.sinks = op.sinks;
   attention.rope = op.rope;
   attention.rope_half = op.rope_half;
+  attention.growth = op.growth;
   attention.q_norm = op.q_norm;
   attention.k_norm = op.k_norm;
   attention.norm_eps = op.eps;
+  attention.norm_last = op.norm_last != 0;
   attention.ahead = &worker.ahead;
   attention.input = buffer(op.inputs[0]);
   attention.input_stride = width(op.inputs[0]);

@@ -28,7 +28,7 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
       kernels_.unpack_rows(*op.weights, batch_.token_ids + first, rows, out, op.scale, y, out);
       break;
     case OpKind::kNorm:
-      kernels_.rms_norm(x, in, in, op.norm_weight, op.norm_bias, op.eps, y, out, rows);
+      kernels_.rms_norm(x, in, in, op.centred != 0, op.norm_weight, op.norm_bias, op.eps, y, out, rows);
       break;
     case OpKind::kActivation:
       for (int r = 0; r < rows; ++r, x += in, y += out) {
@@ -60,9 +60,11 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
         std::memcpy(y, buffer(op.inputs[0]) + batch_.logits_indices[first + r] * in, size_t(in) * sizeof(float));
       }
       break;
-    case OpKind::kScale:
-      for (int64_t i = 0; i < int64_t(rows) * in; ++i) y[i] = x[i] * op.scale;
+    case OpKind::kScale: {
+      const float scale = op.norm_weight ? op.scale * *op.norm_weight : op.scale;
+      for (int64_t i = 0; i < int64_t(rows) * in; ++i) y[i] = x[i] * scale;
       break;
+    }
     case OpKind::kSoftcap:
       kernels_.softcap(op.softcap, x, y, rows * in);
       break;

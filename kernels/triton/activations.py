@@ -86,6 +86,9 @@ def function_of(x, FUNCTION: tl.constexpr):
         y = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif FUNCTION == "sigmoid":
         y = 1.0 / (1.0 + tl.exp(-x))
+    elif FUNCTION == "relu2":
+        y = tl.maximum(x, 0.0)
+        y *= y
     else:
         tl.static_assert(FUNCTION == "relu", "an unknown activation")
         y = tl.maximum(x, 0.0)

@@ -44,7 +44,10 @@ class _Tiles:
     def of(cls, rows: int, dim: int, dtype: torch.dtype, shared: int) -> _Tiles:
         """rows: wanted for the query tile; dim: the wider of k and v, a power of two; shared: bytes that a program may have."""
         if dtype == torch.float32:  # without tensor cores
-            return cls(16, 32, 8, 2, 16 * MULTIPROCESSORS)
+            return cls(16, 32, 8, 2, 16 * MULTIPROCESSORS) if dim <= 256 else cls(16, 16, 8, 1, 16 * MULTIPROCESSORS)
+        if dim > 256:
+            stages = 3 if shared >= _MOST_STAGES_BYTES else 2
+            return cls(16, 32, 8, stages, 8 * MULTIPROCESSORS) if rows <= 16 else cls(32, 32, 8, stages, 4 * MULTIPROCESSORS)
         if dim > 128:
             if rows <= 16:
                 return cls(16, 32, 4, 3, 16 * MULTIPROCESSORS)

@@ -31,6 +31,7 @@ def rotate_and_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    norm_last: bool = False,
 ) -> Tensor | None:
     """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None).
 
@@ -38,6 +39,7 @@ def rotate_and_store(
     token lie side by side. k_cache, v_cache: one layer of TorchKV, e4m3 too. slot_mapping, positions [T] int64; slot -1 is written nowhere.
     table [length, 2 n]: cosines, then sines (`rope_table_values`); None = no rotation; dimensions past 2 n stay as they are.
     q_norm, k_norm [k_dim]: weights of an RMS norm over each head, whatever is stored less one already added; None = no norm.
+    norm_last: the norms come behind the rotation, which leaves lengths as they are.
     """
     tokens, kv_heads, k_dim = k.shape
     heads = 0 if q is None else q.shape[1]
@@ -71,6 +73,7 @@ def rotate_and_store(
         REST_PAD=power_of_two(k_dim - 2 * rotated),
         V_PAD=power_of_two(v.shape[2]),
         HAS_NORM=k_norm is not None,
+        NORM_LAST=norm_last,
         HEAD_BLOCK=_HEADS,
         num_warps=2,
         **launch_options(k.device),
@@ -104,6 +107,7 @@ def _rotate_and_store(
     REST_PAD: tl.constexpr,
     V_PAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORM_LAST: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -131,6 +135,7 @@ def _rotate_and_store(
                 ROTATED_PAD,
                 REST_PAD,
                 HAS_NORM,
+                NORM_LAST,
             )
     elif block < Q_BLOCKS + KV_BLOCKS:
         head = (block - Q_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
@@ -147,6 +152,7 @@ def _rotate_and_store(
             ROTATED_PAD,
             REST_PAD,
             HAS_NORM,
+            NORM_LAST,
         )
     else:
         head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
@@ -170,6 +176,7 @@ def _normed_and_rotated(
     ROTATED_PAD: tl.constexpr,
     REST_PAD: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORM_LAST: tl.constexpr,
 ):
     """Heads at source [n, 1] to target [n, 1], in three pieces: the two halves that turn, and what does not."""
     REST: tl.constexpr = K_DIM - 2 * ROTATED
@@ -193,10 +200,20 @@ def _normed_and_rotated(
         cos = tl.load(row + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
         sin = tl.load(row + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
         if HAS_NORM:
-            first = first / length * tl.load(norm_ptr + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
-            second = second / length * tl.load(norm_ptr + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
-        tl.store(target + dim, _rounded(first * cos - second * sin, target), mask=in_half)
-        tl.store(target + ROTATED + dim, _rounded(second * cos + first * sin, target), mask=in_half)
+            first_weight = tl.load(norm_ptr + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+            second_weight = tl.load(norm_ptr + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
+            first = first / length
+            second = second / length
+            if not NORM_LAST:
+                first *= first_weight
+                second *= second_weight
+        turned_first = first * cos - second * sin
+        turned_second = second * cos + first * sin
+        if NORM_LAST:
+            turned_first *= first_weight
+            turned_second *= second_weight
+        tl.store(target + dim, _rounded(turned_first, target), mask=in_half)
+        tl.store(target + ROTATED + dim, _rounded(turned_second, target), mask=in_half)
     if REST > 0:
         if HAS_NORM:
             rest = rest / length * tl.load(norm_ptr + rest_dim, mask=rest_dim < K_DIM, other=0.0).to(tl.float32)

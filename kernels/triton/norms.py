@@ -1,4 +1,4 @@
-"""RMS norm in Triton: one program a token, float32 within."""
+"""RMS norm and layer norm in Triton: one program a token, float32 within."""
 
 # a launch takes options that are no parameters
 # pyright: reportCallIssue=false
@@ -13,8 +13,11 @@ from .early_launch import await_inputs, launch_options
 from .launch import power_of_two, warps_for
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None, add_one: bool = False) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension of x [T, width]; add_one: the weight is stored less one."""
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None, add_one: bool = False, centred: bool = False
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension of x [T, width]; add_one: the weight is stored less one;
+    centred: of x less its mean."""
     tokens, width = x.shape
     normed = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
     if tokens:
@@ -30,6 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None =
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
             ADD_ONE=add_one,
+            CENTRED=centred,
             BLOCK=block,
             num_warps=warps_for(block),
             **launch_options(x.device),
@@ -49,6 +53,7 @@ def _rms_norm(
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADD_ONE: tl.constexpr,
+    CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -57,6 +62,8 @@ def _rms_norm(
     column = tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
     y = x / tl.sqrt(tl.sum(x * x, 0) / width + eps)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)

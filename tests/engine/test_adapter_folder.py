@@ -46,14 +46,14 @@ def bank_of(loaded: LoadedModel) -> AdapterBank:
     return loaded.adapters
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", [*RECURRENT, "glm4"])
 @pytest.mark.parametrize("prefix", slow_but(["model."], ["model.", "model.language_model."]))
 def test_it_is_as_if_it_were_merged(family: str, prefix: str, tmp_path: Path) -> None:
-    """Queries lie beside their gates, and what belongs to one key head together."""
+    """Queries lie beside their gates, what belongs to one key head together, and dimensions that turn together beside each other."""
     target = write(family, tmp_path / "target")
     pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if not re.search("experts|sparse_moe", name)}
     parts = {"qwen3_next": "linear_attn.in_proj_qkvz", "lfm2": "conv.in_proj"}.get(family, "linear_attn.in_proj_qkv")
-    parts = "mamba.in_proj" if "granite" in family else parts
+    parts = "mamba.in_proj" if "granite" in family else "self_attn.k_proj" if family == "glm4" else parts
     assert {"model.layers.1.self_attn.q_proj.weight", f"model.layers.0.{parts}.weight"} <= pairs.keys()
     adapter = save_adapter(tmp_path / "adapter", {name.replace("model.", prefix, 1): pair for name, pair in pairs.items()})
     loaded = load(target, AdapterRoom(2, 4))

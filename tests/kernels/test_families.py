@@ -13,6 +13,7 @@ from pairs import Pair, assert_near, random_tokens
 from recurrent_rows import StateRow, state_batch
 from tiny_models import FAMILIES, RECURRENT, WINDOW, WITH_EXPERTS, tiny_config
 from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from foretoken.kernels import families, native
@@ -88,6 +89,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi3-head-dim": tiny_config("phi3", hidden_size=48, rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.75}),
     "olmo2-biases": tiny_config("olmo2", attention_bias=True, **TIED),
     "olmo2-ungrouped": tiny_config("olmo2", num_key_value_heads=4, hidden_size=24),
+    "exaone4-full": tiny_config("exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
+    "stablelm-parallel": tiny_config("stablelm", use_parallel_residual=True, num_key_value_heads=4, **TIED),
+    "phi-whole-heads": tiny_config("phi", num_key_value_heads=4, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}),
     "olmoe-all": tiny_config("olmoe", num_experts_per_tok=8, norm_topk_prob=True),
     "gpt_oss-all": tiny_config("gpt_oss", num_experts_per_tok=5, attention_bias=False),
     "gemma2-biases": tiny_config("gemma2", attention_bias=True, head_dim=20, **UNTIED),
@@ -96,6 +100,15 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gemma3-capped": tiny_config("gemma3", final_logit_softcapping=5.0, attention_bias=True, **UNTIED),
     "gemma3-scaled": tiny_config("gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0}, head_dim=12, sliding_window_pattern=2),
 }
+
+
+if "full_attention" in tiny_config("olmo3").rope_parameters:  # as of newer versions of transformers
+    CONFIGS["olmo3-scaled"] = tiny_config("olmo3", rope_scaling={"rope_type": "linear", "factor": 8.0}, attention_bias=True)
+
+if "gemma4" in FAMILIES:
+    CONFIGS["gemma4-keys-as-values"] = tiny_config(
+        "gemma4", hidden_size_per_layer_input=0, num_kv_shared_layers=0, attention_k_eq_v=True, num_global_key_value_heads=1, **UNTIED
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +128,7 @@ def tokens(seed: int) -> list[int]:
 
 
 def test_every_family_is_held_to_transformers() -> None:
-    assert {tiny_config(family).model_type for family in (*FAMILIES, *RECURRENT)} == families.FAMILIES.keys()
+    assert {tiny_config(family).model_type for family in (*FAMILIES, *RECURRENT)} == families.FAMILIES.keys() & {*CONFIG_MAPPING}
     assert [name for name, config in CONFIGS.items() if not supports(config)] == []
 
 
@@ -159,6 +172,12 @@ def test_chunks_rows_and_single_tokens(pair_of: Callable[[str], Pair], name: str
         ("granite", {"residual_multiplier": 1.0}),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("olmoe", {"num_experts_per_tok": 3}),
+        ("olmo3", {"sliding_window": 64}),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+        ("ministral3", {"rope_parameters": {**YARN, "factor": 8.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.0}}),
+        ("cohere2", {"layer_types": ["sliding_attention"] * 3}),
+        ("arcee", {"hidden_act": "relu"}),
+        ("nemotron", {"norm_eps": 1e-6}),
         ("phi3", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 1.0}}),
         ("gemma2", {"attn_logit_softcapping": None}),
         ("gemma3", {"rope_local_base_freq": 10000.0}),
@@ -212,6 +231,16 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("phi3", {"layer_types": ["full_attention"] * 3}),
         ("olmo2", {"clip_qkv": 8.0}),
         ("olmoe", {"clip_qkv": 8.0}),
+        ("cohere", {"use_qk_norm": True}),
+        ("cohere2", {"layer_types": ["linear_attention"] * 3}),
+        ("stablelm", {"qk_layernorm": True}),
+        ("phi", {"qk_layernorm": True}),
+        ("gemma", {"use_bidirectional_attention": True}),
+        ("ministral", {"sliding_window": None}),
+        ("ministral3", {"rope_parameters": YARN}),
+        ("hunyuan", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}}),
+        ("hunyuan", {"rope_parameters": YARN}),
+        ("arcee", {"hidden_act": "tanh"}),
         ("qwen3_next", {"num_experts_per_tok": 7}),
         ("qwen3_5", {"attention_bias": True}),
         ("qwen3_5", {"linear_num_value_heads": 3}),

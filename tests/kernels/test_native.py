@@ -96,6 +96,8 @@ OPS: dict[str, tuple[Op, ...]] = {
     "embed": (Embed((), ("y",), "embed", scale=2.5),),
     "norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True),),
     "norm without weight": (RMSNorm(("x",), ("y",), "", 0.1),),
+    "layer norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", centred=True),),
+    "product of a layer norm": (RMSNorm(("x",), ("n",), "", 0.1, centred=True), Linear(("n",), ("y",), ("square",))),
     "linear": (Linear(("x",), ("y",), ("square", "odd"), ("square_bias", "")),),
     "residual": (RMSNorm(("x",), ("n",), "norm", 0.1), Linear(("n", "x"), ("y",), ("square",))),
     "norm for two": (RMSNorm(("x",), ("n",), "norm", 0.1), Linear(("n",), ("a",), ("square",)), Linear(("n", "a"), ("y",), ("square",))),
@@ -112,7 +114,7 @@ OPS: dict[str, tuple[Op, ...]] = {
         Linear(("a",), ("y",), ("square",)),
     ),
     "gated, odd width": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "gelu", gated=True)),
-    "activation": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "relu", gated=False)),
+    "activation": (Linear(("x",), ("g",), ("odd",)), Activation(("g",), ("y",), "relu2", gated=False)),
     "scale and cap": (Linear(("x",), ("g",), ("odd",)), Scale(("g",), ("s",), 3.0), Softcap(("s",), ("y",), 2.0)),
     "cap, then scale": (Linear(("x",), ("g",), ("odd",)), Softcap(("g",), ("s",), 2.0), Scale(("s",), ("y",), 3.0)),
     "row-local run": (

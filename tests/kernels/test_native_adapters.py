@@ -14,8 +14,9 @@ from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import ISAS, assert_near, assert_same_bits, each_isa, low_rank, panel_order
 from random_adapters import check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
-from tiny_models import FAMILIES
+from tiny_models import FAMILIES, QUICK_FAMILIES
 from torch import Tensor
+from variants import slow_but
 
 from foretoken.kernels import native, sampling
 from foretoken.kernels.adapters import AdapterBank, AdapterRoom, Factors, adapted
@@ -119,7 +120,7 @@ def test_what_is_added_to_a_gated_product_stands_as_its_panels_do(isa: int, outp
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("settings", [{}, {"intermediate_size": WIDE}], ids=["", "by turns"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(QUICK_FAMILIES, FAMILIES))
 def test_rows_are_computed_as_in_torch_and_as_if_their_adapters_were_merged(family: str, settings: dict[str, int], threads: int) -> None:
     native.set_threads(threads)
     program = small_program(family, **settings)

@@ -33,7 +33,9 @@ SHAPES: dict[str, Shape] = {
     "one head, no rotation": Shape(kv_heads=1, group=1, rope_half=0, scale=0.3),
     "many heads, norms": Shape(kv_heads=1, group=20, k_dim=32, v_dim=32, rope_half=16, norm=True, scale=1.0),
     "odd dims, partial rotation": Shape(group=7, k_dim=37, v_dim=21, rope_half=9, norm=True, scale=0.4),
-    "wide, 9 heads, sinks": Shape(kv_heads=1, group=9, k_dim=80, v_dim=112, rope_half=40, sinks=True),
+    "wide, 9 heads, norms behind, sinks": Shape(
+        kv_heads=1, group=9, k_dim=80, v_dim=112, rope_half=40, norm=True, norm_last=True, grows=True, sinks=True
+    ),
     "window, sinks": Shape(window=19, sinks=True),
     "long window, softcap": Shape(window=200, softcap=4.0, scale=0.5),
 }

@@ -36,7 +36,7 @@ class Tokens:
 INVARIANT_SHAPES: dict[str, Shape] = {
     "plain": Shape(kv_heads=1),
     "window, sinks": Shape(kv_heads=1, window=90, group=2, sinks=True),
-    "odd": Shape(kv_heads=2, group=7, k_dim=20, v_dim=24, rope_half=10, softcap=5.0),
+    "odd": Shape(kv_heads=2, group=7, k_dim=20, v_dim=24, rope_half=10, softcap=5.0, norm=True, norm_last=True, grows=True),
     "one head": Shape(kv_heads=1, group=1, k_dim=32, v_dim=128, rope_half=16),
 }
 

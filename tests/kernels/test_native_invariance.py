@@ -11,6 +11,7 @@ import torch
 import transformers
 from native_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import random_pairs, with_adapters
+from variants import slow_but
 
 from foretoken.kernels import native
 from foretoken.kernels.adapters import AdapterBank, AdapterRoom
@@ -43,7 +44,7 @@ def _threads() -> Iterator[None]:
     native.set_threads(1)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "window", "experts", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=slow_but(["qwen3", "window", "experts"], ["qwen3", "window", "experts", "gpt_oss", "layer norms"]))
 def model(request: pytest.FixtureRequest) -> Model:
     sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
@@ -53,6 +54,8 @@ def model(request: pytest.FixtureRequest) -> Model:
         config = transformers.Qwen3MoeConfig(**sizes, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=48)
     elif request.param == "gpt_oss":
         config = transformers.GptOssConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=100)
+    elif request.param == "layer norms":
+        config = transformers.Cohere2Config(**{name: size for name, size in sizes.items() if name != "head_dim"}, sliding_window=100)
     else:
         config = transformers.MistralConfig(**sizes, sliding_window=100)
     program = fuse(decoder_program(config))

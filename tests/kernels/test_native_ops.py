@@ -33,15 +33,20 @@ from foretoken.kernels.program import CLAMPED
 # ---- elementwise
 
 
+def normed(x: Tensor, weight: Tensor | None, eps: float, centred: bool) -> Tensor:
+    return (F.layer_norm if centred else F.rms_norm)(x, x.shape[-1:], None if weight is None else weight.double(), eps=eps)
+
+
 @each_isa
+@pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("width", [1, 15, 16, 63, 64, 65, 576, 1000])
-def test_rms_norm(isa: int, width: int) -> None:
+def test_norms(isa: int, width: int, centred: bool) -> None:
     x, weight, bias = torch.randn(3, width + 2), torch.randn(width), torch.randn(width)
     for w, b in ((weight, bias), (weight, None), (None, None)):
         out = torch.full((3, width + 1), 55.0)
-        call("ft_op_rms_norm", isa, c_void_p(x.data_ptr()), c_int64(width + 2), width, c_void_p(address(w)), c_void_p(address(b)),
+        call("ft_op_rms_norm", isa, c_void_p(x.data_ptr()), c_int64(width + 2), width, centred, c_void_p(address(w)), c_void_p(address(b)),
              c_float(1e-5), c_void_p(out.data_ptr()), c_int64(width + 1), 3)  # fmt: skip
-        expected = F.rms_norm(x[:, :width].double(), (width,), None if w is None else w.double(), 1e-5) + (0 if b is None else b.double())
+        expected = normed(x[:, :width].double(), w, 1e-5, centred) + (0 if b is None else b.double())
         assert_near(out[:, :width], expected)
         assert (out[:, width] == 55).all()
 
@@ -107,11 +112,12 @@ def test_prepare(isa: int, precision: Precision, width: int) -> None:
     inputs = width if precision == Precision.FLOAT32 else -(-width // 64) * 64
     whole = torch.randn(5, width + 3) * torch.tensor([1.0, 100.0, 1e-4, 1.0, 0.0])[:, None]
     x, weight, bias = whole[:, :width], torch.randn(width), torch.randn(width)
-    for norm in ((None, None, None), (weight, bias, 1e-6), (weight, None, 1e-6), (None, None, 1e-6)):
+    affine, plain = (weight, bias, 1e-6), (None, None, 1e-6)
+    for norm in ((None, None, None, False), (*affine, False), (weight, None, 1e-6, False), (*plain, False), (*affine, True)):
         expected = x.double()
         size = expected.abs()  # of what is added up: a bias may leave little of it
         if norm[2] is not None:
-            expected = F.rms_norm(expected, (width,), None if norm[0] is None else norm[0].double(), norm[2])
+            expected = normed(expected, norm[0], norm[2], norm[3])
             added = torch.zeros(width).double() if norm[1] is None else norm[1].double()
             size = expected.abs() + added.abs()
             expected = expected + added

@@ -75,11 +75,13 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         (RMSNorm(("x",), ("y",), "norm", 0.1), rms(X, WEIGHTS["norm"], 0.1)),
         (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True), rms(X, 1 + WEIGHTS["norm"], 0.1) + WEIGHTS["bias"]),
         (RMSNorm(("x",), ("y",), "", 0.1), rms(X, torch.ones(8), 0.1)),
+        (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", centred=True), F.layer_norm(X, (8,), WEIGHTS["norm"], WEIGHTS["bias"], 0.1)),
         (Linear(("x",), ("y",), ("wide", "qkv"), ("", "")), X @ torch.cat((WEIGHTS["wide"], WEIGHTS["qkv"])).T),
         (Scale(("x",), ("y",), 0.25), X / 4),
         (Softcap(("x",), ("y",), 0.5), 0.5 * torch.tanh(X / 0.5)),
         (Concat(("x", "x"), ("y",)), torch.cat((X, X), 1)),
         (Activation(("x",), ("y",), "relu", gated=False), F.relu(X)),
+        (Activation(("x",), ("y",), "relu2", gated=False), F.relu(X) ** 2),
         (Activation(("x",), ("y",), "gelu", gated=True), F.gelu(X[:, :4]) * X[:, 4:]),
         (Activation(("x", "x"), ("y",), "gelu_tanh", gated=True), F.gelu(X, approximate="tanh") * X),
         (TopK(("x",), ("columns", "y"), k=3), X.sort(-1, descending=True).values[:, :3]),
@@ -197,6 +199,8 @@ def test_states_go_to_a_device_with_their_batch() -> None:
     assert moved is not None and batch.states is not None
     for part in dataclasses.fields(RowStates):
         value, expected = getattr(moved, part.name), getattr(batch.states, part.name)
+        if expected is None:
+            continue
         assert isinstance(value, Remote) and value.storage_offset() * value.element_size() % ALIGNMENT == 0
         assert here(value).dtype == expected.dtype and torch.equal(here(value), expected)
 

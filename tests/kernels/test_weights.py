@@ -8,13 +8,14 @@ import transformers
 from decoding import Decoding
 from pairs import Pair, random_tokens
 from safetensors.torch import load_file, save_file
-from tiny_models import WITH_EXPERTS, random_model, tiny_config
+from tiny_models import FAMILIES, WITH_EXPERTS, random_model, tiny_config
 
+from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import RowsOf
 from foretoken.kernels.text_names import text_names
-from foretoken.kernels.weights import WeightError, check_finite, load_program_executor, read_tensors, sliced
+from foretoken.kernels.weights import WeightError, check_finite, check_tensors, load_program_executor, read_tensors, sliced
 
 REFERENCE = Execution(prefer_native=False)
 CONFIG = transformers.LlamaConfig(
@@ -144,6 +145,24 @@ def test_rows_of_several_weights_in_one() -> None:
     assert tensors["q.0"].tolist() == [[0, 1], [6, 7]]
     assert tensors["q.1"].tolist() == [[2, 3], [4, 5], [8, 9], [10, 11]]
     assert set(sliced({"q.0": torch.zeros(2, 2)}, PARTS)) == {"q.0"}  # as it is, where there is no whole
+
+
+@pytest.mark.skipif("gemma4" not in FAMILIES, reason="transformers has no Gemma 4")
+def test_what_nobody_reads_may_be_there() -> None:
+    """As keys of layers that share those of others are in what is published."""
+    program = decoder_program(tiny_config("gemma4"))
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in program.weights.items()}
+    check_tensors(program, {**tensors, "model.layers.3.self_attn.k_proj.weight": torch.zeros(1)})
+    with pytest.raises(WeightError, match="unexpected: model.layers.1.self_attn.k_proj.weight"):
+        check_tensors(program, {**tensors, "model.layers.1.self_attn.k_proj.weight.more": torch.zeros(1)})
+
+
+def test_rows_that_turn_in_pairs_become_halves() -> None:
+    """Of each of two heads of five rows four turn; a bias is a vector."""
+    rows = torch.arange(10.0)
+    for tensor in (rows, rows[:, None].expand(-1, 3)):
+        found = sliced({"q.weight": tensor}, {"q.halves": RowsOf("q.weight", tuple(tensor.shape), 2, 0, 5, pairs=4)})["q.halves"]
+        assert torch.equal(found, tensor[[0, 2, 1, 3, 4, 5, 7, 6, 8, 9]])
 
 
 def test_looking_at_shapes_reads_nothing(tmp_path: Path) -> None:

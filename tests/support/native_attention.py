@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
 import pytest
@@ -45,9 +45,11 @@ class AttentionOp(ctypes.Structure):
         ("sinks", c_void_p),
         ("rope", c_void_p),
         ("rope_half", c_int32),
+        ("growth", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("norm_eps", c_float),
+        ("norm_last", c_bool),
         ("input", c_void_p),
         ("input_stride", c_int64),
         ("queries", c_void_p),
@@ -72,6 +74,8 @@ class Shape:
     sinks: bool = False
     rope_half: int = 32
     norm: bool = False
+    norm_last: bool = False
+    grows: bool = False
     scale: float = 0.125
 
     @property
@@ -98,6 +102,7 @@ class Layer:
         self.sinks = 3 * torch.randn(shape.num_heads, generator=generator)
         angles = torch.arange(NUM_BLOCKS * BLOCK_SIZE)[:, None] * torch.logspace(0, -3, max(shape.rope_half, 1))
         self.rope = torch.cat([angles.cos(), angles.sin()], 1).contiguous()
+        self.growth = 1 + torch.arange(NUM_BLOCKS * BLOCK_SIZE) / 100
 
     def run(
         self, batch: RaggedBatch, x: Tensor, isa: int = -1, threads: int = 1, seed: int = 0, only_write: bool = False,
@@ -121,9 +126,11 @@ class Layer:
             sinks=self.sinks.data_ptr() if shape.sinks else None,
             rope=self.rope.data_ptr() if shape.rope_half else None,
             rope_half=shape.rope_half,
+            growth=self.growth.data_ptr() if shape.grows else None,
             q_norm=self.q_norm.data_ptr() if shape.norm else None,
             k_norm=self.k_norm.data_ptr() if shape.norm else None,
             norm_eps=1e-6,
+            norm_last=shape.norm_last,
             input=x.data_ptr(),
             input_stride=x.shape[1],
             out=None if narrow else out.data_ptr(),
@@ -140,16 +147,18 @@ class Layer:
         shape = self.shape
         sizes = [shape.num_heads * shape.k_dim, shape.kv_heads * shape.k_dim, shape.kv_heads * shape.v_dim]
         q, k, v = x.split(sizes, 1)
-        return self._rotate(q, positions, self.q_norm), self._rotate(k, positions, self.k_norm), v.unflatten(1, (-1, shape.v_dim))
+        q, k = self._rotate(q, positions, self.q_norm), self._rotate(k, positions, self.k_norm)
+        return q * self.growth[positions][:, None, None] if shape.grows else q, k, v.unflatten(1, (-1, shape.v_dim))
 
     def _rotate(self, x: Tensor, positions: Tensor, weight: Tensor) -> Tensor:
         x = x.unflatten(1, (-1, self.shape.k_dim))
-        if self.shape.norm:
+        if self.shape.norm and not self.shape.norm_last:
             x = torch.nn.functional.rms_norm(x, (self.shape.k_dim,), weight, 1e-6)
         half = self.shape.rope_half
         cos, sin = self.rope[positions][:, None, :].split(max(half, 1), 2)
         a, b, rest = x.split([half, half, self.shape.k_dim - 2 * half], 2)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], 2) if half else x
+        x = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], 2) if half else x
+        return torch.nn.functional.rms_norm(x, (self.shape.k_dim,), weight, 1e-6) if self.shape.norm and self.shape.norm_last else x
 
     def fill(self, slots: Tensor, generator: torch.Generator) -> None:
         """Random k and v in these slots."""

@@ -33,7 +33,7 @@ INTEGERS = (Precision.INT8, Precision.INT4)
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] for isa in ISAS])
 each_precision = pytest.mark.parametrize("precision", list(Precision), ids=lambda p: p.name.lower())
 activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
-activations |= {"relu": F.relu, "sigmoid": torch.sigmoid}
+activations |= {"relu": F.relu, "sigmoid": torch.sigmoid, "relu2": lambda x: F.relu(x).square()}
 
 
 class Prepare(ctypes.Structure):
@@ -42,6 +42,7 @@ class Prepare(ctypes.Structure):
         ("x_stride", c_int64),
         ("width", c_int32),
         ("normalise", c_bool),
+        ("centred", c_bool),
         ("norm_weight", c_void_p),
         ("norm_bias", c_void_p),
         ("eps", c_float),
@@ -115,14 +116,15 @@ def prepare(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float | None = None,
+    centred: bool = False,
 ) -> Rows:
-    """eps given: an RMSNorm comes first."""
+    """eps given: an RMSNorm comes first, or a layer norm."""
     rows, padded = len(x), -(-len(x) // 16) * 16
     data = torch.full((padded, inputs), 55, dtype=DTYPES[precision])
     scales, sums = torch.full((rows,), 55.0), torch.full((rows, inputs // 32 if precision == Precision.INT4 else 1), 55, dtype=torch.int32)
     stride = data.stride(0) * data.element_size()
     args = Prepare(
-        address(x), x.stride(0), x.shape[1], eps is not None, address(weight), address(bias), eps or 0.0, precision, inputs,
+        address(x), x.stride(0), x.shape[1], eps is not None, centred, address(weight), address(bias), eps or 0.0, precision, inputs,
         address(data), stride, address(scales), address(sums),
     )  # fmt: skip
     first = rows // 2  # in two pieces, as threads would

@@ -68,7 +68,8 @@ def merged_model(target: Path, pairs: Pairs, folder: Path) -> Path:
 
 def pairs_for(target: Path, seed: int, rank: int = 4, weights: str = "_proj", size: float = 1.0) -> Pairs:
     """Random factors for a checkpoint's linear layers whose names contain `weights`."""
-    shapes = {name: tensor.shape for name, tensor in load_file(target / "model.safetensors").items() if weights in name}
+    tensors = load_file(target / "model.safetensors")
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if weights in name and tensor.dim() > 1}
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (size * torch.randn(rank, width, generator=generator) * width**-0.5, torch.randn(out, rank, generator=generator) * rank**-0.5)

@@ -79,6 +79,9 @@ WINDOW = 6
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "granite_hybrid", "granite_hybrid_moe")
 """Families with layers that keep a state: they run in batches that say where it is."""
 WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+LAYER_NORM = {"layer_norm_eps": 1e-3}
+_PARTIAL = {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}
 _DELTA: dict[str, Any] = {
     "head_dim": 16,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -119,6 +122,37 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "ministral3": (
+        transformers.Ministral3Config,
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_theta": 100.0,
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "ministral": (transformers.MinistralConfig, {"head_dim": 16, "layer_types": SLIDING, "sliding_window": WINDOW}),
+    "cwm": (transformers.CwmConfig, {"layer_types": SLIDING, "sliding_window": WINDOW, "mlp_bias": True, "head_dim": 16}),
+    "arcee": (transformers.ArceeConfig, {}),
+    "seed_oss": (transformers.SeedOssConfig, {"head_dim": 16, "mlp_bias": True}),
+    "helium": (transformers.HeliumConfig, {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "ernie4_5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
+    "hunyuan": (
+        transformers.HunYuanDenseV1Config,
+        {"head_dim": 16, "rope_parameters": {"rope_theta": 100.0, "rope_type": "dynamic", "factor": 1.0, "alpha": 3.0}},
+    ),
+    "glm": (transformers.GlmConfig, {"head_dim": 16}),
+    "glm4": (transformers.Glm4Config, {"head_dim": 16}),
+    "cohere": (transformers.CohereConfig, {**LAYER_NORM, "attention_bias": True}),
+    "cohere2": (transformers.Cohere2Config, {**LAYER_NORM, "layer_types": SLIDING, "sliding_window": WINDOW}),
+    "starcoder2": (transformers.Starcoder2Config, {"norm_epsilon": 1e-3, "sliding_window": WINDOW}),
+    "stablelm": (transformers.StableLmConfig, {**LAYER_NORM, "use_qkv_bias": True, "rope_parameters": _PARTIAL}),
+    "phi": (transformers.PhiConfig, LAYER_NORM),
+    "nemotron": (transformers.NemotronConfig, {"norm_eps": 1e-3, "attention_bias": True, "mlp_bias": True}),
     "mixtral": (
         transformers.MixtralConfig,
         {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
@@ -152,6 +186,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {"sliding_window": WINDOW, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}},
     ),
     "olmo2": (transformers.Olmo2Config, {}),
+    "olmo3": (transformers.Olmo3Config, {"layer_types": SLIDING, "sliding_window": WINDOW}),
+    "exaone4": (transformers.Exaone4Config, {"layer_types": SLIDING, "sliding_window": WINDOW, "head_dim": 16}),
     "olmoe": (transformers.OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 32}),
     "gpt_oss": (
         transformers.GptOssConfig,
@@ -170,6 +206,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             },
         },
     ),
+    "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
     "gemma2": (
         transformers.Gemma2Config,
         {
@@ -192,14 +229,43 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }
+if hasattr(transformers, "Gemma4TextConfig"):
+    _FAMILIES["gemma4"] = (
+        transformers.Gemma4TextConfig,
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 2,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 97,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+    )
 FAMILIES = tuple(family for family in _FAMILIES if family not in RECURRENT)
 """Every other family that is lowered to a program."""
+_ALSO_SLOW = {
+    "ministral", "cwm", "arcee", "seed_oss", "helium", "ernie4_5", "glm", "cohere", "starcoder2", "stablelm", "nemotron", "olmo3",
+    "exaone4", "gemma", "ministral3", "hunyuan", "phi",
+}  # fmt: skip
+QUICK_FAMILIES = tuple(family for family in FAMILIES if family not in _ALSO_SLOW)
+"""Those that between them have all that programs are made of."""
 
 
 def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
     """A config of one of FAMILIES or RECURRENT with SIZES; settings override."""
     kind, own = _FAMILIES[family]
-    return kind(**copy.deepcopy({**SIZES, **own, **settings}))
+    merged = copy.deepcopy({**SIZES, **own, **settings})
+    if "layer_types" in own and "layer_types" not in settings:
+        merged["layer_types"] = merged["layer_types"][: merged["num_hidden_layers"]]
+        if len(merged["layer_types"]) < len(own["layer_types"]):
+            merged.pop("num_kv_shared_layers", None)
+    if "vocab_size_per_layer_input" in own:
+        merged["vocab_size_per_layer_input"] = merged["vocab_size"]
+    return kind(**merged)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
@@ -209,7 +275,11 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
-            parameter.data = 1 + 0.3 * noise
+            # Gemma 4's scores are not scaled, but by what it has learned.
+            parameter.data = (1 + 0.3 * noise) * (0.3 if "q_norm" in name and config.model_type == "gemma4_text" else 1.0)
         else:
             parameter.data = noise * (0.5 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5)
+    for name, buffer in model.named_buffers():
+        if "layer_scalar" in name:
+            buffer.fill_(0.7)
     return model

@@ -2,38 +2,47 @@
 
 // ---- RMSNorm
 
-// Squares summed in four interleaved runs: one order for every row, and no wait for each addition.
-inline float inverse_rms(const float* x, int width, float eps) {
+// Summed in four interleaved runs: one order for every row, and no wait for each addition. add(v, n, sum): the first n columns of v.
+template <class Add>
+inline float sum_of_row(const float* x, int width, Add&& add) {
   Vec sums[4] = {zero(), zero(), zero(), zero()};
   int i = 0;
   for (; i + 64 <= width; i += 64) {
-    for (int j = 0; j < 4; ++j) {
-      const Vec v = load(x + i + 16 * j);
-      sums[j] = mul_add(v, v, sums[j]);
-    }
+    for (int j = 0; j < 4; ++j) sums[j] = add(load(x + i + 16 * j), 16, sums[j]);
   }
-  for (int j = 0; i < width; i += 16, ++j) {
-    const Vec v = load_some(x + i, width - i);
-    sums[j] = mul_add(v, v, sums[j]);
-  }
-  const float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
-  return 1.0f / __builtin_sqrtf(sum / float(width) + eps);
+  for (int j = 0; i < width; i += 16, ++j) sums[j] = add(load_some(x + i, width - i), width - i, sums[j]);
+  return sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
+}
+
+// (x - mean) * inverse: of an RMSNorm the mean is 0, of a layer norm the row's own.
+struct Spread {
+  Vec mean, inverse;
+};
+
+inline Spread spread_of(const float* x, int width, bool centred, float eps) {
+  const auto inverse = [&](float squares) { return splat(1.0f / __builtin_sqrtf(squares / float(width) + eps)); };
+  if (!centred) return {zero(), inverse(sum_of_row(x, width, [](Vec v, int, Vec sum) { return mul_add(v, v, sum); }))};
+  const Vec mean = splat(sum_of_row(x, width, [](Vec v, int, Vec sum) { return v + sum; }) / float(width));
+  return {mean, inverse(sum_of_row(x, width, [&](Vec v, int n, Vec sum) {
+            v = only(first_lanes(n), v - mean);
+            return mul_add(v, v, sum);
+          }))};
 }
 
 // Columns i .. i + 15 of a row, normalised; columns from width on are 0. Null weight = ones, null bias = none.
-inline Vec normalised(const float* x, int i, int width, Vec inverse, const float* weight, const float* bias) {
+inline Vec normalised(const float* x, int i, int width, const Spread& spread, const float* weight, const float* bias) {
   const int n = width - i;
-  Vec v = load_some(x + i, n) * inverse;
+  Vec v = only(first_lanes(n), load_some(x + i, n) - spread.mean) * spread.inverse;
   if (weight) v = v * load_some(weight + i, n);
   if (bias) v = v + load_some(bias + i, n);
   return v;
 }
 
-inline void rms_norm(const float* x, int64_t x_stride, int width, const float* weight, const float* bias, float eps, float* out,
-                     int64_t out_stride, int rows) {
+inline void rms_norm(const float* x, int64_t x_stride, int width, bool centred, const float* weight, const float* bias, float eps,
+                     float* out, int64_t out_stride, int rows) {
   for (int r = 0; r < rows; ++r, x += x_stride, out += out_stride) {
-    const Vec inverse = splat(inverse_rms(x, width, eps));
-    for (int i = 0; i < width; i += 16) store_some(out + i, normalised(x, i, width, inverse, weight, bias), width - i);
+    const Spread spread = spread_of(x, width, centred, eps);
+    for (int i = 0; i < width; i += 16) store_some(out + i, normalised(x, i, width, spread, weight, bias), width - i);
   }
 }
 
@@ -74,6 +83,10 @@ inline Vec function_of(Function function, Vec x) {
     }
     case Function::kRelu:
       return max_of(zero(), x);  // x second: a NaN is passed on
+    case Function::kRelu2: {
+      const Vec kept = max_of(zero(), x);
+      return kept * kept;
+    }
     case Function::kSigmoid:
       return one / (one + exp_of(zero() - x));
     case Function::kClamped:

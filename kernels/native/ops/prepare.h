@@ -1,24 +1,24 @@
-// Rows of floats -> the rows a packed weight of some precision multiplies, with an RMSNorm on the way. Included by isa_table.h.
+// Rows of floats -> the rows a packed weight of some precision multiplies, with a norm on the way. Included by isa_table.h.
 
 // One row: 16 columns at a time as they enter the product, from width on 0.
 template <bool kNormalise, bool kHasBias>
 struct RowReader {
   const float* x;
   int width;
-  Vec inverse;
+  Spread spread;
   const float* weight;
   const float* bias;
 
   Vec whole(int i) const {  // all 16 columns exist
     Vec v = load(x + i);
-    if (kNormalise) v = v * inverse;
+    if (kNormalise) v = (v - spread.mean) * spread.inverse;
     if (kNormalise && weight) v = v * load(weight + i);
     if (kNormalise && kHasBias) v = v + load(bias + i);
     return v;
   }
   Vec operator()(int i) const {
     if (i + 16 <= width) return whole(i);
-    return kNormalise ? normalised(x, i, width, inverse, weight, kHasBias ? bias : nullptr) : load_some(x + i, width - i);
+    return kNormalise ? normalised(x, i, width, spread, weight, kHasBias ? bias : nullptr) : load_some(x + i, width - i);
   }
 };
 
@@ -77,8 +77,8 @@ inline void prepare_as(const Prepare& p, int first, int count) {
     for (int i = 0; i < p.width && r + 1 < first + count; i += 16) fetch_line(x + p.x_stride + i);
     fetch_some(p.ahead, 32);
     char* out = static_cast<char*>(p.data) + r * p.stride;
-    const Vec inverse = splat(kNormalise ? inverse_rms(x, p.width, p.eps) : 1.0f);
-    const RowReader<kNormalise, kHasBias> row = {x, p.width, inverse, p.norm_weight, p.norm_bias};
+    const Spread spread = kNormalise ? spread_of(x, p.width, p.centred, p.eps) : Spread{};
+    const RowReader<kNormalise, kHasBias> row = {x, p.width, spread, p.norm_weight, p.norm_bias};
     switch (p.precision) {
       case Precision::kFloat32:
         for (int i = 0; i < p.inputs; i += 16) store_some(reinterpret_cast<float*>(out) + i, row(i), p.inputs - i);

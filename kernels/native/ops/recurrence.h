@@ -119,9 +119,9 @@ inline void memory_steps(bool corrects, const MemoryStep* steps, int count, int 
 
 // An RMSNorm of n floats times silu(gate).
 inline void gated_norm(const float* x, int n, const float* weight, float eps, const float* gate, float* out, uint16_t* narrow_out) {
-  const Vec inverse = splat(inverse_rms(x, n, eps));
+  const Spread spread = spread_of(x, n, false, eps);
   for (int i = 0; i < n; i += 16) {
-    const Vec y = normalised(x, i, n, inverse, weight, nullptr) * function_of(Function::kSilu, load_some(gate + i, n - i));
+    const Vec y = normalised(x, i, n, spread, weight, nullptr) * function_of(Function::kSilu, load_some(gate + i, n - i));
     if (narrow_out) {
       store_some(narrow_out + i, to_bf16(y), n - i);
     } else {

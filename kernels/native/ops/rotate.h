@@ -1,23 +1,8 @@
 // From the rows of q | k | v to what attention reads: heads normalised and rotated in float32, k and v in their cache slots, queries
 // scaled and in the cache's type (bfloat16 for an int8 cache). Knows no places and no masks.
 
-// A head of n floats through RMSNorm (weight null = none) and rotation, to out [pad], zero from n on.
-inline void normalise_and_rotate(const AttentionOp& op, const float* x, const float* weight, int64_t position, int n, int pad, float* out) {
-  if (weight) {
-    Vec squares = zero();
-    for (int i = 0; i < n; i += 16) {
-      const Vec v = load_some(x + i, n - i);
-      squares = mul_add(v, v, squares);
-    }
-    const __m128 mean = _mm_set_ss(sum_lanes(squares) / float(n) + op.norm_eps);
-    const Vec inverse = splat(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
-    for (int i = 0; i < pad; i += 16) {
-      store(out + i, load_some(x + i, n - i) * inverse * load_some(weight + i, n - i));
-    }
-  } else {
-    for (int i = 0; i < pad; i += 16) store(out + i, load_some(x + i, n - i));
-  }
-  if (!op.rope) return;
+// The first dimensions of a head, in place.
+inline void rotate(const AttentionOp& op, int64_t position, float* out) {
   const int half = op.rope_half;
   const float* cosines = op.rope + position * 2 * half;
   const float* sines = cosines + half;
@@ -28,6 +13,29 @@ inline void normalise_and_rotate(const AttentionOp& op, const float* x, const fl
     store_some(out + i, mul_sub(a, c, b * s), lanes);
     store_some(out + half + i, mul_add(b, c, a * s), lanes);
   }
+}
+
+// A head of n floats through RMSNorm (weight null = none) and rotation, to out [pad], zero from n on. The rotation leaves its length as it is,
+// so only the weight has to wait where the norm comes last.
+inline void normalise_and_rotate(const AttentionOp& op, const float* x, const float* weight, int64_t position, int n, int pad, float* out) {
+  if (weight) {
+    Vec squares = zero();
+    for (int i = 0; i < n; i += 16) {
+      const Vec v = load_some(x + i, n - i);
+      squares = mul_add(v, v, squares);
+    }
+    const __m128 mean = _mm_set_ss(sum_lanes(squares) / float(n) + op.norm_eps);
+    const Vec inverse = splat(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
+    for (int i = 0; i < pad; i += 16) {
+      const Vec v = load_some(x + i, n - i) * inverse;
+      store(out + i, op.norm_last ? v : v * load_some(weight + i, n - i));
+    }
+  } else {
+    for (int i = 0; i < pad; i += 16) store(out + i, load_some(x + i, n - i));
+  }
+  if (op.rope) rotate(op, position, out);
+  if (!weight || !op.norm_last) return;
+  for (int i = 0; i < n; i += 16) store(out + i, load(out + i) * load_some(weight + i, n - i));
 }
 
 // x = scale * q, q in -127..127. A vector that is not finite gets a scale that is not finite: it must not pass for a sane one.
@@ -132,7 +140,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
 
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16;
   const int64_t first = ((kv_head * rows + token) * group) * k_pad;
-  const Vec scale = splat(op.scale);
+  const Vec scale = splat(op.growth ? op.scale * op.growth[position] : op.scale);
   for (int g = 0; g < group; ++g) {
     normalise_and_rotate(op, q + int64_t(kv_head * group + g) * k_dim, op.q_norm, position, k_dim, k_pad, head);
     for (int i = 0; i < k_pad; i += 16) {

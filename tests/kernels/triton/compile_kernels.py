@@ -85,7 +85,7 @@ def attention_of_llama() -> None:
 
 
 def attention_of_others() -> None:
-    for dim in (64, 256):
+    for dim in (64, 256, 512):
         for tokens, rows in [(64, 64), (9, 1), (2048, 4)]:
             attend(tokens, rows, dim)
     attend(9, 1, 128)
@@ -110,7 +110,7 @@ def attention_over_float8() -> None:
 def attention_on_a_desktop() -> None:
     """Tiles that take the most memory, where a program has 99 KiB of it."""
     attention.shared_bytes = lambda device: 99 * 1024
-    for dim in (128, 256):
+    for dim in (128, 256, 512):
         attend(2048, 4, dim)
         attend(9, 1, dim)
 
@@ -224,11 +224,11 @@ def small_ones() -> None:
     for width in (576, 4096, 16384):
         norms.rms_norm(empty(tokens, width), empty(width), 1e-5)
         quantise.quantised(empty(tokens, width))
-        norms.rms_norm(empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True)
-    for function in ("", "silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
+        norms.rms_norm(empty(tokens, width), empty(width, dtype=WIDE), 1e-5, empty(width), True, True)
+    for function in ("", "silu", "gelu", "gelu_tanh", "relu", "sigmoid", "relu2"):
         activations.gated_activation(empty(tokens, 28672), None, function)
     activations.gated_activation(empty(tokens, 1), empty(tokens, 4096), "sigmoid")
-    for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256)]:
+    for dim, rotated in [(128, 128), (64, 64), (80, 32), (256, 256), (512, 512)]:
         packed = empty(tokens, 48 * dim)
         q, k, v = (part.view(tokens, -1, dim) for part in packed.split([32 * dim, 8 * dim, 8 * dim], -1))
         places, norm = empty(tokens, dtype=LONG), empty(dim, dtype=WIDE)

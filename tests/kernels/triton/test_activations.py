@@ -19,6 +19,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
+    "relu2": lambda x: F.relu(x).square(),
     "": lambda x: x,
 }
 

@@ -28,9 +28,11 @@ def rotated(x: Tensor, positions: Tensor, table: Tensor | None) -> Tensor:
     ("heads", "kv_heads", "k_dim", "v_dim", "num_rotated"),
     [(4, 2, 64, 64, 64), (3, 1, 80, 48, 80), (6, 6, 96, 96, 48), (9, 3, 128, 128, 128), (8, 8, 32, 16, 0), (0, 5, 24, 24, 12)],
 )
-@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("with_norm", "norm_last"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_torch(heads: int, kv_heads: int, k_dim: int, v_dim: int, num_rotated: int, with_norm: bool, dtype: torch.dtype):
+def test_equals_torch(
+    heads: int, kv_heads: int, k_dim: int, v_dim: int, num_rotated: int, with_norm: bool, norm_last: bool, dtype: torch.dtype
+):
     generator = torch.Generator().manual_seed(k_dim)
     tokens, slots = 5, 40
     widths = [heads * k_dim, kv_heads * k_dim, kv_heads * v_dim]
@@ -44,19 +46,24 @@ def test_equals_torch(heads: int, kv_heads: int, k_dim: int, v_dim: int, num_rot
     weights = torch.rand(2, k_dim, generator=generator).to(DEVICE) if with_norm else (None, None)
     k_cache, v_cache = (torch.full((slots, kv_heads, dim), 9.0, dtype=dtype, device=DEVICE) for dim in (k_dim, v_dim))
     out = rotate_and_store(
-        q if heads else None, k, v, k_cache, v_cache, slot_mapping, positions, table, weights[0], weights[1], 1e-6
+        q if heads else None, k, v, k_cache, v_cache, slot_mapping, positions, table, weights[0], weights[1], 1e-6, norm_last
     )
+
+    def prepared(x: Tensor, weight: Tensor | None) -> Tensor:
+        if norm_last:
+            return normed(rotated(x.double(), positions, table), weight).to(dtype)
+        return rotated(normed(x.double(), weight), positions, table).to(dtype)
 
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (1.6e-2, 1e-2)
     close = partial(torch.testing.assert_close, rtol=rtol, atol=atol)
     if heads:
         assert out is not None
-        close(out, rotated(normed(q.double(), weights[0]), positions, table).to(dtype))
+        close(out, prepared(q, weights[0]))
     else:
         assert out is None
     kept = slot_mapping >= 0
     wanted_k, wanted_v = (torch.full_like(cache, 9.0) for cache in (k_cache, v_cache))
-    wanted_k[slot_mapping[kept]] = rotated(normed(k.double(), weights[1]), positions, table).to(dtype)[kept]
+    wanted_k[slot_mapping[kept]] = prepared(k, weights[1])[kept]
     wanted_v[slot_mapping[kept]] = v[kept]
     close(k_cache, wanted_k)
     assert torch.equal(v_cache, wanted_v)

@@ -8,6 +8,7 @@ from decoding import ragged
 from small_networks import random_weights, small_program
 from torch import Tensor
 from triton_interpreter import DEVICE
+from variants import slow_but
 
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.triton_steps import TritonKernels
@@ -15,11 +16,13 @@ from foretoken.kernels.triton_steps import TritonKernels
 Row = tuple[list[int], int, list[int]]  # tokens, how many are in the cache, blocks
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", slow_but(["llama"], ["llama", "ministral3", "hunyuan", "cohere2", "gpt_oss"]))
 def test_scores_do_not_depend_on_what_else_runs(family: str):
+    """And are those of the reference."""
     program = small_program(family, hidden_size=64, intermediate_size=96, vocab_size=320)
     kernels = TritonKernels(is_batch_invariant=True)
     network = TorchExecutor(program, random_weights(program), torch.float32, device=DEVICE, kernels=kernels)
+    reference = TorchExecutor(program, random_weights(program), torch.float32)
     tokens = torch.randint(320, (12,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks, others = [5, 2, 9], [[7, 1], [3, 8]]
 
@@ -44,3 +47,4 @@ def test_scores_do_not_depend_on_what_else_runs(family: str):
     )
     assert torch.equal(in_chunks, whole)
     assert torch.equal(in_company, whole)
+    torch.testing.assert_close(whole, reference.run(ragged([(tokens, 0, blocks)]), reference.allocate(12, 4)).logits, rtol=1e-4, atol=1e-4)

@@ -28,3 +28,5 @@ def test_equals_torch(tokens: int, width: int, dtype: torch.dtype):
     close(rms_norm(x, None, 1e-5), expected(x, None, None))
     close(rms_norm(x, weight, 1e-5, bias), expected(x, weight, bias))
     close(rms_norm(x, weight, 1e-5, add_one=True), expected(x, weight + 1, None))
+    shifted = x + 3
+    close(rms_norm(shifted, weight, 1e-5, bias, centred=True), expected(shifted.double() - shifted.double().mean(-1, True), weight, bias))
