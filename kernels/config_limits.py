@@ -15,7 +15,7 @@ from .families import FAMILIES
 from .rope import UnsupportedModel
 
 SERVABLE_LAYERS = {"full_attention", "sliding_attention", "attention"}
-RECURRENT_LAYERS = {"conv", "linear_attention"}
+RECURRENT_LAYERS = {"conv", "linear_attention", "hybrid"}
 """Those that programs have: whoever runs a program can take them back."""
 OTHER_TASKS = (
     "ForMaskedLM",
@@ -48,7 +48,7 @@ def refuse_layers(hf_config: transformers.PretrainedConfig, is_program: bool = F
     foreign = sorted(set(entry(text, "layer_types") or ()) - SERVABLE_LAYERS)
     if not foreign or is_program:
         return
-    if text.model_type in FAMILIES and RECURRENT_LAYERS.issuperset(foreign):
+    if text.model_type in FAMILIES and not RECURRENT_LAYERS.isdisjoint(foreign):
         raise UnsupportedModel(
             f"a {kind!r} model cannot be served through transformers: it has layers of type {foreign[0]!r}, which only a program "
             "can take back when a draft is rejected; use executor auto, which runs one for all published settings of the family"
@@ -64,7 +64,7 @@ def is_recurrent(hf_config: transformers.PretrainedConfig) -> bool:
 def cannot_be_taken_back(kind: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
-        "or one of Qwen3-Next, Qwen3.5, LFM2 and Granite 4, because only these can be taken back when a draft is rejected"
+        "or one of Qwen3-Next, Qwen3.5, LFM2, Granite 4 and Nemotron-H, because only these can be taken back when a draft is rejected"
     )
 
 

@@ -20,7 +20,7 @@ from .rope import UnsupportedModel
 
 COMPOSITES = (
     "qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llava", "llava_next", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v",
-    "glm46v", "lfm2_vl", "gemma4", "llava_onevision", "idefics3", "smolvlm",
+    "glm46v", "lfm2_vl", "gemma4", "llava_onevision", "idefics3", "smolvlm", "glm4v_moe",
 )  # fmt: skip
 """Model types that, where there is nothing to see, are what their text_config says and nothing else."""
 OTHER_NAMES = {
@@ -28,6 +28,7 @@ OTHER_NAMES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
 }
 """Text halves that are a family under another name: they share frequencies out to three positions of a token, which of text are one."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedConfig
@@ -42,6 +42,7 @@ _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu",
     "relu2": "relu2",
 }  # fmt: skip
+_EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -55,7 +56,7 @@ class DecoderBuilder:
     def __init__(self, hf_config: PreTrainedConfig, max_model_len: int, dtype: torch.dtype) -> None:
         self.config: dict[str, Any] = hf_config.to_dict()
         self.dtype = dtype
-        self.num_layers = int(self.config["num_hidden_layers"])
+        self.num_layers = int(hf_config.num_hidden_layers)
         self.vocab_size = int(self.config["vocab_size"])
         self.hidden_size = int(self.config["hidden_size"])
         self.intermediate_size = int(self.config.get("intermediate_size", 0))  # families that have nothing but experts do not say it
@@ -70,11 +71,12 @@ class DecoderBuilder:
         self.layer_norms = False  # norms subtract the mean
         self.norm_biases = False
         self.activation_setting = "hidden_act"  # where the config names the activation
+        self.attention_name, self.state_name = "self_attn", "mamba"
         self.unread: set[str] = set()  # what a checkpoint may have for nobody
         self.attention_names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")  # what the checkpoint calls these
 
         self._hf_config, self._max_model_len = hf_config, max_model_len
-        self._eps = float(next(filter(None, map(self.config.get, ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"))), 0.0))
+        self._eps = float(next(filter(None, map(self.config.get, _EPSILONS)), 0.0))
         self._ops: list[Op] = []
         self._widths: dict[str, int] = {}  # of the buffers so far
         self._weights: dict[str, tuple[int, ...]] = {}
@@ -145,12 +147,13 @@ class DecoderBuilder:
         self.weight(weight, self.vocab_size if rows is None else rows, width or self.hidden_size)
         return self._append(Embed((), (output or hidden(0),), weight, scale), width or self.hidden_size)
 
-    def norm(self, name: str, x: str, output: str = "") -> str:
+    def norm(self, name: str, x: str, output: str = "", groups: int = 1) -> str:
         """name "" = one without a weight."""
         width = self._widths[x]
         weight = self.weight(f"{name}.weight", width) if name else ""
         bias = self.weight(f"{name}.bias", width) if name and self.norm_biases else ""
-        return self._append(RMSNorm((x,), (output or name,), weight, self._eps, bias, self.norms_add_one, self.layer_norms), width)
+        op = RMSNorm((x,), (output or name,), weight, self._eps, bias, self.norms_add_one, self.layer_norms, groups)
+        return self._append(op, width)
 
     def linear(self, name: str, x: str, width: int, bias: bool = False) -> str:
         weight = self.weight(f"{name}.weight", width, self._widths[x])
@@ -218,9 +221,9 @@ class DecoderBuilder:
     def qkv(self, i: int, x: str, bias: bool = False) -> tuple[str, str, str]:
         """Queries, keys and values from a weight each."""
         q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        q = self.linear(f"{layer(i)}.self_attn.q_proj", x, q_width, bias)
-        k = self.linear(f"{layer(i)}.self_attn.k_proj", x, kv_width, bias)
-        return q, k, self.linear(f"{layer(i)}.self_attn.v_proj", x, kv_width, bias)
+        name = f"{layer(i)}.{self.attention_name}"
+        q, k = self.linear(f"{name}.q_proj", x, q_width, bias), self.linear(f"{name}.k_proj", x, kv_width, bias)
+        return q, k, self.linear(f"{name}.v_proj", x, kv_width, bias)
 
     def normed_qkv(self, i: int, x: str, bias: bool = False) -> tuple[str, str, str]:
         """The same with a norm over all of q, and one over all of k."""
@@ -238,8 +241,8 @@ class DecoderBuilder:
         head_norms: bool = False,
         bias: bool = False,
         gate: str = "",
-        sinks: bool = False,
         norm_last: bool = False,
+        sinks: bool = False,
         keys_of: int | None = None,
     ) -> str:
         """Attention and the projection behind it, which may have a bias.
@@ -250,7 +253,7 @@ class DecoderBuilder:
         """
         if norm_last and rope and self.ropes[rope].attention_factor != 1.0:
             raise UnsupportedModel("norms behind a rotation that changes lengths")
-        name, owner = f"{layer(i)}.self_attn", i if keys_of is None else keys_of
+        name, owner = f"{layer(i)}.{self.attention_name}", i if keys_of is None else keys_of
         q_norm, k_norm, projection = self.attention_names
         op = Attention(
             inputs=qkv,
@@ -264,8 +267,8 @@ class DecoderBuilder:
             k_norm=self.weight(f"{layer(owner)}.self_attn.{k_norm}.weight", self.head_dim) if head_norms else "",
             norm_eps=self._eps,
             norm_add_one=self.norms_add_one,
-            sinks=self.weight(f"{name}.sinks", self.num_heads) if sinks else "",
             norm_last=norm_last,
+            sinks=self.weight(f"{name}.sinks", self.num_heads) if sinks else "",
         )
         if keys_of is None:
             self._kv_layers.append(KVLayerSpec(self.num_kv_heads, self.head_dim, self.head_dim, window))
@@ -338,22 +341,28 @@ class DecoderBuilder:
         mixed = self._append(Activation((self.product(x, (behind,), f"{name}.behind"), mixed), (name,), "", True), width)
         return self.linear(f"{name}.out_proj", mixed, width)
 
-    def state_space(self, i: int, x: str) -> str:
-        """Mamba 2: a state space behind a short convolution, a gate and a norm, and the projection behind them."""
-        name, width = f"{layer(i)}.mamba", self._widths[x]
+    def state_space(self, i: int, x: str, scales: tuple[float, ...] = (1.0,) * 5, normed: bool = True) -> str:
+        """Mamba 2: a state space behind a short convolution, a gate and a norm of each group, and the projection behind them.
+
+        scales: of z, v, k, q and a, as the first projection has them.
+        """
+        name, width = f"{layer(i)}.{self.state_name}", self._widths[x]
         if self.flag("mamba_proj_bias"):
             raise UnsupportedModel("mamba_proj_bias")
         heads, groups, k_dim, v_dim, taps = (
             int(self.config[f"mamba_{what}"]) for what in ("n_heads", "n_groups", "d_state", "d_head", "d_conv")
         )
-        if min(heads, groups, k_dim, v_dim, taps) < 1 or groups != 1:
+        if min(heads, groups, k_dim, v_dim, taps) < 1 or heads % groups:
             raise UnsupportedModel(f"a state space of {heads} heads in {groups} groups")
         values = heads * v_dim
-        sizes = (values, values + 2 * groups * k_dim, heads)
-        z, vkq, a = (
-            self.product(x, (part,), f"{name}.{what}")
-            for part, what in zip(self.parts(f"{name}.in_proj", 1, sizes, width), ("z", "vkq", "a"), strict=True)
-        )
+        keys = groups * k_dim
+        sizes = (values, values + 2 * keys, heads)
+        if len(set(scales[1:4])) == 1:
+            z, vkq, a = self._scaled_products(name, x, dict(zip(("z", "vkq", "a"), sizes, strict=True)), (*scales[:2], scales[4]))
+        else:
+            parts = {"z": values, "v": values, "k": keys, "q": keys, "a": heads}
+            z, v, k, q, a = self._scaled_products(name, x, parts, scales)
+            vkq = self.concat((v, k, q), f"{name}.vkq")
         mixed = self.causal_conv(f"{name}.conv1d", vkq, taps, self.flag("mamba_conv_bias"), self._function())
         least, most = self.config.get("time_step_limit") or (0.0, math.inf)
         op = StateSpace(
@@ -372,7 +381,18 @@ class DecoderBuilder:
         )
         self._state_layers.append(StateLayerSpec(values * k_dim, sum(sizes[1:])))
         gated = self._append(Activation((z, self._append(op, values)), (f"{name}.gated",), "silu", gated=True), values)
-        return self.linear(f"{name}.out_proj", self.norm(f"{name}.norm", gated), width)
+        return self.linear(f"{name}.out_proj", self.norm(f"{name}.norm", gated, groups=groups) if normed else gated, width)
+
+    def _scaled_products(self, name: str, x: str, sizes: dict[str, int], scales: tuple[float, ...]) -> list[str]:
+        """By the parts of one weight, which have these outputs."""
+        parts = self.parts(f"{name}.in_proj", 1, tuple(sizes.values()), self._widths[x])
+        products = [self.product(x, (part,), f"{name}.{what}") for part, what in zip(parts, sizes, strict=True)]
+        return [self.scale(product, scale) for product, scale in zip(products, scales, strict=True)]
+
+    def squared_mlp(self, name: str, x: str, width: int) -> str:
+        """relu(up)^2 and the projection behind it (So et al. 2021)."""
+        up = self.linear(f"{name}.up_proj", x, width)
+        return self.linear(f"{name}.down_proj", self._append(Activation((up,), (f"{name}.act",), "relu2", False), width), self._widths[x])
 
     def _delta_inputs(self, name: str, x: str, heads: tuple[int, int, int, int]) -> tuple[str, str, str, str]:
         """q | k | v, z, b and a, from a weight each. heads: key and value heads, k_dim and v_dim."""
@@ -422,28 +442,42 @@ class DecoderBuilder:
         fused: str | None = None,
         tensors: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
         router: str = "gate",
+        score: Literal["softmax", "sigmoid"] = "softmax",
+        correction: str = "",
+        groups: tuple[int, int] = (1, 1),
+        scale: float = 1.0,
+        function: str = "",
+        read: str | None = None,
     ) -> str:
         """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called.
 
         fused: what a checkpoint calls the block that has the experts in two tensors, gate and up together; None = the same. tensors: what
-        it calls those.
+        it calls those. correction: what it calls that, "" = none; groups: how many there are and of how many a token has experts.
+        function: "" = the config's; read: what the experts read, None = x.
         """
-        fused, inputs = fused or name, self._widths[x]
+        fused, read = fused or name, read or x
+        inputs = self._widths[read]
         names = [[f"{name}.experts.{expert}.{part}.weight" for expert in range(count)] for part in parts]
         gates, ups = (tuple(self.weight(weight, width, inputs) for weight in some) for some in names[:2])
         downs = tuple(self.weight(weight, inputs, width) for weight in names[2])
         for expert, (gate, up, down) in enumerate(zip(gates, ups, downs, strict=True)):
-            both = (f"{fused}.{tensors[0]}", (count, 2 * width, inputs), 1)
-            self._slices[gate] = RowsOf(*both, 2 * expert * width, (2 * expert + 1) * width)
-            self._slices[up] = RowsOf(*both, (2 * expert + 1) * width, (2 * expert + 2) * width)
+            rows = width if gate == up else 2 * width
+            both = (f"{fused}.{tensors[0]}", (count, rows, inputs), 1)
+            self._slices[gate] = RowsOf(*both, expert * rows, expert * rows + width)
+            self._slices[up] = RowsOf(*both, (expert + 1) * rows - width, (expert + 1) * rows)
             self._slices[down] = RowsOf(f"{fused}.{tensors[1]}", (count, inputs, width), 1, expert * inputs, (expert + 1) * inputs)
         scores = self.linear(f"{name}.{router}", x, count)
+        corrected = self.weight(f"{name}.{correction}", count) if correction else ""
         if fused != name:
-            self.also(f"{name}.{router}.weight", f"{fused}.{router}.weight")
+            for weight in filter(None, (f"{router}.weight", correction)):
+                self.also(f"{name}.{weight}", f"{fused}.{weight}")
         top = int(self.config["num_experts_per_tok"])
         if not 0 < top <= count:
             raise UnsupportedModel(f"{top} of {count} experts")
-        op = Experts((x, scores), (f"{name}.experts",), gates, ups, downs, self._function(), top, renormalise)
+        op = Experts(
+            (read, scores), (f"{name}.experts",), gates, ups, downs, function or self._function(), top, renormalise, score=score,
+            correction=corrected, num_groups=groups[0], top_groups=groups[1], scale=scale,
+        )  # fmt: skip
         return self._append(op, inputs)
 
     def biased_experts(self, name: str, x: str, count: int, width: int) -> str:
@@ -456,7 +490,7 @@ class DecoderBuilder:
             for expert, weight in enumerate(some):
                 start, stop = expert * rows + first, (expert + 1) * rows
                 self.weight(weight, rows // step, columns)
-                self._slices[weight] = RowsOf(f"{fused}.{tensor}_proj", (count, columns, rows), 1, start, stop, step, transposed=True)
+                self._slices[weight] = RowsOf(f"{fused}.{tensor}_proj", (count, columns, rows), 1, start, stop, step=step, transposed=True)
         top = int(self.config["num_experts_per_tok"])
         if not 0 < top <= count:
             raise UnsupportedModel(f"{top} of {count} experts")

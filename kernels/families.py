@@ -1,7 +1,8 @@
 """Decoder families, each a short function that writes its program.
 
 To add one: say what attention and MLP do with their input, choose where the norms stand (layer_order.py), refuse settings that
-would mean something else, and name the family in FAMILIES. Those with layer norms are in layer_norm_families.py.
+would mean something else, and name the family in FAMILIES. Those with layer norms are in layer_norm_families.py, those with
+experts in expert_families.py, those with a state in recurrent_families.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,28 @@ from collections.abc import Callable
 import torch
 
 from .decoder_builder import DecoderBuilder, layer
+from .expert_families import (
+    afmoe,
+    dots1,
+    ernie4_5_moe,
+    exaone_moe,
+    glm4_moe,
+    gpt_oss,
+    granite_moe,
+    hunyuan_moe,
+    hy_v3,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+    solar_open,
+)
 from .gemma4 import gemma4
 from .layer_norm_families import cohere, cohere2, nemotron, phi, stablelm, starcoder2
 from .layer_order import Block, post_norm, pre_norm, sandwich_norm
-from .program import CLAMPED_LIMIT, CLAMPED_SLOPE, Program
+from .program import Program
+from .recurrent_families import bamba, falcon_h1, granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next
 from .rope import UnsupportedModel
 from .turned_pairs import qkv_of_pairs
 
@@ -138,21 +157,6 @@ def _glm_attention(d: DecoderBuilder) -> Block:
     return lambda i, x: d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope)
 
 
-def mixtral(d: DecoderBuilder) -> Program:
-    """Mixtral (Jiang et al. 2024): Mistral with experts."""
-    d.refuse("layer_types")
-    rope, window, count = d.rope(), d.window(), int(d.config["num_local_experts"])
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x), rope, window)
-
-    def mlp(i: int, x: str) -> str:
-        parts, fused = ("w1", "w3", "w2"), f"{layer(i)}.mlp"
-        return d.experts(f"{layer(i)}.block_sparse_moe", x, count, d.intermediate_size, True, parts, fused)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
-
-
 def qwen2(d: DecoderBuilder) -> Program:
     """Qwen2 (Yang et al. 2024): biases on q, k and v; some layers may slide."""
     rope, windows = d.rope(), d.windows()
@@ -171,91 +175,6 @@ def qwen3(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x, bias), rope, windows[i], head_norms=True, bias=bias)
 
     return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
-
-
-def qwen3_moe(d: DecoderBuilder) -> Program:
-    """Qwen3 with experts (Yang et al. 2025) in all layers, in every so manieth, or in all but some."""
-    rope, window, bias = d.rope(), d.window() if d.flag("use_sliding_window") else None, d.flag("attention_bias")
-    count, width, every = (int(d.config[name]) for name in ("num_local_experts", "moe_intermediate_size", "decoder_sparse_step"))
-    dense = {*(d.config["mlp_only_layers"] or ())}
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, window, head_norms=True, bias=bias)
-
-    def mlp(i: int, x: str) -> str:
-        if i in dense or not count or (i + 1) % every:
-            return d.mlp(i, x)
-        return d.experts(f"{layer(i)}.mlp", x, count, width, d.flag("norm_topk_prob"), ("gate_proj", "up_proj", "down_proj"))
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
-
-
-def qwen3_next(d: DecoderBuilder) -> Program:
-    """Qwen3-Next (Qwen team 2025): three of four layers are gated delta nets, attention in the others has a gate; experts."""
-    every, dense = int(d.config["decoder_sparse_step"]), {*(d.config["mlp_only_layers"] or ())}
-
-    def mlp(i: int, x: str) -> str:
-        if i in dense or not d.config["num_experts"] or (i + 1) % every:
-            return d.mlp(i, x)
-        return experts_and_one_shared(d, i, x)
-
-    return _with_delta_layers(d, mlp, by_key_head=True)
-
-
-def qwen3_5(d: DecoderBuilder) -> Program:
-    """Qwen3.5 and 3.6 (2026), text only: Qwen3-Next without experts."""
-    return _with_delta_layers(d, d.mlp)
-
-
-def qwen3_5_moe(d: DecoderBuilder) -> Program:
-    """Qwen3.5 and 3.6 with experts (2026), text only."""
-    return _with_delta_layers(d, lambda i, x: experts_and_one_shared(d, i, x))
-
-
-def lfm2(d: DecoderBuilder) -> Program:
-    """LFM2 (Liquid AI 2025): most layers are a short convolution between two gates."""
-    kinds, rope = d.layer_types("conv"), d.rope()
-    d.attention_names = ("q_layernorm", "k_layernorm", "out_proj")
-    d.config["hidden_act"] = "silu"  # which the config does not say
-    taps, bias, inner = int(d.config["conv_L_cache"]), d.flag("conv_bias"), d.intermediate_size
-    if d.flag("block_auto_adjust_ff_dim"):
-        inner, step = int((d.config["block_ffn_dim_multiplier"] or 1.0) * (2 * inner // 3)), int(d.config["block_multiple_of"])
-        inner = -(-inner // step) * step
-
-    def mixing(i: int, x: str) -> str:
-        if kinds[i] == "conv":
-            return d.short_conv(i, x, taps, bias)
-        return d.attend(i, d.qkv(i, x), rope, head_norms=True)
-
-    def mlp(i: int, x: str) -> str:
-        return d.gated_mlp(f"{layer(i)}.feed_forward", x, inner, names=("w1", "w3", "w2"))
-
-    x = pre_norm(d, d.embed(), mixing, mlp, norms=("operator_norm", "ffn_norm"))
-    return d.finish(x, norm="model.embedding_norm")
-
-
-def granite_hybrid(d: DecoderBuilder) -> Program:
-    """Granite 4 (IBM 2025): most layers are state spaces, attention rarely rotates; a shared MLP, and experts beside it in some."""
-    kinds, rotates = d.layer_types("linear_attention"), d.config["position_embedding_type"] == "rope"
-    rope, bias, count = d.rope() if rotates else "", d.flag("attention_bias"), int(d.config["num_local_experts"] or 0)
-    on_embedding, on_scores, on_residual = (float(d.config[f"{what}_multiplier"]) for what in ("embedding", "attention", "residual"))
-    shared = int(d.config["shared_intermediate_size"])
-
-    def mixing(i: int, x: str) -> str:
-        if kinds[i] == "linear_attention":
-            return d.scale(d.state_space(i, x), on_residual)
-        return d.scale(d.attend(i, d.qkv(i, x, bias), rope, scale=on_scores, bias=bias), on_residual)
-
-    def mlp(i: int, x: str) -> str:
-        name, block = f"{layer(i)}.shared_mlp", f"{layer(i)}.block_sparse_moe"
-        fed = d.gated(name, (d.linear(f"{name}.input_linear", x, 2 * shared),), shared, down="output_linear")
-        if count:
-            parts, tensors = ("gate", "up", "down"), ("input_linear.weight", "output_linear.weight")
-            chosen = d.experts(block, x, count, d.intermediate_size, True, parts, tensors=tensors, router="router.layer")
-            fed = d.add(chosen, fed, f"{layer(i)}.fed")
-        return d.scale(fed, on_residual)
-
-    return d.finish(pre_norm(d, d.embed(on_embedding), mixing, mlp), scale=1 / float(d.config["logits_scaling"]))
 
 
 def smollm3(d: DecoderBuilder) -> Program:
@@ -339,21 +258,6 @@ def exaone4(d: DecoderBuilder) -> Program:
     return d.finish(post_norm(d, d.embed(), attention, d.mlp))
 
 
-def olmoe(d: DecoderBuilder) -> Program:
-    """OLMoE (Muennighoff et al. 2024): experts in all layers; norms over all of q and all of k, others in front as in Llama."""
-    d.refuse("layer_types", "sliding_window", "clip_qkv")
-    rope, bias, count = d.rope(), d.flag("attention_bias"), int(d.config["num_experts"])
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.normed_qkv(i, x, bias), rope, bias=bias)
-
-    def mlp(i: int, x: str) -> str:
-        parts = ("gate_proj", "up_proj", "down_proj")
-        return d.experts(f"{layer(i)}.mlp", x, count, d.intermediate_size, d.flag("norm_topk_prob"), parts)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
-
-
 def gemma(d: DecoderBuilder) -> Program:
     """Gemma (Gemma team 2024): Llama with a scaled embedding."""
     d.refuse("layer_types", "sliding_window")
@@ -391,21 +295,6 @@ def gemma3(d: DecoderBuilder) -> Program:
     return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
 
 
-def gpt_oss(d: DecoderBuilder) -> Program:
-    """gpt-oss (OpenAI 2025): sinks in attention, every second layer slides; experts with biases behind a clamped gate."""
-    if (d.config.get("swiglu_alpha", CLAMPED_SLOPE), d.config.get("swiglu_limit", CLAMPED_LIMIT)) != (CLAMPED_SLOPE, CLAMPED_LIMIT):
-        raise UnsupportedModel("another clamped gate")
-    rope, windows, bias, count = d.rope(), d.windows(), d.flag("attention_bias"), int(d.config["num_local_experts"])
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, windows[i], bias=bias, sinks=True)
-
-    def mlp(i: int, x: str) -> str:
-        return d.biased_experts(f"{layer(i)}.mlp", x, count, d.intermediate_size)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
-
-
 FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
@@ -434,45 +323,36 @@ FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", qwen3_5_moe),
     "lfm2": ("Lfm2ForCausalLM", lfm2),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM", granite_hybrid),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", qwen2_moe),
+    "glm4_moe": ("Glm4MoeForCausalLM", glm4_moe),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", minimax_m2),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", ernie4_5_moe),
+    "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", hunyuan_moe),
+    "dots1": ("Dots1ForCausalLM", dots1),
+    "solar_open": ("SolarOpenForCausalLM", solar_open),
+    "exaone_moe": ("ExaoneMoeForCausalLM", exaone_moe),
+    "hy_v3": ("HYV3ForCausalLM", hy_v3),
+    "afmoe": ("AfmoeForCausalLM", afmoe),
+    "granitemoe": ("GraniteMoeForCausalLM", granite_moe),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM", granite_moe),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", lfm2_moe),
+    "bamba": ("BambaForCausalLM", bamba),
+    "falcon_h1": ("FalconH1ForCausalLM", falcon_h1),
+    "nemotron_h": ("NemotronHForCausalLM", nemotron_h),
     "smollm3": ("SmolLM3ForCausalLM", smollm3),
     "granite": ("GraniteForCausalLM", granite),
     "phi3": ("Phi3ForCausalLM", phi3),
     "olmo2": ("Olmo2ForCausalLM", olmo2),
     "olmo3": ("Olmo3ForCausalLM", olmo3),
     "exaone4": ("Exaone4ForCausalLM", exaone4),
-    "olmoe": ("OlmoeForCausalLM", olmoe),
     "gpt_oss": ("GptOssForCausalLM", gpt_oss),
+    "olmoe": ("OlmoeForCausalLM", olmoe),
     "gemma": ("GemmaForCausalLM", gemma),
     "gemma2": ("Gemma2ForCausalLM", gemma2),
     "gemma4_text": ("Gemma4ForCausalLM", gemma4),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
 }
 """Model type of a config -> its architecture, and the function that writes its program."""
-
-
-def experts_and_one_shared(d: DecoderBuilder, i: int, x: str) -> str:
-    """Some of many experts, and one that all tokens share, as Qwen has had them since Qwen3-Next."""
-    name, count, width = f"{layer(i)}.mlp", int(d.config["num_experts"]), int(d.config["moe_intermediate_size"])
-    renormalise = bool(d.config.get("norm_topk_prob", True))  # Qwen3.5 has no such setting
-    some = d.experts(name, x, count, width, renormalise, ("gate_proj", "up_proj", "down_proj"))
-    return d.add(some, d.shared_expert(name, x, int(d.config["shared_expert_intermediate_size"])), f"{name}.mixed")
-
-
-def gated_attention(d: DecoderBuilder, i: int, x: str, rope: str) -> str:
-    """Attention with norms over heads, a share of each head that turns, and a gate on what is attended to (Qwen3-Next, Qwen3.5)."""
-    qkv, gate = d.gated_qkv(i, x, d.flag("attention_bias"))
-    return d.attend(i, qkv, rope, head_norms=True, gate=gate)
-
-
-def _with_delta_layers(d: DecoderBuilder, mlp: Block, by_key_head: bool = False) -> Program:
-    """Layers that are gated delta nets or attention, by their type."""
-    kinds, rope = d.layer_types("linear_attention"), d.rope(partial=True)
-    d.norms_add_one = True
-
-    def attention(i: int, x: str) -> str:
-        return d.gated_delta(i, x, by_key_head) if kinds[i] == "linear_attention" else gated_attention(d, i, x, rope)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
 
 def _fused_mlp(d: DecoderBuilder) -> Block:

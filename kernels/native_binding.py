@@ -162,7 +162,9 @@ class BoundOps:
                 self._bind_attention(op, step)
             case Experts():
                 op.kind, op.function, op.outputs = OpKind.EXPERTS, FUNCTIONS[step.function], step.top
-                op.num_experts, op.renormalise = len(step.gates), step.renormalise
+                op.num_experts, op.renormalise, op.sigmoid = len(step.gates), step.renormalise, step.score == "sigmoid"
+                op.groups, op.top_groups, op.scale = step.num_groups, step.top_groups, step.scale
+                op.norm_bias = self._weights.vector(step.correction)
                 packed = (PackedLinear * (2 * len(step.gates)))(*(weight.struct for weight in self._weights.experts(step)))
                 self._held.append(packed)
                 op.weights = ctypes.cast(packed, ctypes.POINTER(PackedLinear))
@@ -238,7 +240,7 @@ class BoundOps:
         op.rate, op.step = self._weights.rate(step.decay), self._weights.vector(step.step)
 
     def _bind_norm(self, op: NativeOp, norm: RMSNorm) -> None:
-        op.eps, op.centred = norm.eps, norm.centred
+        op.eps, op.centred, op.groups = norm.eps, norm.centred, norm.groups
         op.norm_weight = self._weights.vector(norm.weight, norm.add_one)
         op.norm_bias = self._weights.vector(norm.bias)
 

@@ -90,6 +90,7 @@ def _fold(program: Program) -> list[Step]:
         op.outputs[0]: op
         for op in program.ops
         if isinstance(op, RMSNorm)
+        and op.groups == 1
         and op.outputs[0] not in kept
         and all(isinstance(reader, Linear) and reader.inputs[0] == op.outputs[0] for reader in read_by.get(op.outputs[0], ()))
         and all(op.outputs[0] not in reader.inputs[1:] for reader in read_by.get(op.outputs[0], ()))

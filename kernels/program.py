@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from .layout import KVLayerSpec, StateLayerSpec
 
@@ -28,7 +29,10 @@ class Embed:
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight + bias, of x less its mean if centred. "" = none. add_one: the weight is stored less one."""
+    """x / sqrt(mean(x^2) + eps) * weight + bias, of x less its mean if centred. "" = none. add_one: the weight is stored less one.
+
+    groups: a row's columns are so many runs of equal length, each normalised by itself.
+    """
 
     inputs: tuple[str]
     outputs: tuple[str]
@@ -37,6 +41,7 @@ class RMSNorm:
     bias: str = ""
     add_one: bool = False
     centred: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,9 @@ class Attention:
     inputs hold q | k | v side by side, in three buffers or in one. kv_layers[layer] has the kv heads, their widths and the
     window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
     rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
-    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none (""). norm_last: behind the
-    rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each head's softmax as if there
-    were one more place, whose value is 0 (OpenAI 2025); "" = none.
+    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
+    norm_last: behind the rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each
+    head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none.
     """
 
     inputs: tuple[str, ...]
@@ -88,8 +93,8 @@ class Attention:
     k_norm: str = ""
     norm_eps: float = 1e-6
     norm_add_one: bool = False
-    sinks: str = ""
     norm_last: bool = False
+    sinks: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,11 +119,13 @@ CLAMPED, CLAMPED_SLOPE, CLAMPED_LIMIT = "clamped_swiglu", 1.702, 7.0
 class Experts:
     """Gated MLPs of which every row has some (Shazeer et al. 2017): sum of weight * down @ (function(gate @ x) * (up @ x)).
 
-    biases, where products have any: weights [experts, 2 n] with those of gate and up by turns, and [experts, in].
+    inputs: (x, the router's logits, one an expert), of which scores are made: a softmax over all, or the sigmoid of each. A row has the
+    `top` experts with the greatest scores, of equals the first. Its weights are their scores; renormalise: divided by their sum; times
+    scale. Weights of each expert: gates and ups [n, in], downs [in, n]. biases, where products have any: weights [experts, 2 n] with those
+    of gate and up by turns, and [experts, in].
 
-    inputs: (x, the router's logits, one an expert). A row has the `top` experts with the greatest logits, of equals the first. Its
-    weights are what a softmax over all logits gives these; renormalise: divided by their sum. Weights of each expert: gates and ups
-    [n, in], downs [in, n].
+    correction: weight [experts] that is added to the scores, in float32, for choosing only; "" = none. num_groups: experts are that many
+    groups of neighbours, and a row's come from the top_groups whose two best are greatest together (DeepSeek-AI 2024).
     """
 
     inputs: tuple[str, str]
@@ -130,6 +137,16 @@ class Experts:
     top: int
     renormalise: bool
     biases: tuple[()] | tuple[str, str] = ()
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    correction: str = ""
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups leave any expert out."""
+        return self.top_groups < self.num_groups
 
 
 @dataclass(frozen=True)
@@ -303,8 +320,8 @@ class RowsOf:
     """Some rows of a checkpoint's tensor: it is seen as [-1, columns] and divided evenly into runs, of which each gives rows start to stop.
 
     columns 0: the tensor's last dimension, of a vector 1. pairs: of so many rows at the start of each run those with even numbers come
-    first, then the odd ones: where a checkpoint's heads turn dimensions 2 i and 2 i + 1, programs turn i and i + n. transposed: each of
-    its matrices [columns, rows] is turned first; then there is one run, and the rows are some of one matrix.
+    first, then the odd ones: where a checkpoint's heads turn dimensions 2 i and 2 i + 1, programs turn i and i + n. transposed: each of the
+    tensor's matrices [columns, rows] is turned first; then there is one run, and the rows are some of one matrix.
     """
 
     tensor: str
@@ -312,10 +329,10 @@ class RowsOf:
     runs: int
     start: int
     stop: int
-    step: int = 1
-    transposed: bool = False
     pairs: int = 0
     columns: int = 0
+    step: int = 1
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -366,6 +383,7 @@ class Program:
             case RMSNorm():
                 for name in filter(None, (op.weight, op.bias)):
                     _require(self.weights[name] == (widths[0],), op, f"does not fit width {widths[0]}")
+                _require(widths[0] % op.groups == 0, op, "has uneven groups")
                 return (widths[0],)
             case Linear() | LowRank():
                 shapes = [self.weights[name] for name in op.weights]
@@ -396,6 +414,10 @@ class Program:
                 shapes = [self.weights[name] for name in (*op.gates, *op.ups)] + [self.weights[name][::-1] for name in op.downs]
                 _require(len(op.gates) == len(op.ups) == len(op.downs) == widths[1], op, f"has other than {widths[1]} experts")
                 _require(0 < op.top <= widths[1], op, f"has no {op.top} experts")
+                _require(not op.correction or math.prod(self.weights[op.correction]) == widths[1], op, "has a correction of another size")
+                group = widths[1] // op.num_groups
+                _require(group * op.num_groups == widths[1] and 0 < op.top_groups <= op.num_groups, op, "has uneven groups of experts")
+                _require(not op.has_groups or group > 1 and op.top <= group * op.top_groups, op, f"has no {op.top} experts in its groups")
                 _require(all(shape == (shapes[0][0], widths[0]) for shape in shapes), op, f"does not fit width {widths[0]}")
                 wanted = [(len(op.gates), 2 * shapes[0][0]), (len(op.gates), widths[0])]
                 _require([self.weights[name] for name in op.biases] in ([], wanted), op, "biases do not fit the weights")

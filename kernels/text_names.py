@@ -8,6 +8,8 @@ from collections.abc import Iterable
 _TEXT_OF = re.compile(r"(?:model\.language_model|language_model\.model|model\.text_model)\.")  # newer and older saves, SmolVLM
 _HEAD_OF = re.compile(r"(?:language_model\.)?(?=lm_head\.)")
 _DRAFTS_OF = re.compile(r"(?:model\.)?mtp(?:_\w+)?\.")
+_BACKBONE = re.compile(r"backbone\.(embeddings|norm_f|layers)\.")  # Nemotron-H
+_IN_BACKBONE = {"embeddings": "model.embed_tokens.", "norm_f": "model.norm.", "layers": "model.layers."}
 
 
 def text_name(name: str) -> str | None:
@@ -17,6 +19,8 @@ def text_name(name: str) -> str | None:
     """
     if prefix := _TEXT_OF.match(name):
         return "model." + name[prefix.end() :]
+    if prefix := _BACKBONE.match(name):
+        return _IN_BACKBONE[prefix[1]] + name[prefix.end() :]
     if prefix := _HEAD_OF.match(name):
         return name[prefix.end() :]
     return name if _DRAFTS_OF.match(name) else None
@@ -28,6 +32,6 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     A text model alone may be saved under the names that it has in a whole: names tell, and not the config.
     """
     names = list(names)
-    if not any(map(_TEXT_OF.match, names)):
+    if not any(_TEXT_OF.match(name) or _BACKBONE.match(name) for name in names):
         return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL has its text model's names in front of nothing
     return {alone: name for name in names if (alone := text_name(name)) is not None}

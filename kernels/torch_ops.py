@@ -17,6 +17,7 @@ from torch import Tensor
 from .activations import FUNCTIONS, gated
 from .adapters import AdapterBank, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
+from .expert_routes import routes
 from .layout import RaggedBatch, RowStates
 from .program import (
     Activation,
@@ -177,7 +178,9 @@ class Binder:
         return step
 
     def _rms_norm(self, op: RMSNorm) -> Step:
-        normalise = self._normaliser(self.norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one), op.eps)
+        weight = self.norm_weight(op.weight, self.widths[op.inputs[0]], op.add_one)
+        whole = self._normaliser(weight if op.groups == 1 else weight.view(op.groups, -1), op.eps)
+        normalise = whole if op.groups == 1 else lambda x: whole(x.unflatten(-1, (op.groups, -1))).flatten(1)
         bias = self.load(op.bias) if op.bias else None
         (x,), (output,) = op.inputs, op.outputs
 
@@ -255,7 +258,7 @@ class Binder:
     def _gated_delta(self, op: GatedDelta) -> Step:
         num_k, num_v, k_dim, v_dim = op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim
         decay = -self.weights.tensor(op.decay).to(self.device).float().exp()
-        offset = self.weights.tensor(op.step).to(self.device).float()
+        offset = self.float32(op.step)
         normalise = self._normaliser(self.norm_weight(op.norm, v_dim, add_one=False), op.norm_eps)
         shape = num_v, k_dim, v_dim
         qkv_widths = [num_k * k_dim] * 2 + [num_v * v_dim]
@@ -277,7 +280,7 @@ class Binder:
     def _state_space(self, op: StateSpace) -> Step:
         num_k, num_v, k_dim, v_dim = op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim
         decay = -self.weights.tensor(op.decay).to(self.device).float().exp()
-        offset, skip = (self.weights.tensor(name).to(self.device).float() for name in (op.step, op.skip))
+        offset, skip = self.float32(op.step), self.float32(op.skip)
         values, keys = num_v * v_dim, num_k * k_dim
 
         def split(kept: Tensor) -> Parts:
@@ -299,14 +302,12 @@ class Binder:
         matrices = [self.matrix(names) for names in matrices_of(op)]
         gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
         function, (x, logits), output = op.function, op.inputs, op.outputs[0]
+        correction = self.float32(op.correction) if op.correction else None
         inner, outer = self.expert_biases(op)
 
         def step(state: Pass) -> None:
             rows = state.buffers[x]
-            chances, order = state.buffers[logits].float().softmax(-1).sort(dim=-1, descending=True, stable=True)
-            weights, chosen = chances[:, : op.top], order[:, : op.top]
-            if op.renormalise:
-                weights = weights / weights.sum(-1, keepdim=True)
+            chosen, weights = routes(op, state.buffers[logits].float(), correction)
             results = rows.new_empty(*chosen.shape, rows.shape[1])
             for expert in chosen.unique().tolist():
                 some = (chosen == expert).nonzero(as_tuple=True)  # (row, rank)
@@ -325,8 +326,8 @@ class Binder:
             names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
             head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
-        sinks = self.sinks(op)
         growth = self.growth(op)
+        sinks = self.sinks(op)
 
         def step(state: Pass) -> None:
             buffers = state.buffers
@@ -376,6 +377,10 @@ class Binder:
         if not name:
             return torch.ones(size, device=self.device, dtype=torch.float32)
         return self.weights.tensor(name).to(self.device).float() + (1.0 if add_one else 0.0)
+
+    def float32(self, name: str) -> Tensor:
+        """What is added up in float32 whatever the network's number format."""
+        return self.weights.tensor(name).to(self.device, torch.float32, copy=True)
 
     def growth(self, op: Attention) -> Tensor | None:
         """See `query_growth`."""

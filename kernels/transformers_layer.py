@@ -1,6 +1,6 @@
 """One draft layer of a transformers family as an executor: a decoder layer of the target's own kind between two states (MTP).
 
-Knows the layout that DeepSeek-V3 and GLM-4 MoE publish, by names without the layer's prefix. Knows no checkpoint.
+Knows the layout that DeepSeek-V3 publishes, by names without the layer's prefix. Knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RMSNorm,
     DeepseekV3RotaryEmbedding,
 )
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRMSNorm, Glm4MoeRotaryEmbedding
 
 from .attention import AttentionPlan
 from .chain import run_chain_by_steps
@@ -42,12 +41,6 @@ from .weight_bank import WeightBank
 STATE = "feature"
 """The input buffer [T, hidden size]: of each token, the target's state behind the final norm that predicted it."""
 
-FAMILIES: dict[str, tuple[Any, Any, Any]] = {
-    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RMSNorm, DeepseekV3RotaryEmbedding),
-    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRMSNorm, Glm4MoeRotaryEmbedding),
-}
-"""Model type -> decoder layer, norm, rotary embedding."""
-
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _KEPT_WIDE = "e_score_correction_bias"  # added to scores that differ by less than bfloat16 can say
 
@@ -62,17 +55,16 @@ class DraftLayer(nn.Module):
     def __init__(self, hf_config: PretrainedConfig) -> None:
         super().__init__()
         config: Any = copy.deepcopy(hf_config.get_text_config())
-        if config.model_type not in FAMILIES:
+        if config.model_type != "deepseek_v3":
             raise UnsupportedModel(f"draft layers of model type {config.model_type!r}")
         config._attn_implementation = ATTENTION
         config._experts_implementation = "eager"
-        layer, norm, rotary = FAMILIES[config.model_type]
         size, eps = int(config.hidden_size), float(config.rms_norm_eps)
         with torch.device("meta"):
-            self.enorm, self.hnorm, self.norm = norm(size, eps=eps), norm(size, eps=eps), norm(size, eps=eps)
+            self.enorm, self.hnorm, self.norm = (DeepseekV3RMSNorm(size, eps=eps) for _ in range(3))
             self.eh_proj = nn.Linear(2 * size, size, bias=False)
-            self.layer = layer(config, int(config.num_hidden_layers))
-        self.rotary = rotary(config)
+            self.layer = DeepseekV3DecoderLayer(config, int(config.num_hidden_layers))
+        self.rotary = DeepseekV3RotaryEmbedding(config)
         self.config = config
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

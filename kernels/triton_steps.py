@@ -22,6 +22,7 @@ from .triton.argmax import best_of_rows
 from .triton.attention import LOG2_E, ragged_paged_attention
 from .triton.cache_write import rotate_and_store
 from .triton.causal_conv import causal_conv, trace
+from .triton.expert_routes import Router
 from .triton.experts import experts
 from .triton.linear import MAX_ROWS, Workspace, fixed_linear, skinny_linear
 from .triton.linear_attention import Memory, gated_norm, linear_attention
@@ -57,7 +58,7 @@ class TritonKernels:
 
     def step(self, op: Op, bind: Binder) -> Step | None:
         match op:
-            case RMSNorm():
+            case RMSNorm(groups=1):
                 return _rms_norm(op, bind)
             case Linear():
                 return _linear(op, self._product(op, bind))
@@ -121,11 +122,12 @@ class TritonKernels:
         (x, logits), (output,), names, count = op.inputs, op.outputs, matrices_of(op), len(op.gates)
         biases = zip((names[:count], names[count:]), bind.expert_biases(op), strict=True)
         inner, outer = (self._stacked(some, bind, bias) for some, bias in biases)
-        is_fixed = self.is_batch_invariant
+        is_fixed, correction = self.is_batch_invariant, bind.float32(op.correction) if op.correction else None
+        router = Router(op.top, op.renormalise, op.score == "sigmoid", correction, op.num_groups, op.top_groups, op.scale)
 
         def step(state: Pass) -> None:
             buffers = state.buffers
-            buffers[output] = experts(buffers[x], buffers[logits], inner, outer, op.function, op.top, op.renormalise, is_fixed)
+            buffers[output] = experts(buffers[x], buffers[logits], inner, outer, op.function, router, is_fixed)
 
         return step
 
@@ -266,7 +268,7 @@ def _gated_delta(op: GatedDelta, bind: Binder) -> Step:
 
 
 def _state_space(op: StateSpace, bind: Binder) -> Step:
-    skip = bind.weights.tensor(op.skip).to(bind.device).float()
+    skip = bind.float32(op.skip)
     memory = Memory(op.num_k_heads, op.num_v_heads, op.k_dim, op.v_dim, *_decay(op, bind), skip, op.least, op.most)
 
     def step(state: Pass) -> None:

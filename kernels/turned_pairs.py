@@ -20,6 +20,6 @@ def _heads(d: DecoderBuilder, name: str, x: str, heads: int, rope: str, bias: bo
     width = heads * d.head_dim
 
     def halves(tensor: str, *shape: int) -> str:
-        return d.part(f"{tensor}.halves", RowsOf(tensor, shape, heads, 0, d.head_dim, pairs=2 * len(d.ropes[rope].inv_freq)), *shape)
+        return d.part(f"{tensor}.halves", RowsOf(tensor, shape, heads, 0, d.head_dim, 2 * len(d.ropes[rope].inv_freq)), *shape)
 
     return d.product(x, (halves(f"{name}.weight", width, d.hidden_size),), name, (halves(f"{name}.bias", width),) if bias else ())

@@ -24,7 +24,7 @@ from .guessing import FEATURE, ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .mtp_checkpoint import GATED, MtpModule, find_module
-from .mtp_program import draft_program, gated_draft_program, published, published_with_layer
+from .mtp_program import draft_program, gated_draft_program, glm_draft_program, published, published_with_layer
 
 _DENSE = ("qwen2", "qwen3", "llama")
 
@@ -38,6 +38,8 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
         executor = _dense(module, config, resources)
     elif module.kind in GATED.values():
         executor = _gated(module, config, resources)
+    elif module.kind == "GLM-4 MoE":
+        executor = _behind(module, config, resources)
     else:
         executor = _as_in_transformers(module, config, resources)
     num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
@@ -76,6 +78,11 @@ def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Execut
     return resources.bind(program, _weights(module, program, published_with_layer), config.quantization)
 
 
+def _behind(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
+    program = fuse(glm_draft_program(_layer_config(module, resources.target, ("glm4_moe",)), resources.target))
+    return resources.bind(program, _weights(module, program, published), config.quantization)
+
+
 def _weights(module: MtpModule, program: Program, published: Callable[[str], str]) -> dict[str, Tensor]:
     """The program's own, of the module's tensors. published: what the module calls a weight."""
     weights: dict[str, Tensor] = {}
@@ -106,7 +113,7 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
     if model_type not in types:
         raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(types)} can be run")
     kinds = given.pop("layer_types", None) or ["full_attention"]
-    kinds = ["full_attention"] if model_type in GATED else kinds[-1:]
+    kinds = kinds[-1:] if model_type in _DENSE else ["full_attention"]
     try:
         hf_config = config_class(model_type).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds})
     except Exception as error:  # every config class has checks of its own

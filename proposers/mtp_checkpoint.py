@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..kernels.weights import WeightError, named, read_tensors
+from ..kernels.weights import WeightError, draft_layer_names, named, read_tensors
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 from .detection import tensor_shapes
@@ -64,8 +64,11 @@ class MtpModule:
 
 def brings_module(folder: Path, model_type: str) -> bool:
     """Whether a target of this type has a module of its own in its folder, of a kind that runs as a program."""
+    names = tensor_shapes(folder)
+    if _BEHIND_THE_LAYERS.get(model_type) == "GLM-4 MoE":
+        return bool(draft_layer_names(names))
     own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ()))
-    return any(name.startswith(own) for name in tensor_shapes(folder))
+    return any(name.startswith(own) for name in names)
 
 
 def find_module(folder: Path, target: TargetView) -> MtpModule:

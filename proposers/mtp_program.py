@@ -1,6 +1,6 @@
-"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, and Qwen's since Qwen3-Next.
+"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next, and GLM's.
 
-Knows no tensors. Modules of other families run through transformers (kernels/transformers_layer.py).
+Knows no tensors. DeepSeek's run through transformers (kernels/transformers_layer.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import torch
 from transformers import PretrainedConfig
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
-from ..kernels.families import experts_and_one_shared, gated_attention
+from ..kernels.expert_families import experts_and_one_shared, experts_and_shared, glm_attention
 from ..kernels.layout import FINAL
 from ..kernels.program import Program
+from ..kernels.recurrent_families import gated_attention
 from .guessing import FEATURE
 from .loading import TargetView
 
@@ -56,6 +57,21 @@ def gated_draft_program(hf_config: PretrainedConfig, target: TargetView, has_exp
     normed = d.norm(f"{layer(0)}.post_attention_layernorm", x)
     x = d.add(x, experts_and_one_shared(d, 0, normed) if has_experts else d.mlp(0, normed), hidden(1))
     return _guessing(d, d.norm("norm", x), (read, x), target)
+
+
+def glm_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
+    """o = layer(eh_proj([enorm(E); hnorm(f)])), scores = the target's head of shared_head.norm(o).
+
+    (GLM-4.5: GLM team 2025; DeepSeek-AI 2024.) The layer is one of the target's that have experts. hf_config: of the one layer.
+    """
+    d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
+    attention = glm_attention(d)
+    state = d.norm("hnorm", d.input(FEATURE, d.hidden_size))
+    token = d.norm("enorm", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
+    read = d.linear("eh_proj", d.concat((token, state), "pair"), d.hidden_size)
+    x = d.add(read, attention(0, d.norm(f"{layer(0)}.input_layernorm", read)), f"{layer(0)}.middle")
+    x = d.add(x, experts_and_shared(d, 0, d.norm(f"{layer(0)}.post_attention_layernorm", x)), hidden(1))
+    return _guessing(d, d.norm("shared_head.norm", x), (read, x), target)
 
 
 def published(name: str) -> str:

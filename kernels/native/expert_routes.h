@@ -7,6 +7,13 @@
 
 namespace foretoken {
 
+// How scores become experts and weights, as Experts of program.py says.
+struct Router {
+  bool sigmoid, renormalise;
+  int groups, top_groups;
+  float scale;
+  const float* correction;  // [experts] or null
+};
 
 // A visit is a row at one of its experts. Visits are ordered by expert, those of one expert by row: what it computes lies side by side.
 class ExpertRoutes {
@@ -15,7 +22,8 @@ class ExpertRoutes {
   void start(int rows, int top, int experts);
 
   // Row r's experts by the router's logits: the greatest first, of equals the lower one. Rows may be routed at the same time.
-  void route(int row, const float* logits, bool renormalise, int* order);
+  // order: room for a number of each expert; scores: for three.
+  void route(int row, const float* logits, const Router& router, int* order, float* scores);
   // All rows are routed: order the visits.
   void group();
 
@@ -29,6 +37,7 @@ class ExpertRoutes {
   float weight(int row, int rank) const { return weights_[at(row, rank)]; }
 
  private:
+  void leave_groups_out(const Router& router, float* keys, float* best, int* order) const;
   std::size_t at(int row, int rank) const { return std::size_t(row) * std::size_t(top_) + std::size_t(rank); }
 
   int rows_ = 0, top_ = 0, experts_ = 0;

@@ -23,7 +23,10 @@ constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that 
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
 enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
-enum class Function : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kRelu2 = 6, kClamped = 7 };  // kClamped only gates: see gated_of
+enum class Function : int32_t {
+  kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kRelu2 = 6,
+  kClamped = 7  // only gates: see gated_of
+};
 
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
 constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }

@@ -75,6 +75,7 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
       measure(op.weights[0]);
       measure(op.weights[op.num_experts]);
       most_.ranked = std::max(most_.ranked, size_t(op.num_experts));
+      most_.routed = std::max(most_.routed, size_t(op.num_experts));
       most_.experts = std::max(most_.experts, size_t(op.outputs));
       most_.expert_width = std::max(most_.expert_width, size_t(op.weights[0].outputs / 2));
       most_.expert_out = std::max(most_.expert_out, size_t(op.weights[op.num_experts].outputs));
@@ -172,6 +173,7 @@ void Network::start(const RunRequest& request, bool chooses) {
     worker.linear.get<char>(kLinearScratch);
     worker.attention.get<char>(kAttentionScratch);
     worker.ranking.get<int>(most_.ranked);
+    worker.scores.get<float>(3 * most_.routed);
     if (wants_best_) worker.best.assign(size_t(batch_.num_logits), Best{-INFINITY, 0.0f, -1, 0});
   }
 

@@ -60,13 +60,15 @@ struct Op {
   int32_t gated;
   int32_t outputs;              // linear: columns that exist, before gating; top-k: k; experts: how many a row has; convolutions: taps
   int32_t num_experts;          // of experts; their weights: gate and up of each, then down of each
-  int32_t renormalise;          // experts: the weights of a row's experts add up to 1
-  int32_t groups;               // local conv: runs of columns that share a kernel, ...
+  int32_t renormalise;          // experts: the weights of a row's experts add up to 1, before they are scaled
+  int32_t sigmoid;              // experts: scores are sigmoids, else a softmax
+  int32_t top_groups;           // experts: a row's come from so many groups
+  int32_t groups;               // norm: runs of columns, each by itself; experts: of neighbours; local conv: runs of columns that share a kernel, ...
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
-  float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear
+  float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear, weights of experts
   float least, most;            // state space: of a token's step
   const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]; scale: [1] or null
-  const float* norm_bias;       // norm, linear; causal conv: bias
+  const float* norm_bias;       // norm, linear; causal conv: bias; experts: null, or what scores are corrected by for choosing
   const PackedLinear* weights;  // linear, embed, experts
   const LowRank* low_rank;
   int32_t layer, num_heads, kv_heads, k_dim, v_dim, window, rope_half;  // attention; memories: value heads and key heads
@@ -74,8 +76,8 @@ struct Op {
   const float* growth;          // [positions] or null
   const float* q_norm;
   const float* k_norm;
-  const float* sinks;           // attention: [num_heads] or null
   int32_t norm_last;            // attention: these norms come behind the rotation
+  const float* sinks;           // attention: [num_heads] or null
   const float* rate;            // gated delta, state space: [num_heads] of how fast its memory fades, ...
   const float* step;            // ... and what is added to each token's
   const float* skip;            // state space: [num_heads]
@@ -259,7 +261,7 @@ class Network : private Job {
     int next_panels = -1;  // the next phase of kPanels, -1 = there is none
   };
   struct Worker {
-    Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, by_token, panels, recurrence;
+    Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, scores, by_token, panels, recurrence;
     int prepared_op = -1;
     ReadAhead ahead{};
     CacheAhead cache_ahead{};  // of the first unit of attention that the thread will probably run ...
@@ -375,6 +377,7 @@ class Network : private Job {
     size_t prepared = 0, queries = 0;   // bytes
     size_t groups = 0, ranked = 0, ranks = 0;  // numbers
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
+    size_t routed = 0;                  // experts that there are
     size_t convolved = 0;               // columns
     size_t memory = 0, head = 0;        // numbers of a head with a memory: that, and q, k and results of a token
   } most_;                              // that any op needs for a row

@@ -28,7 +28,10 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
       kernels_.unpack_rows(*op.weights, batch_.token_ids + first, rows, out, op.scale, y, out);
       break;
     case OpKind::kNorm:
-      kernels_.rms_norm(x, in, in, op.centred != 0, op.norm_weight, op.norm_bias, op.eps, y, out, rows);
+      for (int column = 0, size = in / op.groups; column < in; column += size) {
+        const auto part = [column](const float* weight) { return weight ? weight + column : nullptr; };
+        kernels_.rms_norm(x + column, in, size, op.centred != 0, part(op.norm_weight), part(op.norm_bias), op.eps, y + column, out, rows);
+      }
       break;
     case OpKind::kActivation:
       for (int r = 0; r < rows; ++r, x += in, y += out) {

@@ -34,19 +34,34 @@ class Visits:
         return len(self.tiles)
 
 
-def route(logits: Tensor, top: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Router:
+    """How scores become experts and weights, as `program.Experts` says."""
+
+    top: int
+    renormalise: bool
+    is_sigmoid: bool = False
+    correction: Tensor | None = None  # [experts] float32
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+
+def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> the `top` experts of each row int32, of equals the first, and their weights float32, [T, top].
 
-    Weights are a softmax over all; renormalise: over these. A row with a NaN has some experts, and weights that are NaN.
+    A row with a NaN has some experts, and weights that are NaN.
     """
+    top = router.top
     rows, experts = logits.shape
     chosen = torch.empty(rows, top, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, top, dtype=torch.float32, device=logits.device)
     if rows:
         block = power_of_two(experts)
         _route[(rows,)](
-            logits, chosen, weights, logits.stride(0), experts, TOP=top, RENORMALISE=renormalise, BLOCK=block,
-            RANKS=power_of_two(top), num_warps=warps_for(block), **launch_options(logits.device),
+            logits, router.correction, chosen, weights, logits.stride(0), experts, router.scale, TOP=top,
+            RENORMALISE=router.renormalise, IS_SIGMOID=router.is_sigmoid, NUM_GROUPS=router.num_groups, TOP_GROUPS=router.top_groups,
+            BLOCK=block, RANKS=power_of_two(top), num_warps=warps_for(block), **launch_options(logits.device),
         )  # fmt: skip
     return chosen, weights
 
@@ -68,8 +83,9 @@ def group(chosen: Tensor, experts: int, tile_rows: int) -> Visits:
 
 @triton.jit
 def _route(
-    logits_ptr, chosen_ptr, weights_ptr, stride, experts,
-    TOP: tl.constexpr, RENORMALISE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, EARLY: tl.constexpr,
+    logits_ptr, correction_ptr, chosen_ptr, weights_ptr, stride, experts, scale,
+    TOP: tl.constexpr, RENORMALISE: tl.constexpr, IS_SIGMOID: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, RANKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -77,25 +93,45 @@ def _route(
     rank = tl.arange(0, RANKS)
     is_free = expert < experts
     x = tl.load(logits_ptr + row * stride + expert, mask=is_free, other=float("-inf")).to(tl.float32)
-    key = tl.where(x != x, float("-inf"), x)
-    greatest = tl.max(key, 0)
-    if RENORMALISE:  # one that is not a number anywhere spoils the row, as a softmax over all would
-        total = tl.sum(tl.where(is_free, x * 0.0, 0.0), 0)
+    spoiler = tl.sum(tl.where(is_free, x * 0.0, 0.0), 0)  # one that is not a number anywhere spoils the row
+    BY_LOGITS: tl.constexpr = not IS_SIGMOID and correction_ptr is None and TOP_GROUPS == NUM_GROUPS
+    if IS_SIGMOID:
+        score = tl.sigmoid(x)
     else:
-        total = tl.sum(tl.where(is_free, tl.exp(x - greatest), 0.0), 0)
+        score = tl.where(is_free, tl.exp(x - tl.max(tl.where(x != x, float("-inf"), x), 0)), 0.0)
+        if not (BY_LOGITS and RENORMALISE):
+            score /= tl.sum(score, 0)
+    key = x if BY_LOGITS else score
+    if correction_ptr is not None:
+        key += tl.load(correction_ptr + expert, mask=is_free, other=0.0)
+    key = tl.where(key != key, float("-inf"), key)
+    if TOP_GROUPS < NUM_GROUPS:
+        group = expert // (experts // NUM_GROUPS)
+        best_two = tl.full((BLOCK,), float("-inf"), tl.float32)  # of each expert's group, together
+        for i in tl.static_range(NUM_GROUPS):
+            first = tl.max(tl.where(group == i, key, float("-inf")), 0)
+            found = tl.min(tl.where((group == i) & (key == first), expert, BLOCK), 0)
+            second = tl.max(tl.where((group == i) & (expert != found), key, float("-inf")), 0)
+            best_two = tl.where(group == i, first + second, best_two)
+        is_left = is_free
+        for _ in tl.static_range(TOP_GROUPS):
+            best = tl.max(tl.where(is_left, best_two, float("-inf")), 0)
+            is_left = is_left & (group != tl.min(tl.where(is_left & (best_two == best), group, BLOCK), 0))
+        is_free = is_free & (is_left == 0)
+    total = spoiler if RENORMALISE else spoiler + 1.0
     chosen = tl.zeros((RANKS,), tl.int32)
     weights = tl.zeros((RANKS,), tl.float32)
     for i in tl.static_range(TOP):
         best = tl.max(tl.where(is_free, key, float("-inf")), 0)
         found = tl.min(tl.where(is_free & (key == best), expert, BLOCK), 0)
-        weight = tl.exp(best - greatest)
+        weight = tl.sum(tl.where(expert == found, score, 0.0), 0)
         if RENORMALISE:
             total += weight
         chosen = tl.where(rank == i, found, chosen)
         weights = tl.where(rank == i, weight, weights)
         is_free = is_free & (expert != found)
     tl.store(chosen_ptr + row * TOP + rank, chosen, mask=rank < TOP)
-    tl.store(weights_ptr + row * TOP + rank, weights / total, mask=rank < TOP)
+    tl.store(weights_ptr + row * TOP + rank, weights / total * scale, mask=rank < TOP)
 
 
 @triton.jit(do_not_specialize=["visits"])

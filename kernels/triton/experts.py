@@ -19,7 +19,7 @@ from ..expert_weights import ExpertWeights
 from ..int4 import GROUP, TILE
 from .activations import gated_of
 from .early_launch import await_inputs, launch_options
-from .expert_routes import Visits, group, route
+from .expert_routes import Router, Visits, group, route
 from .launch import ceil_div
 from .linear_int4 import integers_of
 
@@ -40,16 +40,17 @@ _COLUMNS_INT4 = 64  # as many as one instruction of a tensor core multiplies fro
 
 
 def experts(
-    x: Tensor, logits: Tensor, inner: ExpertWeights, outer: ExpertWeights, function: str, top: int, renormalise: bool, is_fixed: bool
+    x: Tensor, logits: Tensor, inner: ExpertWeights, outer: ExpertWeights, function: str, router: Router, is_fixed: bool
 ) -> Tensor:
-    """sum of weight * outer @ (function(gate @ x) * (up @ x)) over the `top` experts of each row of x [T, in] -> [T, out].
+    """sum of weight * outer @ (function(gate @ x) * (up @ x)) over the experts that each row of x [T, in] has -> [T, out].
 
     logits [T, experts]: see `route`. inner: gates, then ups of each expert [2 n, in]; outer: [out, n]. function: one of
     `program.ACTIVATIONS`, or CLAMPED. is_fixed: tiles do not depend on T, so that a row's result is the same bits in any batch. Sums are
     made in float32 in a fixed order: the same bits in every run.
     """
+    top = router.top
     tile = _MANY if is_fixed or len(x) * top > FEW_ROWS * inner.count else _FEW
-    chosen, weights = route(logits, top, renormalise)
+    chosen, weights = route(logits, router)
     visits = group(chosen, inner.count, tile.rows)
     between = _product(x, inner, visits, tile, top, function)
     return _mix(_product(between, outer, visits, tile, 0, None), weights)

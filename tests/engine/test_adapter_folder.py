@@ -52,8 +52,8 @@ def test_it_is_as_if_it_were_merged(family: str, prefix: str, tmp_path: Path) ->
     """Queries lie beside their gates, what belongs to one key head together, and dimensions that turn together beside each other."""
     target = write(family, tmp_path / "target")
     pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if not re.search("experts|sparse_moe", name)}
-    parts = {"qwen3_next": "linear_attn.in_proj_qkvz", "lfm2": "conv.in_proj"}.get(family, "linear_attn.in_proj_qkv")
-    parts = "mamba.in_proj" if "granite" in family else "self_attn.k_proj" if family == "glm4" else parts
+    kinds = {"qwen3_next": "linear_attn.in_proj_qkvz", "lfm2": "conv.in_proj", "lfm2_moe": "conv.in_proj", "glm4": "self_attn.k_proj"}
+    parts = "mamba.in_proj" if "granite" in family else kinds.get(family, "linear_attn.in_proj_qkv")
     assert {"model.layers.1.self_attn.q_proj.weight", f"model.layers.0.{parts}.weight"} <= pairs.keys()
     adapter = save_adapter(tmp_path / "adapter", {name.replace("model.", prefix, 1): pair for name, pair in pairs.items()})
     loaded = load(target, AdapterRoom(2, 4))

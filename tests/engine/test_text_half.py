@@ -50,6 +50,7 @@ WHOLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # class -> text family, 
     "llava_onevision": ("LlavaOnevision", "qwen2", SIGLIP),
     "idefics3": ("Idefics3", "llama", EYE),
     "smolvlm": ("SmolVLM", "llama", EYE),
+    "glm4v_moe": ("Glm4vMoe", "glm4_moe", {**QWEN_EYE, "image_size": 28}),
 }
 
 ROPE = {"rope_theta": 100.0, "rope_type": "default"}
@@ -63,6 +64,7 @@ TEXTS["gemma4"] = {
     "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
 }  # fmt: skip
 TEXTS["glm46v"] = TEXTS["glm4v"]
+TEXTS["glm4v_moe"] = {**TEXTS["glm4v"], "use_qk_norm": False}
 
 
 def write(name: str, folder: Path, **settings: Any) -> Any:

@@ -55,7 +55,7 @@ SHAPES = {
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
     "conv": (2, 3, 40), "one": (1, 40), "inner_bias": (3, 96), "outer_bias": (3, 40), "sinks": (6,), "down.1": (40, 48),
-    "down.2": (40, 48),
+    "down.2": (40, 48), "correction": (6,),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -92,9 +92,11 @@ def both(program: Program, num_tokens: int, **inputs: torch.Tensor) -> tuple[tor
 
 
 EXPERTS = ("gate", "up", "gate"), ("up", "gate", "gate"), ("down", "down", "down")
+MORE_EXPERTS = 2 * EXPERTS[0], 2 * EXPERTS[1], 2 * EXPERTS[2]
 OPS: dict[str, tuple[Op, ...]] = {
     "embed": (Embed((), ("y",), "embed", scale=2.5),),
     "norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", add_one=True),),
+    "norm in groups": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", groups=4),),
     "norm without weight": (RMSNorm(("x",), ("y",), "", 0.1),),
     "layer norm": (RMSNorm(("x",), ("y",), "norm", 0.1, "bias", centred=True),),
     "product of a layer norm": (RMSNorm(("x",), ("n",), "", 0.1, centred=True), Linear(("n",), ("y",), ("square",))),
@@ -136,6 +138,18 @@ OPS: dict[str, tuple[Op, ...]] = {
         Linear(("x",), ("r",), ("router",)),
         Scale(("r",), ("z",), 0.0),
         Experts(("x", "z"), ("y",), *EXPERTS, "silu", 1, renormalise=False),
+    ),
+    "experts by sigmoids, some equal": (
+        Linear(("x",), ("r",), ("router", "router")),
+        Experts(("x", "r"), ("y",), *MORE_EXPERTS, "silu", 3, renormalise=False, score="sigmoid", scale=2.5),
+    ),
+    "experts in groups": (
+        Linear(("x",), ("r",), ("router", "router")),
+        Experts(("x", "r"), ("y",), *MORE_EXPERTS, "silu", 3, True, score="sigmoid", correction="correction", num_groups=3, top_groups=2),
+    ),
+    "experts by corrected chances": (
+        Linear(("x",), ("r",), ("router", "router")),
+        Experts(("x", "r"), ("y",), *MORE_EXPERTS, "silu", 3, True, correction="correction", scale=0.5),
     ),
     "local convs": (
         Linear(("x",), ("k",), ("gate",)),

@@ -44,14 +44,17 @@ def _threads() -> Iterator[None]:
     native.set_threads(1)
 
 
-@pytest.fixture(scope="module", params=slow_but(["qwen3", "window", "experts"], ["qwen3", "window", "experts", "gpt_oss", "layer norms"]))
+@pytest.fixture(
+    scope="module", params=slow_but(["qwen3", "window", "experts"], ["qwen3", "window", "experts", "gpt_oss", "layer norms"])
+)
 def model(request: pytest.FixtureRequest) -> Model:
     sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
     if request.param == "qwen3":
         config = transformers.Qwen3Config(**sizes, sliding_window=None)
     elif request.param == "experts":
-        config = transformers.Qwen3MoeConfig(**sizes, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=48)
+        groups = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}
+        config = transformers.Glm4MoeConfig(**sizes, **groups, n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=48)
     elif request.param == "gpt_oss":
         config = transformers.GptOssConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=100)
     elif request.param == "layer norms":

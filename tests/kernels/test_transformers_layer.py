@@ -16,7 +16,7 @@ from foretoken.kernels.transformers_layer import STATE, DraftLayer, Transformers
 from foretoken.kernels.transformers_model import fresh_prompts
 from foretoken.kernels.weight_bank import WeightBank
 
-KV_LAYERS = {"deepseek": KVLayerSpec(4, 16, 12), "glm": KVLayerSpec(2, 16, 16)}
+KV_LAYERS = {"deepseek": KVLayerSpec(4, 16, 12)}
 VOCAB = 300
 
 
@@ -66,7 +66,7 @@ def test_tree_tokens_see_their_ancestors_only(name: str) -> None:
 
 
 def test_passes_without_scores_only_fill_the_cache() -> None:
-    network, nothing = executor("glm"), torch.zeros(0, dtype=torch.int64)
+    network, nothing = executor("deepseek"), torch.zeros(0, dtype=torch.int64)
     batch = dataclasses.replace(fresh_prompts([[4, 5, 6]], torch.device("cpu")), logits_indices=nothing, full_logits=nothing)
     kv = network.allocate(1, batch.block_size)
     kv.k[0].zero_()
@@ -88,7 +88,7 @@ def test_bfloat16_is_near_float32(name: str) -> None:
 
 
 def test_the_targets_config_is_left_alone() -> None:
-    hf_config = CONFIGS["glm"]()
+    hf_config = CONFIGS["deepseek"]()
     before = hf_config.to_dict()
     DraftLayer(hf_config)
     assert hf_config.to_dict() == before and hf_config._attn_implementation != "foretoken_paged"

@@ -135,7 +135,7 @@ class MtpTarget:
             return (output[-1] @ self.head.T).softmax(-1)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        is_program = self.name == "mimo" or self.name in GATED
+        is_program = self.name != "deepseek"
         files = [self.folder / "model.safetensors"]
         network: Any = (
             load_program_executor(files, self.hf_config, execution)

@@ -76,9 +76,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WINDOW = 6
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "granite_hybrid", "granite_hybrid_moe")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "granite_hybrid", "granite_hybrid_moe")
 """Families with layers that keep a state: they run in batches that say where it is."""
-WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
+WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "glm4_moe", "lfm2_moe")
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 LAYER_NORM = {"layer_norm_eps": 1e-3}
 _PARTIAL = {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}
@@ -189,6 +189,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "olmo3": (transformers.Olmo3Config, {"layer_types": SLIDING, "sliding_window": WINDOW}),
     "exaone4": (transformers.Exaone4Config, {"layer_types": SLIDING, "sliding_window": WINDOW, "head_dim": 16}),
     "olmoe": (transformers.OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 32}),
+    "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
     "gpt_oss": (
         transformers.GptOssConfig,
         {
@@ -206,7 +207,6 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             },
         },
     ),
-    "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
     "gemma2": (
         transformers.Gemma2Config,
         {
@@ -245,7 +245,86 @@ if hasattr(transformers, "Gemma4TextConfig"):
             "final_logit_softcapping": 5.0,
         },
     )
-FAMILIES = tuple(family for family in _FAMILIES if family not in RECURRENT)
+_ROUTED: dict[str, Any] = {
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+_RENAMED: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "num_shared_experts": 1,
+}
+_MULTIPLIED = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0}
+# The configs of these by name, for older transformers lack some.
+_YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
+    "glm4_moe": ("Glm4MoeConfig", {**_ROUTED, "use_qk_norm": True, "attention_bias": True}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {**_RENAMED, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "num_dense_layers": 1},
+    ),
+    "bamba": (
+        "BambaConfig",
+        {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 8, "mlp_bias": True},
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **{"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8, "attention_in_multiplier": 0.8},
+            **{"attention_out_multiplier": 0.6, "ssm_in_multiplier": 1.5, "ssm_out_multiplier": 0.7, "key_multiplier": 0.5},
+            **{"ssm_multipliers": [0.5, 0.8, 1.2, 1.5, 0.9], "mlp_multipliers": [0.8, 0.6], "embedding_multiplier": 3.0},
+            "lm_head_multiplier": 0.25,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            **{"head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "layer_norm_epsilon": 1e-3},
+            "time_step_min": 0.3,
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5},
+            **{"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 24, "moe_latent_size": 24},
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48},
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {"use_bias": True, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 16, "moe_num_shared_experts": 1},
+    ),
+    "hunyuan_v1_moe": ("HunYuanMoEV1Config", {"num_experts": 6, "moe_topk": [3] * 3, "intermediate_size": 48, "head_dim": 16}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**_SHARED, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "dots1": ("Dots1Config", {**_ROUTED, "sliding_window": WINDOW, "max_window_layers": 1, "first_k_dense_replace": 1}),
+    "solar_open": ("SolarOpenConfig", {**_ROUTED, "attention_bias": True}),
+    "exaone_moe": ("ExaoneMoeConfig", {**_RENAMED, "sliding_window": WINDOW, "sliding_window_pattern": 2, "n_group": 3, "topk_group": 2}),
+    "hy_v3": ("HYV3Config", {**_RENAMED, "router_scaling_factor": 1.5, "attention_bias": True}),
+    "afmoe": (
+        "AfmoeConfig",
+        {**_RENAMED, "sliding_window": WINDOW, "global_attn_every_n_layers": 2, "mup_enabled": True, "route_scale": 1.5},
+    ),
+    "granitemoe": ("GraniteMoeConfig", {**_MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}),
+    "granitemoeshared": (
+        "GraniteMoeSharedConfig",
+        {**_MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48, "shared_intermediate_size": 24},
+    ),
+}
+_FAMILIES.update({name: (getattr(transformers, kind), own) for name, (kind, own) in _YOUNGER.items() if hasattr(transformers, kind)})
+MORE = tuple(family for family in _YOUNGER if family in _FAMILIES and family not in RECURRENT)
+"""Families made of what others have, under other names."""
+FAMILIES = tuple(family for family in _FAMILIES if family not in (*RECURRENT, *MORE))
 """Every other family that is lowered to a program."""
 _ALSO_SLOW = {
     "ministral", "cwm", "arcee", "seed_oss", "helium", "ernie4_5", "glm", "cohere", "starcoder2", "stablelm", "nemotron", "olmo3",
@@ -256,7 +335,7 @@ QUICK_FAMILIES = tuple(family for family in FAMILIES if family not in _ALSO_SLOW
 
 
 def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
-    """A config of one of FAMILIES or RECURRENT with SIZES; settings override."""
+    """A config of one of FAMILIES, RECURRENT or MORE with SIZES; settings override."""
     kind, own = _FAMILIES[family]
     merged = copy.deepcopy({**SIZES, **own, **settings})
     if "layer_types" in own and "layer_types" not in settings:
@@ -280,6 +359,8 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
         else:
             parameter.data = noise * (0.5 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5)
     for name, buffer in model.named_buffers():
+        if name.endswith(("correction_bias", "expert_bias")):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
         if "layer_scalar" in name:
             buffer.fill_(0.7)
     return model

@@ -143,8 +143,10 @@ def four_bits(out: int, depth: int) -> Int4Matrix:
     return Int4Matrix(empty(tiles, out, GROUP // 2, dtype=INT), empty(tiles, out, dtype=INT), empty(out, dtype=WIDE), depth)
 
 
-def experts_of(tokens: int, count: int, width: int, hidden: int, top: int, form: str | None = None) -> None:
-    """Of Qwen3-30B-A3B: 128 experts of 768; of Mixtral 8x7B: 8 of 14336."""
+def experts_of(
+    tokens: int, count: int, width: int, hidden: int, top: int, form: str | None = None, groups: tuple[int, int] = (1, 1)
+) -> None:
+    """Of Qwen3-30B-A3B: 128 experts of 768; of Mixtral 8x7B: 8 of 14336; of DeepSeek-V3: 256 in 8 groups."""
 
     def weights(outputs: int, depth: int) -> ExpertWeights:
         if form == "int4":
@@ -155,13 +157,16 @@ def experts_of(tokens: int, count: int, width: int, hidden: int, top: int, form:
         return ExpertWeights(empty(count, outputs, depth, dtype=FP8 if form else HALF), scales, None, outputs, depth)
 
     inner, outer = weights(2 * width, hidden), weights(hidden, width)
-    experts.experts(empty(tokens, hidden), empty(tokens, count), inner, outer, "silu", top, True, is_fixed=False)
+    correction = empty(count, dtype=WIDE) if groups > (1, 1) else None
+    router = expert_routes.Router(top, True, correction is not None, correction, *groups)
+    experts.experts(empty(tokens, hidden), empty(tokens, count), inner, outer, "silu", router, is_fixed=False)
 
 
 def experts_of_models() -> None:
     for form in (None, "fp8", "int4"):
         for tokens in (1, 2048):
             experts_of(tokens, 128, 768, 2048, 8, form)
+    experts_of(1, 256, 2048, 7168, 8, groups=(8, 4))
     kernels = (expert_routes._route, expert_routes._group, experts._visit, experts._add_up)
     for tokens in (1, 2048):
         experts_of(tokens, 8, 14336, 4096, 2)

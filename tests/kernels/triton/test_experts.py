@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from triton_interpreter import DEVICE
 
 from foretoken.kernels.activations import gated
 from foretoken.kernels.execution import Quantization
+from foretoken.kernels.expert_routes import routes
 from foretoken.kernels.expert_weights import ExpertWeights
-from foretoken.kernels.program import CLAMPED
+from foretoken.kernels.program import CLAMPED, Experts
 from foretoken.kernels.triton import experts as module
-from foretoken.kernels.triton.expert_routes import group, route
+from foretoken.kernels.triton.expert_routes import Router, group, route
 from foretoken.kernels.triton.experts import experts
 
 
@@ -20,25 +22,41 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "sigmoid": {"is_sigmoid": True, "scale": 2.5},
+    "groups": {"is_sigmoid": True, "num_groups": 4, "top_groups": 3, "scale": 0.5},
+}
+
+
 @pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize(("count", "top"), [(5, 2), (8, 8), (60, 4), (1, 1)])
-def test_rows_have_the_experts_with_the_greatest_scores(count: int, top: int, renormalise: bool):
+@pytest.mark.parametrize("is_corrected", [False, True])
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize(("count", "top"), [(5, 2), (8, 6), (60, 4), (1, 1)])
+def test_rows_have_the_experts_with_the_greatest_scores(count: int, top: int, name: str, is_corrected: bool, renormalise: bool):
+    if name == "groups" and count % 4:
+        pytest.skip("no even groups")
     logits = (3 * normal(7, count)).round()  # some are equal
-    chosen, weights = route(logits, top, renormalise)
-    order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top]
-    assert torch.equal(chosen.long(), order)
-    chances = logits.double().softmax(-1).gather(1, order)
-    expected = chances / chances.sum(-1, keepdim=True) if renormalise else chances
-    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-7)
+    router = Router(top, renormalise, correction=0.3 * normal(count, seed=1) if is_corrected else None, **ROUTERS[name])
+    names = ("",) * count
+    op = Experts(
+        ("x", "r"), ("y",), names, names, names, "silu", top, renormalise, score="sigmoid" if router.is_sigmoid else "softmax",
+        num_groups=router.num_groups, top_groups=router.top_groups, scale=router.scale,
+    )  # fmt: skip
+    chosen, weights = route(logits, router)
+    expected, shares = routes(op, logits, router.correction)
+    assert torch.equal(chosen.long(), expected)
+    torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("spoiler", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_has_experts_and_no_weights(spoiler: float, renormalise: bool):
-    logits = normal(2, 6)
+def test_a_row_that_is_not_finite_has_experts_and_no_weights(spoiler: float, name: str, renormalise: bool):
+    logits = normal(2, 8)
     logits[0, 4] = spoiler
-    chosen, weights = route(logits, 3, renormalise)
-    assert len(set(chosen[0].tolist()) & set(range(6))) == 3
+    chosen, weights = route(logits, Router(3, renormalise, **ROUTERS[name]))
+    assert len(set(chosen[0].tolist()) & set(range(8))) == 3
     assert weights[0].isnan().all() and weights[1].isfinite().all()
 
 
@@ -91,7 +109,7 @@ def test_equals_the_reference(rows: int, depth: int, width: int, dtype: torch.dt
         if renormalise:
             inner, outer = (replace(some, bias=normal(count, some.outputs, seed=5).to(dtype)) for some in (inner, outer))
         function = CLAMPED if renormalise else "silu"
-        found = experts(x, logits, inner, outer, function, top, renormalise, is_fixed=False)
+        found = experts(x, logits, inner, outer, function, Router(top, renormalise), is_fixed=False)
         expected = reference(x, logits, inner, outer, top, renormalise)
         error = (found.float() - expected).norm() / expected.norm()
         assert error < (1e-5 if dtype == torch.float32 else 0.01)
@@ -103,16 +121,16 @@ def test_a_row_is_the_same_bits_in_any_batch(quantization: Quantization | None):
     inner = stacked(count, 2 * width, depth, torch.float32, quantization, 1)
     outer = stacked(count, depth, width, torch.float32, quantization, 2)
     x, logits = normal(70, depth, seed=3), normal(70, count, seed=4)
-    whole = experts(x, logits, inner, outer, "silu", top, True, is_fixed=True)
+    whole = experts(x, logits, inner, outer, "silu", Router(top, True), is_fixed=True)
     for part in (slice(0, 1), slice(5, 16), slice(11, 70)):
-        assert torch.equal(experts(x[part], logits[part], inner, outer, "silu", top, True, is_fixed=True), whole[part])
+        assert torch.equal(experts(x[part], logits[part], inner, outer, "silu", Router(top, True), is_fixed=True), whole[part])
 
 
 def test_no_rows_and_every_function(monkeypatch: pytest.MonkeyPatch):
     inner, outer = stacked(2, 64, 32, torch.float32, None, 1), stacked(2, 32, 32, torch.float32, None, 2)
-    assert experts(normal(0, 32), normal(0, 2), inner, outer, "silu", 1, False, is_fixed=False).shape == (0, 32)
+    assert experts(normal(0, 32), normal(0, 2), inner, outer, "silu", Router(1, False), is_fixed=False).shape == (0, 32)
     x, logits = normal(3, 32), normal(3, 2)
-    results = [experts(x, logits, inner, outer, name, 1, False, is_fixed=False) for name in ("silu", "gelu", "gelu_tanh", "relu")]
+    results = [experts(x, logits, inner, outer, name, Router(1, False), is_fixed=False) for name in ("silu", "gelu", "gelu_tanh", "relu")]
     assert len({tuple(result.flatten().tolist()) for result in results}) == 4
     monkeypatch.setattr(module, "FEW_ROWS", 0)  # wide tiles for the same rows
-    torch.testing.assert_close(experts(x, logits, inner, outer, "relu", 1, False, is_fixed=False), results[3], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(experts(x, logits, inner, outer, "relu", Router(1, False), is_fixed=False), results[3], rtol=1e-5, atol=1e-6)
