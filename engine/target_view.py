@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..kernels.program import Embed, Linear, Op, Program, Scale, Softcap
+from ..kernels.ops import Embed, Linear, Op, Scale, Softcap
+from ..kernels.program import Program
 from ..proposers.loading import TargetView
 from .model import LoadedModel
 

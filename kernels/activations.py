@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .program import CLAMPED, CLAMPED_LIMIT, CLAMPED_SLOPE
+from .ops import CLAMPED, CLAMPED_LIMIT, CLAMPED_SLOPE
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gated(function: str, gate: Tensor, up: Tensor) -> Tensor:
-    """See program.Activation. A gate of one column is for all of up."""
+    """See ops.Activation. A gate of one column is for all of up."""
     if function == CLAMPED:
         gate = gate.clamp(max=CLAMPED_LIMIT)
         return gate * torch.sigmoid(CLAMPED_SLOPE * gate) * (up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT) + 1)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .large_pages import in_large_pages
 from .layout import RaggedBatch
-from .program import GatherRows, Linear, LowRank, Op, Program, RowsOf, routers
+from .ops import GatherRows, Linear, LowRank, Op
+from .program import Program, RowsOf, routers
 
 
 @dataclass(frozen=True)

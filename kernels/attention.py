@@ -37,7 +37,7 @@ def paged_attention(
 ) -> Tensor:
     """Attention of q [T, H, k_dim] over the cache, [T, H, v_dim]; k and v [T, kv_heads, dim] are written to it first.
 
-    k None: attend only. sinks: [H] float32, see program.Attention. Who sees whom is said by RaggedBatch. Padding tokens get zeros.
+    k None: attend only. sinks: [H] float32, see ops.Attention. Who sees whom is said by RaggedBatch. Padding tokens get zeros.
     """
     if k is not None and v is not None:
         plan.write(kv, layer, k, v)

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from .config_limits import entry, max_positions
-from .decoder_builder import DecoderBuilder
 from .families import FAMILIES
 from .model_config import config_class
 from .program import Program
+from .recurrent_builder import RecurrentBuilder
 from .rope import UnsupportedModel
 
 COMPOSITES = (
@@ -81,4 +81,4 @@ def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = Non
     config = hf_config.to_dict()
     if (config.get("architectures") or [architecture]) != [architecture]:
         raise UnsupportedModel(f"architectures {config['architectures']}")
-    return family(DecoderBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))
+    return family(RecurrentBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .decoder_builder import DecoderBuilder, layer
 from .layer_order import Block, pre_norm, sandwich_norm
-from .program import CLAMPED_LIMIT, CLAMPED_SLOPE, Program
+from .ops import CLAMPED_LIMIT, CLAMPED_SLOPE
+from .program import Program
 from .rope import UnsupportedModel
 from .turned_pairs import qkv_of_pairs
 

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from .program import Experts
+from .ops import Experts
 
 
 def routes(op: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:

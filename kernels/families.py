@@ -33,6 +33,7 @@ from .gemma4 import gemma4
 from .layer_norm_families import cohere, cohere2, nemotron, phi, stablelm, starcoder2
 from .layer_order import Block, post_norm, pre_norm, sandwich_norm
 from .program import Program
+from .recurrent_builder import RecurrentBuilder
 from .recurrent_families import bamba, falcon_h1, granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next
 from .rope import UnsupportedModel
 from .turned_pairs import qkv_of_pairs
@@ -295,7 +296,7 @@ def gemma3(d: DecoderBuilder) -> Program:
     return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
 
 
-FAMILIES: dict[str, tuple[str, Callable[[DecoderBuilder], Program]]] = {
+FAMILIES: dict[str, tuple[str, Callable[[RecurrentBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
     "ministral3": ("Ministral3ForCausalLM", ministral3),

@@ -16,7 +16,8 @@ from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
-from .program import Embed, Experts, Program, matrices_of, wide_products
+from .ops import Embed, Experts
+from .program import Program, matrices_of, wide_products
 
 _CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from .program import Activation, Add, Attention, GatedDelta, Linear, Op, Program, readers
+from .ops import Activation, Add, Attention, GatedDelta, Linear, Op
+from .program import Program, readers
 
 
 def fuse(program: Program) -> Program:

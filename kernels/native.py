@@ -35,7 +35,8 @@ from .native_library import ISAS, Availability, availability, load, set_threads,
 from .native_lowering import Lowered, NotLowered, lower
 from .native_weights import PackedWeight, WeightMemory, shortened
 from .ngram_table import NgramTable
-from .program import Embed, Experts, Linear, Program, matrices_of
+from .ops import Embed, Experts, Linear
+from .program import Program, matrices_of
 from .rounds import ROW_BYTES, Drafter, RoundsLimits, RoundsOutput, adapters_of, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
 

@@ -16,7 +16,7 @@ from .execution import Execution
 from .native_abi import FUNCTIONS, MAX_INPUTS, NativeLowRank, NativeOp, OpKind, PackedLinear, Precision
 from .native_lowering import Lowered, NotLowered, Product, Step
 from .native_weights import PackedWeight, WeightMemory, pack
-from .program import (
+from .ops import (
     Activation,
     Add,
     Attention,
@@ -28,15 +28,13 @@ from .program import (
     GatherRows,
     LocalConv,
     LowRank,
-    Program,
     RMSNorm,
     Scale,
     Softcap,
     StateSpace,
     TopK,
-    matrices_of,
-    wide_products,
 )
+from .program import Program, matrices_of, wide_products
 from .rope_values import query_growth, rope_table_values
 from .weight_bank import NetworkWeights
 

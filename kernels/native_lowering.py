@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from .native_abi import MAX_TAPS, PANEL
-from .program import (
+from .ops import (
     Activation,
     Attention,
     CausalConv,
@@ -22,13 +22,12 @@ from .program import (
     LocalConv,
     LowRank,
     Op,
-    Program,
     RMSNorm,
     Scale,
     Softcap,
     StateSpace,
-    readers,
 )
+from .program import Program, readers
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from .decoder_builder import DecoderBuilder, hidden, layer
 from .expert_families import experts_and_one_shared, granite_experts
 from .layer_order import Block, pre_norm
 from .program import Program
+from .recurrent_builder import RecurrentBuilder
 from .rope import UnsupportedModel
 
 _LFM_PARTS = ("w1", "w3", "w2")
 
 
-def qwen3_next(d: DecoderBuilder) -> Program:
+def qwen3_next(d: RecurrentBuilder) -> Program:
     """Qwen3-Next (Qwen team 2025): three of four layers are gated delta nets, attention in the others has a gate; experts."""
     every, dense = int(d.config["decoder_sparse_step"]), {*(d.config["mlp_only_layers"] or ())}
 
@@ -25,17 +26,17 @@ def qwen3_next(d: DecoderBuilder) -> Program:
     return _with_delta_layers(d, mlp, by_key_head=True)
 
 
-def qwen3_5(d: DecoderBuilder) -> Program:
+def qwen3_5(d: RecurrentBuilder) -> Program:
     """Qwen3.5 and 3.6 (2026), text only: Qwen3-Next without experts."""
     return _with_delta_layers(d, d.mlp)
 
 
-def qwen3_5_moe(d: DecoderBuilder) -> Program:
+def qwen3_5_moe(d: RecurrentBuilder) -> Program:
     """Qwen3.5 and 3.6 with experts (2026), text only."""
     return _with_delta_layers(d, lambda i, x: experts_and_one_shared(d, i, x))
 
 
-def lfm2(d: DecoderBuilder) -> Program:
+def lfm2(d: RecurrentBuilder) -> Program:
     """LFM2 (Liquid AI 2025): most layers are a short convolution between two gates."""
     inner = d.intermediate_size
     if d.flag("block_auto_adjust_ff_dim"):
@@ -44,7 +45,7 @@ def lfm2(d: DecoderBuilder) -> Program:
     return _with_short_convolutions(d, lambda i, x: d.gated_mlp(f"{layer(i)}.feed_forward", x, inner, names=_LFM_PARTS))
 
 
-def lfm2_moe(d: DecoderBuilder) -> Program:
+def lfm2_moe(d: RecurrentBuilder) -> Program:
     """LFM2 with experts behind the first layers (Liquid AI 2025)."""
     dense, count, width = (int(d.config[name]) for name in ("num_dense_layers", "num_experts", "moe_intermediate_size"))
     correction, scale = "expert_bias" if d.flag("use_expert_bias") else "", float(d.config["routed_scaling_factor"])
@@ -59,7 +60,7 @@ def lfm2_moe(d: DecoderBuilder) -> Program:
     return _with_short_convolutions(d, mlp)
 
 
-def _with_short_convolutions(d: DecoderBuilder, mlp: Block) -> Program:
+def _with_short_convolutions(d: RecurrentBuilder, mlp: Block) -> Program:
     """Layers that are short convolutions or attention, by their type."""
     kinds, rope = d.layer_types("conv"), d.rope()
     d.attention_names = ("q_layernorm", "k_layernorm", "out_proj")
@@ -75,7 +76,7 @@ def _with_short_convolutions(d: DecoderBuilder, mlp: Block) -> Program:
     return d.finish(x, norm="model.embedding_norm")
 
 
-def granite_hybrid(d: DecoderBuilder) -> Program:
+def granite_hybrid(d: RecurrentBuilder) -> Program:
     """Granite 4 (IBM 2025): most layers are state spaces, attention rarely rotates; a shared MLP, and experts beside it in some."""
     kinds, rotates = d.layer_types("linear_attention"), d.config["position_embedding_type"] == "rope"
     rope, bias, count = d.rope() if rotates else "", d.flag("attention_bias"), int(d.config["num_local_experts"] or 0)
@@ -93,7 +94,7 @@ def granite_hybrid(d: DecoderBuilder) -> Program:
     return d.finish(pre_norm(d, d.embed(on_embedding), mixing, mlp), scale=1 / float(d.config["logits_scaling"]))
 
 
-def bamba(d: DecoderBuilder) -> Program:
+def bamba(d: RecurrentBuilder) -> Program:
     """Bamba (IBM 2024): most layers are state spaces; half of each head turns in the others."""
     indices, rope = {*(d.config["attn_layer_indices"] or ())}, d.rope(partial=True)
     bias, mlp_bias = d.flag("attention_bias"), d.flag("mlp_bias")
@@ -108,7 +109,7 @@ def bamba(d: DecoderBuilder) -> Program:
     return d.finish(x, norm="model.final_layernorm")
 
 
-def falcon_h1(d: DecoderBuilder) -> Program:
+def falcon_h1(d: RecurrentBuilder) -> Program:
     """Falcon-H1 (TII 2025): attention and a state space side by side in each layer, and a multiplier for everything."""
     d.refuse("mamba_rms_norm", "projectors_bias")
     rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
@@ -131,7 +132,7 @@ def falcon_h1(d: DecoderBuilder) -> Program:
     return d.finish(x, scale=on_logits, norm="model.final_layernorm")
 
 
-def nemotron_h(d: DecoderBuilder) -> Program:
+def nemotron_h(d: RecurrentBuilder) -> Program:
     """Nemotron-H (NVIDIA 2025) and Nemotron 3: each layer is a state space, attention without rotation, an MLP or experts."""
     d.refuse("use_bias", "mlp_bias", "sliding_window")
     if d.config["mlp_hidden_act"] != "relu2" or d.config["mamba_hidden_act"] != "silu":
@@ -161,7 +162,7 @@ def nemotron_h(d: DecoderBuilder) -> Program:
     return d.finish(x)
 
 
-def squared_experts(d: DecoderBuilder, name: str, x: str) -> str:
+def squared_experts(d: RecurrentBuilder, name: str, x: str) -> str:
     """Experts whose MLPs are squared ones, maybe in a narrower space, and one that all tokens have."""
     count, width, narrow = (int(d.config[what] or 0) for what in ("n_routed_experts", "moe_intermediate_size", "moe_latent_size"))
     groups, scale = (int(d.config["n_group"]), int(d.config["topk_group"])), float(d.config["routed_scaling_factor"])
@@ -182,7 +183,7 @@ def gated_attention(d: DecoderBuilder, i: int, x: str, rope: str) -> str:
     return d.attend(i, qkv, rope, head_norms=True, gate=gate)
 
 
-def _with_delta_layers(d: DecoderBuilder, mlp: Block, by_key_head: bool = False) -> Program:
+def _with_delta_layers(d: RecurrentBuilder, mlp: Block, by_key_head: bool = False) -> Program:
     """Layers that are gated delta nets or attention, by their type."""
     kinds, rope = d.layer_types("linear_attention"), d.rope(partial=True)
     d.norms_add_one = True

@@ -32,7 +32,8 @@ from .layout import (
     kv_bytes_per_block,
     state_bytes,
 )
-from .program import Embed, Op, Program, matrices_of
+from .ops import Embed, Op
+from .program import Program, matrices_of
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
 from .torch_ops import MATRIX, ROWS, Binder, Pass, Step

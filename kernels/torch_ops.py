@@ -19,7 +19,7 @@ from .adapters import AdapterBank, Factors, slots_of_tokens
 from .attention import AttentionPlan, paged_attention
 from .expert_routes import routes
 from .layout import RaggedBatch, RowStates
-from .program import (
+from .ops import (
     Activation,
     Add,
     ArgMax,
@@ -34,17 +34,15 @@ from .program import (
     LocalConv,
     LowRank,
     Op,
-    Program,
     RMSNorm,
     Scale,
     Softcap,
     StateSpace,
     TopK,
-    matrices_of,
-    wide_products,
 )
+from .program import Program, matrices_of, wide_products
 from .recurrence import Parts, RecurrencePlan, add, correct, states_of
-from .rope_values import query_growth
+from .rope_values import query_growth, rotated, rotation_at
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -97,7 +95,7 @@ class Pass:
     def rotation(self, name: str) -> tuple[Tensor, Tensor]:
         """cos, sin [T, 1, rotated dims] of the batch's positions."""
         if name not in self._rotations:
-            self._rotations[name] = _rotation(self.tables[name], self.batch.positions)
+            self._rotations[name] = rotation_at(self.tables[name], self.batch.positions)
         return self._rotations[name]
 
 
@@ -338,7 +336,7 @@ class Binder:
             if normalise is not None and not op.norm_last:
                 heads = normalise(heads)
             if op.rope:
-                heads = _rotate(heads, *state.rotation(op.rope))
+                heads = rotated(heads, *state.rotation(op.rope))
             if normalise is not None and op.norm_last:
                 heads = normalise(heads)
             if not num_heads:
@@ -494,17 +492,3 @@ def max_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def _to_length_one(heads: Tensor) -> Tensor:
     return heads * (heads.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-
-
-def _rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos | cos and -sin | sin, [T, 1, 2 n] each: gathered once, used by every layer."""
-    cos, sin = table.index_select(0, positions)[:, None].chunk(2, -1)
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of heads [T, heads, dim]: x1 | x2 -> x1 cos - x2 sin | x2 cos + x1 sin. What cos lacks in width stays."""
-    width = cos.shape[-1]
-    if width < heads.shape[-1]:
-        return torch.cat((_rotate(heads[..., :width], cos, sin), heads[..., width:]), -1)
-    return torch.addcmul(heads * cos, heads.roll(width // 2, -1), sin)

@@ -15,7 +15,8 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .program import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, StateSpace, matrices_of
+from .ops import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, StateSpace
+from .program import matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows

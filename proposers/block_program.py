@@ -14,7 +14,8 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.fuse import fuse
-from ..kernels.program import Attention, Embed, Linear, Op, Program, RMSNorm, row_program
+from ..kernels.ops import Attention, Embed, Linear, Op, RMSNorm
+from ..kernels.program import Program, row_program
 from .block_checkpoint import BlockDraft
 from .guessing import FEATURE
 

@@ -12,7 +12,8 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.layout import FINAL
-from ..kernels.program import Concat, Linear, Op, Program, RMSNorm, row_program
+from ..kernels.ops import Concat, Linear, Op, RMSNorm
+from ..kernels.program import Program, row_program
 from .eagle_checkpoint import EagleDraft
 from .guessing import FEATURE
 

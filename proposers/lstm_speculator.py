@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, rms_norm
 
-from ..kernels.program import ArgMax, Concat, Embed, GatherRows, Linear, Program, row_program
+from ..kernels.ops import ArgMax, Concat, Embed, GatherRows, Linear
+from ..kernels.program import Program, row_program
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE
 from .last_state import Network

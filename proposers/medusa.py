@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.program import Activation, Add, ArgMax, GatherRows, Linear, Op, Program, Scale, Softcap, row_program
+from ..kernels.ops import Activation, Add, ArgMax, GatherRows, Linear, Op, Scale, Softcap
+from ..kernels.program import Program, row_program
 from ..kernels.started import to_lists
 from ..kernels.upload import upload
 from .config import MedusaConfig, StaticTree

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..kernels.program import Activation, ArgMax, Embed, GatherRows, Linear, Program, RMSNorm, row_program
+from ..kernels.ops import Activation, ArgMax, Embed, GatherRows, Linear, RMSNorm
+from ..kernels.program import Program, row_program
 from . import lstm_speculator
 from .checkpoint import Checkpoint
 from .config import MlpSpeculatorConfig

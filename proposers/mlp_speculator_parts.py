@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..kernels.program import Op, RMSNorm, Scale
+from ..kernels.ops import Op, RMSNorm, Scale
 from .checkpoint import Checkpoint
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .guessing import FEATURE

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import FINAL, Executor
-from ..kernels.program import Add, Embed, Op, Program
+from ..kernels.ops import Add, Embed, Op
+from ..kernels.program import Program
 from ..kernels.weights import check_tensors, network_program
 from .checkpoint import Checkpoint
 from .config import PardConfig

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..kernels.program import Embed, Linear, Op, Program
+from ..kernels.ops import Embed, Linear, Op
+from ..kernels.program import Program
 from .config_entry import SpeculativeConfigError
 
 SMALLEST_SHARE = 0.1

@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 def activation(x: Tensor, function: str) -> Tensor:
-    """function(x) for x [T, width]; function: one of `program.ACTIVATIONS`."""
+    """function(x) for x [T, width]; function: one of `ops.ACTIVATIONS`."""
     return _launch(x, None, x.shape[1], function)
 
 
@@ -62,7 +62,7 @@ def _activation(
 
 @triton.jit
 def gated_of(gate, up, FUNCTION: tl.constexpr):
-    """Both in float32. See program.Activation."""
+    """Both in float32. See ops.Activation."""
     if FUNCTION == "clamped_swiglu":
         gate = tl.where(gate > 7.0, 7.0, gate)  # a NaN stays one
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))

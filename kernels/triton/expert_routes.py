@@ -36,7 +36,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class Router:
-    """How scores become experts and weights, as `program.Experts` says."""
+    """How scores become experts and weights, as `ops.Experts` says."""
 
     top: int
     renormalise: bool

@@ -45,7 +45,7 @@ def experts(
     """sum of weight * outer @ (function(gate @ x) * (up @ x)) over the experts that each row of x [T, in] has -> [T, out].
 
     logits [T, experts]: see `route`. inner: gates, then ups of each expert [2 n, in]; outer: [out, n]. function: one of
-    `program.ACTIVATIONS`, or CLAMPED. is_fixed: tiles do not depend on T, so that a row's result is the same bits in any batch. Sums are
+    `ops.ACTIVATIONS`, or CLAMPED. is_fixed: tiles do not depend on T, so that a row's result is the same bits in any batch. Sums are
     made in float32 in a fixed order: the same bits in every run.
     """
     top = router.top

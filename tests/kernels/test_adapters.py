@@ -12,7 +12,8 @@ from torch import Tensor
 from foretoken.kernels.adapters import AdapterBank, AdapterRoom, adaptable, adapted, adapter_bytes, slots_of_tokens
 from foretoken.kernels.batch_lists import BatchLists, BatchMemory
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.program import Linear, LowRank, Program
+from foretoken.kernels.ops import Linear, LowRank
+from foretoken.kernels.program import Program
 from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
 from foretoken.kernels.torch_executor import TorchExecutor
 

@@ -16,20 +16,8 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.fuse import fuse
 from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, KVLayerSpec, RaggedBatch
 from foretoken.kernels.native import NativeExecutor
-from foretoken.kernels.program import (
-    Activation,
-    Add,
-    ArgMax,
-    Attention,
-    Concat,
-    Embed,
-    GatherRows,
-    Linear,
-    Op,
-    Program,
-    RMSNorm,
-    RopeTable,
-)
+from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, Op, RMSNorm
+from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 
 H, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM = 32, 97, 41, 4, 2, 8

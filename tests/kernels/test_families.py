@@ -21,7 +21,7 @@ from foretoken.kernels import families, native
 from foretoken.kernels.decoder import decoder_program, supports
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import FINAL, Executor, StateRoom
-from foretoken.kernels.program import Attention, Embed, Scale, Softcap
+from foretoken.kernels.ops import Attention, Embed, Scale, Softcap
 from foretoken.kernels.weights import network_program
 
 VOCAB = 97

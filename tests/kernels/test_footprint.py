@@ -19,7 +19,8 @@ from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
-from foretoken.kernels.program import Linear, Program, wide_products
+from foretoken.kernels.ops import Linear
+from foretoken.kernels.program import Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import network_program
 

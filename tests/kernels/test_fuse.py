@@ -12,7 +12,8 @@ from tiny_models import tiny_config
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse, fuse_linears, fuse_residual_adds
-from foretoken.kernels.program import Activation, Add, Attention, GatedDelta, Linear, Program, wide_products
+from foretoken.kernels.ops import Activation, Add, Attention, GatedDelta, Linear
+from foretoken.kernels.program import Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
 
 SIZES: dict[str, Any] = {

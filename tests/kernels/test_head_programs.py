@@ -11,18 +11,8 @@ from torch import Tensor
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Draws, Executor, KVLayerSpec, RaggedBatch
 from foretoken.kernels.native import NativeExecutor, availability
-from foretoken.kernels.program import (
-    Activation,
-    ArgMax,
-    Attention,
-    Concat,
-    Embed,
-    GatherRows,
-    Linear,
-    Program,
-    RMSNorm,
-    RopeTable,
-)
+from foretoken.kernels.ops import Activation, ArgMax, Attention, Concat, Embed, GatherRows, Linear, RMSNorm
+from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 
 VOCAB, DRAFT_VOCAB, WIDTH, BLOCK = 48, 32, 32, 16

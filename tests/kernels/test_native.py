@@ -22,7 +22,7 @@ from foretoken.kernels.fuse import fuse
 from foretoken.kernels.layout import FINAL, Draws, KVLayerSpec
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_lowering import NotLowered, lower
-from foretoken.kernels.program import (
+from foretoken.kernels.ops import (
     CLAMPED,
     Activation,
     Add,
@@ -35,13 +35,12 @@ from foretoken.kernels.program import (
     Linear,
     LocalConv,
     Op,
-    Program,
     RMSNorm,
-    RopeTable,
     Scale,
     Softcap,
     TopK,
 )
+from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)

@@ -24,7 +24,8 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import FINAL, RaggedBatch
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_library import ISAS as ISA_NAMES
-from foretoken.kernels.program import Activation, Linear, Program, RMSNorm, Scale, Softcap, row_program
+from foretoken.kernels.ops import Activation, Linear, RMSNorm, Scale, Softcap
+from foretoken.kernels.program import Program, row_program
 from foretoken.kernels.rounds import RoundsLimits, RoundsRow, adapters_of, answers
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import bind_program

@@ -11,7 +11,8 @@ from foretoken.kernels.adapters import adapted
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
 from foretoken.kernels.native_lowering import Lowered, NotLowered, Product, lower
-from foretoken.kernels.program import Activation, Add, Attention, GatherRows, Linear, LocalConv, LowRank, Op, Program, RMSNorm
+from foretoken.kernels.ops import Activation, Add, Attention, GatherRows, Linear, LocalConv, LowRank, Op, RMSNorm
+from foretoken.kernels.program import Program
 
 
 def llama(**settings: Any) -> Program:

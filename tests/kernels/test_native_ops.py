@@ -28,7 +28,7 @@ from torch import Tensor
 
 from foretoken.kernels.activations import gated as gated_reference
 from foretoken.kernels.native_abi import FUNCTIONS, PackedLinear, Precision
-from foretoken.kernels.program import CLAMPED
+from foretoken.kernels.ops import CLAMPED
 
 # ---- elementwise
 

@@ -22,7 +22,8 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_library import ISAS as ISA_NAMES
-from foretoken.kernels.program import Activation, ArgMax, CausalConv, Embed, GatedDelta, GatherRows, Linear, Op, Program, StateSpace
+from foretoken.kernels.ops import Activation, ArgMax, CausalConv, Embed, GatedDelta, GatherRows, Linear, Op, StateSpace
+from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 
 FLOAT32, BFLOAT16 = Execution(torch.float32), Execution(torch.bfloat16)

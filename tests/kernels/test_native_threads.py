@@ -24,7 +24,8 @@ from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVLayerSpec
 from foretoken.kernels.native import NativeExecutor
-from foretoken.kernels.program import ArgMax, Attention, Embed, GatherRows, Linear, Op, Program
+from foretoken.kernels.ops import ArgMax, Attention, Embed, GatherRows, Linear, Op
+from foretoken.kernels.program import Program
 
 pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 

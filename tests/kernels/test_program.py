@@ -6,22 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from foretoken.kernels.layout import KVLayerSpec
-from foretoken.kernels.program import (
-    Activation,
-    Add,
-    ArgMax,
-    Attention,
-    Concat,
-    Embed,
-    GatherRows,
-    Linear,
-    LocalConv,
-    Op,
-    Program,
-    RMSNorm,
-    RopeTable,
-    TopK,
-)
+from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, LocalConv, Op, RMSNorm, TopK
+from foretoken.kernels.program import Program, RopeTable
 
 BEST = ArgMax(("logits",), ("argmax", "top"))
 WEIGHTS = {"embed": (10, 8), "norm": (8,), "head": (10, 8), "q": (8, 8), "kv": (4, 8), "bias": (10,), "conv": (2, 2, 8), "odd": (2, 3, 8)}

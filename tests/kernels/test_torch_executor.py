@@ -13,7 +13,7 @@ from recurrent_batches import Row, recurrent_batch
 from torch import Tensor
 
 from foretoken.kernels.layout import FINAL, ForwardOutput, KVLayerSpec, RaggedBatch, RowStates
-from foretoken.kernels.program import (
+from foretoken.kernels.ops import (
     Activation,
     ArgMax,
     Attention,
@@ -23,13 +23,12 @@ from foretoken.kernels.program import (
     Linear,
     LocalConv,
     Op,
-    Program,
     RMSNorm,
-    RopeTable,
     Scale,
     Softcap,
     TopK,
 )
+from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 from foretoken.kernels.torch_ops import max_of_rows
 from foretoken.kernels.upload import ALIGNMENT

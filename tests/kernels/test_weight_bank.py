@@ -16,7 +16,8 @@ from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.native import NativeExecutor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program, RMSNorm, TopK
+from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear, RMSNorm, TopK
+from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.transformers_model import ATTENTION, TransformersExecutor
 from foretoken.kernels.weight_bank import WeightBank

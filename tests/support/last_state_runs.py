@@ -16,7 +16,8 @@ from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import FINAL, Executor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program, Scale
+from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear, Scale
+from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer
 from foretoken.proposers.loading import Opening, Resources, TargetView

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
+from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear
+from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program
 from foretoken.proposers.loading import Resources, TargetView
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_interpreter import DEVICE
 
 from foretoken.kernels.activations import gated
-from foretoken.kernels.program import ACTIVATIONS, CLAMPED
+from foretoken.kernels.ops import ACTIVATIONS, CLAMPED
 from foretoken.kernels.triton.activations import activation, gated_activation
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -12,7 +12,7 @@ from foretoken.kernels.activations import gated
 from foretoken.kernels.execution import Quantization
 from foretoken.kernels.expert_routes import routes
 from foretoken.kernels.expert_weights import ExpertWeights
-from foretoken.kernels.program import CLAMPED, Experts
+from foretoken.kernels.ops import CLAMPED, Experts
 from foretoken.kernels.triton import experts as module
 from foretoken.kernels.triton.expert_routes import Router, group, route
 from foretoken.kernels.triton.experts import experts

@@ -12,7 +12,8 @@ from triton_interpreter import DEVICE
 from variants import slow_but
 
 from foretoken.kernels.layout import RaggedBatch, StateLayerSpec, StateRoom
-from foretoken.kernels.program import CausalConv, GatedDelta, Op, Program, StateSpace
+from foretoken.kernels.ops import CausalConv, GatedDelta, Op, StateSpace
+from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.triton_steps import TritonKernels

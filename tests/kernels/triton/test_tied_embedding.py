@@ -18,7 +18,8 @@ from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.program import ArgMax, Embed, GatherRows, Linear, Program
+from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear
+from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.torch_ops import MATRIX, ROWS
 from foretoken.kernels.weights import bind_program
