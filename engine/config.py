@@ -52,7 +52,7 @@ class ModelConfig:
         if self.quantization not in (*QUANTIZATIONS, *STORED_NAMES):
             raise ConfigError(
                 f"quantization {self.quantization!r} is not available: there are int8 and int4 on CPUs, int4 and fp8 on GPUs, "
-                "made at loading, and none"
+                "made at loading, and none; how a quantised checkpoint is stored needs no name: leave quantization away"
             )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             narrow = "; narrow caches are int8 on CPUs and fp8 (e4m3) on GPUs" if self.kv_cache_dtype.startswith("fp8") else ""

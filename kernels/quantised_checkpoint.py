@@ -20,7 +20,7 @@ from .quantised_formats import awq, bitsandbytes4, fp4, gptq, grouped, packed_in
 
 READ = "FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes, MXFP4 or ModelOpt's FP8 and NVFP4"
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
-_NOT_READ_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
+_NOT_READ_FORMATS = ("marlin-24", "mxfp6-pack-quantized", "sparse-24-bitmask", "sparse-bitmask")
 
 _PART = re.compile(
     r"(_packed|_blocks|_scales|_scale_inv|_global_scale|_scale_2|_scale|_shape|_zero_point|_g_idx"
@@ -44,6 +44,7 @@ class Quantisation:
     bits: int  # 8 or 4: as many as the widest of its quantised weights need
     block: tuple[int, int] = (128, 128)  # outputs and inputs that share a scale
     zeros_less_one: bool = False  # GPTQ
+    asymmetric: bool = False  # compressed-tensors: all that is quantised has zero points
 
 
 def read_quantisation(folder: Path) -> Quantisation | None:
@@ -53,28 +54,33 @@ def read_quantisation(folder: Path) -> Quantisation | None:
     found = config.get("quantization_config") or config.get("compression_config")
     found = found or (text.get("quantization_config") if isinstance(text, dict) else None)
     found = found or _json(folder / "hf_quant_config.json").get("quantization")
-    return _quantisation(found) if isinstance(found, dict) and found else None
+    if not isinstance(found, dict) or not found:
+        return None
+    try:
+        return _quantisation(found)
+    except (AttributeError, TypeError) as error:
+        raise _not_read(f"{found.get('quant_method')}, with settings that make no sense: {error}") from error
 
 
 def _quantisation(config: Mapping[str, Any]) -> Quantisation:
     method = config.get("quant_method")
     if method is None:  # as ModelOpt's own file has it, and older versions of compressed-tensors
         method = "modelopt" if "quant_algo" in config else "compressed-tensors" if "config_groups" in config else "?"
-    if method in ("auto-round", "intel/auto-round"):  # which says whose layout it writes
-        method = str(config.get("packing_format")).removeprefix("auto_round:").removeprefix("auto_")
-        config = {**config, "version": "gemm"}
+    if method in ("auto-round", "intel/auto-round"):
+        method, config = _whose_layout(config)
     match method:
         case "fp8" | "fbgemm_fp8":
             return Quantisation("fp8", 8, _block(config.get("weight_block_size")))
         case "compressed-tensors":
             return _compressed(config)
         case "gptq":
-            bits, stored = config.get("bits"), config.get("checkpoint_format") or "gptq"
-            if bits not in (2, 4, 8) or stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
+            bits, stored = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
+            if bits not in (2, 3, 4, 8) or stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
                 raise _not_read(f"gptq with {bits} bits, format {stored}")
             return Quantisation(method, 8 if bits == 8 else 4, zeros_less_one=stored == "gptq")
         case "awq":
-            bits, version = config.get("bits", config.get("w_bit", 4)), str(config.get("version", "gemm")).lower()
+            bits, version = config.get("bits", config.get("w_bit", 4)), config.get("version") or config.get("format") or "gemm"
+            version = str(version).lower()
             if bits != 4 or version not in ("gemm", "exllama"):
                 raise _not_read(f"awq with {bits} bits, version {version}")
             return Quantisation(method, 4)
@@ -91,6 +97,24 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             raise _not_read(str(method))
 
 
+def _whose_layout(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """AutoRound writes the layouts of others: the method that its configuration stands for, and that method's configuration."""
+    for turned in ("rotation_config", "spinquant_config"):  # activations have to be turned as well
+        if config.get(turned):
+            raise _not_read(f"auto-round with a {turned}")
+    match str(config.get("packing_format") or "auto_gptq").removeprefix("auto_round:"):
+        case "auto_gptq" | "gptq":
+            return "gptq", {**config, "checkpoint_format": "gptq"}
+        case "gptqmodel" | "auto_round":
+            return "gptq", {**config, "checkpoint_format": "gptq_v2"}
+        case "auto_awq" | "awq":
+            return "awq", {**config, "version": "gemm"}
+        case "llm_compressor":
+            return "compressed-tensors", {"config_groups": {"": {"weights": {"num_bits": config.get("bits")}}}}
+        case other:
+            raise _not_read(f"auto-round packed as {other}")
+
+
 def _compressed(config: Mapping[str, Any]) -> Quantisation:
     groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, dict)]
     formats = {config.get("format"), *(group.get("format") for group in groups), (config.get("sparsity_config") or {}).get("format")}
@@ -99,8 +123,10 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
     if (config.get("transform_config") or {}).get("config_groups"):
         raise _not_read("compressed-tensors with a transform_config")
     weights = [group["weights"] for group in groups if group.get("weights")]
-    bits = max((int(weight.get("num_bits") or 8) for weight in weights), default=8)
-    return Quantisation("compressed-tensors", 4 if bits <= 4 else 8, _block(next((w.get("block_structure") for w in weights), None)))
+    bits = max((weight.get("num_bits") or 8 for weight in weights), default=8)
+    asymmetric = bool(weights) and all(weight.get("symmetric") is False for weight in weights)
+    block = _block(next((weight.get("block_structure") for weight in weights), None))
+    return Quantisation("compressed-tensors", 4 if bits <= 4 else 8, block, asymmetric=asymmetric)
 
 
 def _block(stated: Any) -> tuple[int, int]:
@@ -163,7 +189,11 @@ def stored_shape(parts: Mapping[str, Tensor], quantisation: Quantisation) -> tup
         case {"": values}:
             return tuple(values.shape)
         case _:
-            raise ValueError(f"it has {', '.join(sorted(parts))} and no more")
+            raise _incomplete(parts)
+
+
+def _incomplete(parts: Mapping[str, Tensor]) -> ValueError:
+    return ValueError(f"it has {', '.join(part or 'numbers' for part in sorted(parts))} and no more")
 
 
 def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
@@ -171,6 +201,11 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
 
     ValueError if they are none that a format has.
     """
+    own = parts.get("")
+    if own is not None and ".absmax" not in parts and own.is_floating_point() and own.dtype.itemsize > 1:
+        return own.float()  # savers leave scales beside weights that they have not quantised, or have made plain again
+    if quantisation.asymmetric and "_scale" in parts and "_zero_point" not in parts:
+        raise _incomplete(parts)
     match parts:
         case {"qweight": words, "qzeros": zeros, "scales": scales} if quantisation.method == "awq":
             return awq(words, zeros, scales)
@@ -183,7 +218,7 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
             return packed_integers(words, scales, parts.get("_zero_point"), (outputs, inputs), parts.get("_g_idx"))
         case {"_packed": codes, "_scale": scale, "_global_scale": divisor}:
             return fp4(codes, scale.float() / divisor.float())
-        case {"_packed": codes, "_scale": scale}:
+        case {"_packed": codes, "_scale": scale} if scale.dtype != torch.float8_e4m3fn:  # which has a second scale
             return fp4(codes, scale)
         case {"_blocks": blocks, "_scales": scales}:  # of an expert, whose matrix is stored the other way round
             if scales.shape != blocks.shape[:-1]:
@@ -205,7 +240,7 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
         case {"": values, "_scale_inv": scale} | {"": values, "_scale": scale}:
             return scaled(values, scale, quantisation.block)
         case _:
-            raise ValueError(f"it has {', '.join(sorted(parts))} and no more")
+            raise _incomplete(parts)
 
 
 def _gptq_bits(parts: Mapping[str, Tensor], quantisation: Quantisation) -> int:

@@ -62,9 +62,9 @@ def packed_integers(words: Tensor, scales: Tensor, zeros: Tensor | None, shape: 
 
     zeros: packed likewise along the outputs [m, g], or plain int8 [out, g]; None = 0.
     """
-    bits = next((bits for bits in (2, 4, 8) if math.ceil(shape[1] * bits / 32) == words.shape[1]), None)
+    bits = next((bits for bits in (4, 8, 2, 3, 5, 6, 7) if math.ceil(shape[1] * bits / 32) == words.shape[1]), None)
     if bits is None:
-        raise ValueError(f"{words.shape[1]} words a row do not hold {shape[1]} integers of 2, 4 or 8 bits")
+        raise ValueError(f"{words.shape[1]} words a row do not hold {shape[1]} integers of 2 to 8 bits")
     half = 1 << (bits - 1)
     if zeros is not None:
         zeros = unpacked(zeros.T, bits).T[: shape[0]] if zeros.dtype == torch.int32 else zeros.int() + half
@@ -99,9 +99,12 @@ def fp4(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def bitsandbytes4(codes: Tensor, levels: Tensor, absmax: Tensor, shape: tuple[int, ...], block: int) -> Tensor:
-    """NF4 or FP4 (Dettmers et al. 2023): two numbers a byte, the upper half first, row after row; absmax: [ceil(n / block)]."""
+    """NF4 or FP4 (Dettmers et al. 2023): two numbers a byte, the upper half first, row after row; absmax: [ceil(n / block)].
+
+    codes: in whatever dtype the bytes are kept (`bnb_4bit_quant_storage`).
+    """
     size = math.prod(shape)
-    result = _pairs(codes, levels).view(-1, 2).flip(1).flatten()[:size]
+    result = _pairs(codes.view(torch.uint8), levels).view(-1, 2).flip(1).flatten()[:size]
     whole = size // block
     result[: whole * block].view(whole, block).mul_(absmax[:whole, None])
     result[whole * block :].mul_(absmax[whole:])
@@ -109,9 +112,18 @@ def bitsandbytes4(codes: Tensor, levels: Tensor, absmax: Tensor, shape: tuple[in
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """[..., n] int32 -> [..., n * 32 / bits] uint8; the lowest bits of a word are the first, and its lowest byte is in front."""
-    packed = words.contiguous().view(torch.uint8)
-    return torch.stack([packed >> place & ((1 << bits) - 1) for place in range(0, 8, bits)], -1).flatten(-2)
+    """[..., n] int32 -> [..., n * 32 / bits] uint8; the lowest bits of a word are the first, and its lowest byte is in front.
+
+    With 3, 5, 6 or 7 bits some begin in one byte and end in the next.
+    """
+    if words.dtype != torch.int32:
+        raise ValueError(f"its words are {str(words.dtype).removeprefix('torch.')}, not int32")
+    packed, most = words.contiguous().view(torch.uint8), (1 << bits) - 1
+    if 8 % bits == 0:
+        return torch.stack([packed >> place & most for place in range(0, 8, bits)], -1).flatten(-2)
+    first = torch.arange(packed.shape[-1] * 8 // bits) * bits
+    low, high = packed[..., first // 8], packed[..., (first // 8 + 1).clamp(max=packed.shape[-1] - 1)]
+    return ((low.int() | high.int() << 8) >> (first % 8).int() & most).to(torch.uint8)
 
 
 def _pairs(codes: Tensor, levels: Tensor) -> Tensor:

@@ -366,14 +366,17 @@ class _PlainTensors(_Tensors):
     def _shape(self, name: str, parts: Mapping[str, Tensor]) -> tuple[int, ...]:
         try:
             return stored_shape(parts, self._quantisation)
-        except ValueError as error:
+        except _NONSENSE as error:
             raise _unreadable(name, error) from error
 
     def _plain(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
         try:
             return plain(parts, self._quantisation)
-        except (ValueError, RuntimeError, LookupError) as error:  # what torch says of shapes that do not fit
+        except _NONSENSE as error:
             raise _unreadable(name, error) from error
+
+
+_NONSENSE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)  # what Python and torch say of parts that do not fit
 
 
 def _unreadable(name: str, error: Exception) -> WeightError:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +21,14 @@ from foretoken.kernels.quantised_checkpoint import Quantisation, UnsupportedQuan
 from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors, shape_of
 
 PROMPT = random_tokens(3, 12, 97)
+ROUNDED = {
+    None: Quantisation("gptq", 4, zeros_less_one=True),
+    "auto_round:auto_gptq": Quantisation("gptq", 4, zeros_less_one=True),
+    "auto_round:gptqmodel": Quantisation("gptq", 4),
+    "auto_round:auto_awq": Quantisation("awq", 4),
+    "auto_round:llm_compressor": Quantisation("compressed-tensors", 4),
+}
+"""What AutoRound calls a packing -> whose it is."""
 FAST = ("fp8", "w4a16-asymmetric", "awq", "gptq")
 
 
@@ -96,16 +106,48 @@ def test_scales_of_another_shape_are_named(tmp_path: Path) -> None:
         logits(quantised, "llama")
 
 
+def _with_state(**changes: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda state: torch.tensor(list(json.dumps(json.loads(bytes(state.tolist())) | changes).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "phrase"),
+    [
+        ("w4a16-asymmetric", "weight_zero_point", None, "_packed, _scale, _shape and no more"),
+        ("w8a8-asymmetric", "weight_zero_point", None, "numbers, _scale and no more"),
+        ("nvfp4", "weight_global_scale", None, "_packed, _scale and no more"),
+        ("gptq", "qweight", torch.Tensor.float, "words are float32"),
+        ("w4a16", "weight_shape", lambda shape: shape - 99, "negative"),
+        ("bnb-nf4", "weight.quant_state.bitsandbytes__nf4", _with_state(blocksize=0), "zero"),
+        ("bnb-nf4", "weight.quant_state.bitsandbytes__nf4", _with_state(shape=None), "NoneType"),
+    ],
+)
+def test_parts_that_are_missing_or_nonsense_are_no_numbers(tmp_path: Path, name: str, part: str, change: Any, phrase: str) -> None:
+    config, encode = FORMATS[name]
+    parts = encode(Random(1), 24, 40)[0]
+    tensor = parts.pop(part)
+    parts |= {part: change(tensor)} if change else {}
+    save_file({f"a.{name}": tensor for name, tensor in parts.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    tensors = read_tensors([tmp_path / "model.safetensors"])
+    with pytest.raises(WeightError, match=rf"a.weight cannot be read as config.json says that it is quantised: .*{phrase}"):
+        assert shape_of(tensors, "a.weight") == (24, 40) and tensors["a.weight"] is None
+
+
 @pytest.mark.parametrize(
     ("config", "phrase"),
     [
         ({"quant_method": "torchao"}, r"quantised \(torchao\), which is not read: take .* unquantised weights, or a version in FP8"),
-        ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "quantised"),
-        ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"}, "auto-round packed as fp8_static"),
+        ({"quant_method": "auto-round", "bits": 4, "rotation_config": {"block_size": 32}}, "with a rotation_config"),
+        ({"quant_method": "gptq", "bits": 5}, "gptq with 5 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format marlin"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version gemv"),
+        ({"quant_method": "awq", "bits": 4, "format": "gemv"}, "version gemv"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "marlin-24"),
+        ({"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"}, "mxfp6-pack-quantized"),
         ({"quant_algo": "W4A8_AWQ"}, "modelopt with W4A8_AWQ"),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, "settings that make no sense"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": "4"}}}}, "settings that make no sense"),
     ],
 )
 def test_what_is_not_read_says_what_to_take(tmp_path: Path, config: dict[str, Any], phrase: str) -> None:
@@ -121,9 +163,12 @@ def test_where_a_checkpoint_says_how_it_is_stored(tmp_path: Path) -> None:
             found = read_quantisation(tmp_path)
             assert found is not None
             assert (found.bits == 8) == name.startswith(("fp8", "w8", "gptq-8", "bnb-int8")), name
-    rounded = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
-    assert read_quantisation(tmp_path) == Quantisation("gptq", 4, zeros_less_one=True)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4, "format": "gptq_v2"}}')
+    assert read_quantisation(tmp_path) == Quantisation("gptq", 4)
+    for packing, expected in ROUNDED.items():
+        rounded = {"quant_method": "auto-round", "packing_format": packing, "bits": 4}
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
+        assert read_quantisation(tmp_path) == expected
     (tmp_path / "config.json").write_text("{}")
     assert read_quantisation(tmp_path) is None
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')

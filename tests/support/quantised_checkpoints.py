@@ -25,13 +25,11 @@ Encoder = Callable[[Random, int, int], tuple[Parts, list[list[float]]]]
 
 
 def words(codes: list[int], bits: int, places: tuple[int, ...] | None = None) -> list[int]:
-    """int32 words of so many codes side by side; places: where in a word each goes, counted in codes from its lowest bits."""
-    count = 32 // bits
-    packed = []
-    for first in range(0, len(codes), count):
-        word = sum(code << (bits * (places[i] if places else i)) for i, code in enumerate(codes[first : first + count]))
-        packed.append(word - (1 << 32) if word >= 1 << 31 else word)
-    return packed
+    """int32 words of so many codes side by side, which may cross from one into the next; places: of eight codes, where each goes."""
+    at = [i - i % 8 + places[i % 8] if places else i for i in range(len(codes))]
+    run = sum(code << (bits * place) for code, place in zip(codes, at, strict=True))
+    packed = [run >> first & 0xFFFFFFFF for first in range(0, bits * len(codes), 32)]
+    return [word - (1 << 32) if word >= 1 << 31 else word for word in packed]
 
 
 def int32(rows: list[list[int]]) -> Tensor:
@@ -181,7 +179,7 @@ def fp4(kind: str) -> Encoder:
     return encode
 
 
-def bitsandbytes4(nested: bool) -> Encoder:
+def bitsandbytes4(nested: bool, kept_as: torch.dtype = torch.uint8) -> Encoder:
     """Two numbers a byte, the upper half first, in blocks of the flat weight; the last block may be short."""
 
     def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
@@ -202,7 +200,7 @@ def bitsandbytes4(nested: bool) -> Encoder:
         ]
         halves = [codes[i] << 4 | codes[i + 1] for i in range(0, size, 2)]
         return {
-            "weight": torch.tensor(halves, dtype=torch.uint8)[:, None],
+            "weight": torch.tensor(halves, dtype=torch.uint8).view(kept_as)[:, None],
             "weight.absmax": torch.tensor(few, dtype=torch.uint8) if nested else torch.tensor(absmax),
             "weight.quant_map": torch.tensor(levels),
             "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
@@ -244,10 +242,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Encoder]] = {
         fp8("weight_scale", (8, 24), lambda o, i: (math.ceil(o / 8), math.ceil(i / 24))),
     ),
     "w8a8": (_compressed("int-quantized", 8), int8(False)),
-    "w8a8-asymmetric": (_compressed("int-quantized", 8), int8(True)),
+    "w8a8-asymmetric": (_compressed("int-quantized", 8, symmetric=False), int8(True)),
     "w4a16": (_compressed("pack-quantized", 4), packed(4, False, False)),
-    "w4a16-asymmetric": (_compressed("pack-quantized", 4), packed(4, True, False)),
+    "w4a16-asymmetric": (_compressed("pack-quantized", 4, symmetric=False), packed(4, True, False)),
     "w4a16-actorder": (_compressed("pack-quantized", 4), packed(4, True, True)),
+    "w3a16-asymmetric": (_compressed("pack-quantized", 3), packed(3, True, False)),
     "w8a16": (_compressed("pack-quantized", 8), packed(8, False, False)),
     "nvfp4": (_compressed("nvfp4-pack-quantized", 4), fp4("nvfp4")),
     "mxfp4": (_compressed("mxfp4-pack-quantized", 4), fp4("mxfp4")),
@@ -258,6 +257,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Encoder]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, awq),
     "bnb-nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes4(False)),
     "bnb-nested": ({"quant_method": "bitsandbytes", "_load_in_4bit": True}, bitsandbytes4(True)),
+    "bnb-kept-as-bfloat16": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bitsandbytes4(False, torch.bfloat16)),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bitsandbytes8),
     "modelopt-nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, fp4("modelopt")),
 }
