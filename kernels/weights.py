@@ -365,7 +365,10 @@ class _PlainTensors(_Tensors):
 
     def _shape(self, name: str, parts: Mapping[str, Tensor]) -> tuple[int, ...]:
         try:
-            return stored_shape(parts, self._quantisation)
+            shape = stored_shape(parts, self._quantisation)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"shape {shape} is negative")
+            return shape
         except _NONSENSE as error:
             raise _unreadable(name, error) from error
 
