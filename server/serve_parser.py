@@ -116,7 +116,7 @@ class ServeParser(argparse.ArgumentParser):
             "--dtype", choices=["auto", "float32", "float", "bfloat16", "half", "float16"], metavar="NAME",
             help="float32, bfloat16 or auto: what the machine computes best [auto]",
         )  # fmt: skip
-        add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), int4 (both) or none [as the checkpoint]")
+        add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), int4 or none [auto: as the checkpoint]")
         add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), or auto: as --dtype [auto]")
         add("--executor", metavar="NAME", help="native, torch, transformers, or auto: the first of them that can [auto]")
         add("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or auto: a GPU if there is one [auto]")
