@@ -241,7 +241,11 @@ def _quantised(name: str, tensor: Tensor) -> WeightError:
 
 
 def _without_numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    return tensors.without_numbers_of(name) if isinstance(tensors, _Tensors) else tensors[name].to("meta")
+    return tensors.without_numbers_of(name) if isinstance(tensors, _Tensors) else _shape_alone(tensors[name])
+
+
+def _shape_alone(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _matrix(tensors: Mapping[str, Tensor], name: str, index: int) -> Tensor:
@@ -259,7 +263,7 @@ class _Tensors(Mapping[str, Tensor]):
 
     def without_numbers_of(self, name: str) -> Tensor:
         """On the device `meta`: a shape and a dtype."""
-        return self[name].to("meta")
+        return _shape_alone(self[name])
 
     def is_quantised(self, name: str) -> bool:
         """Whether the files hold it in narrower numbers than these."""
@@ -344,7 +348,7 @@ class _PlainTensors(_Tensors):
     def without_numbers_of(self, name: str) -> Tensor:
         parts = self._parts(name)
         if not self.is_quantised(name):
-            return parts[""].to("meta")
+            return _shape_alone(parts[""])
         return torch.empty(self._shape(name, parts), dtype=torch.float32, device="meta")
 
     def matrix(self, name: str, index: int) -> Tensor:
