@@ -23,6 +23,7 @@ from .adapters import AdapterBank, adapted
 from .config_limits import entry
 from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
+from .freed_memory import returned_at_once
 from .fuse import fuse
 from .layout import Executor
 from .program import Program, RowsOf
@@ -80,7 +81,8 @@ def load_program_executor(
     weights = _CheckedTensors(tensors, {name: shapes[name].nbytes for name in program.weights}, progress)
     if bank is not None:
         program = replace(program, shared=frozenset(program.weights))
-    return bind_program(program, weights, execution, bank, adapters)
+    with returned_at_once():
+        return bind_program(program, weights, execution, bank, adapters)
 
 
 def bind_program(

@@ -133,7 +133,8 @@ def test_rows_are_computed_as_in_torch_and_as_if_their_adapters_were_merged(fami
     for rows in (FEW, MANY):
         batch = with_adapters(batch_of(rows), *SLOTS[: len(rows)])
         found = scores(network, batch)
-        torch.testing.assert_close(found, scores(reference, batch), rtol=1e-4, atol=1e-4)
+        expected = scores(reference, batch)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5 * max(5.0, float(expected.abs().max())))
         ones = batch.rows_of_tokens == 0
         alone = scores(NativeExecutor(program, merged(weights, random_pairs(bank, 1)), FLOAT32), batch_of(rows))
         torch.testing.assert_close(found[ones], alone[ones], rtol=1e-4, atol=1e-4)
