@@ -179,6 +179,10 @@ class DecoderBuilder:
     def softcap(self, x: str, cap: float | None) -> str:
         return x if cap is None else self._append(Softcap((x,), (f"{x}.capped",), cap), self._widths[x])
 
+    def rounded(self, number: float) -> float:
+        """As it is in the format of the weights, where the network was trained with that: 55.5 for 55.4256 in bfloat16."""
+        return float(torch.tensor(number, dtype=self.dtype))
+
     def weight(self, name: str, *shape: int) -> str:
         self._weights[name] = shape
         return name
@@ -284,20 +288,17 @@ class DecoderBuilder:
         q, gate = (self.product(x, (part,), f"{name}.{what}") for part, what in zip(parts, ("q", "gate"), strict=True))
         return (q, self.linear(f"{name}.k_proj", x, kv_width), self.linear(f"{name}.v_proj", x, kv_width)), gate
 
-    def squared_mlp(self, name: str, x: str, width: int) -> str:
-        """relu(up)^2 and the projection behind it (So et al. 2021)."""
-        up = self.linear(f"{name}.up_proj", x, width)
-        return self.linear(f"{name}.down_proj", self._append(Activation((up,), (f"{name}.act",), "relu2", False), width), self._widths[x])
-
     def mlp(self, i: int, x: str, bias: bool = False) -> str:
         """A gated MLP (Shazeer 2020), gate and up from a weight each."""
         return self.gated_mlp(f"{layer(i)}.mlp", x, self.intermediate_size, bias)
 
-    def plain_mlp(self, i: int, x: str, bias: bool = False, names: tuple[str, str] = ("up_proj", "down_proj")) -> str:
-        """An MLP without a gate."""
-        name, (up, down) = f"{layer(i)}.mlp", names
-        op = Activation((self.linear(f"{name}.{up}", x, self.intermediate_size, bias),), (f"{name}.act",), self._function(), gated=False)
-        return self.linear(f"{name}.{down}", self._append(op, self.intermediate_size), self.hidden_size, bias)
+    def plain_mlp(
+        self, name: str, x: str, width: int, bias: bool = False, names: tuple[str, str] = ("up_proj", "down_proj"), function: str = ""
+    ) -> str:
+        """An MLP without a gate. function "": the config's."""
+        up, down = names
+        op = Activation((self.linear(f"{name}.{up}", x, width, bias),), (f"{name}.act",), function or self._function(), gated=False)
+        return self.linear(f"{name}.{down}", self._append(op, width), self._widths[x], bias)
 
     def gated_mlp(
         self, name: str, x: str, width: int, bias: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
@@ -350,9 +351,7 @@ class DecoderBuilder:
         if fused != name:
             for weight in filter(None, (f"{router}.weight", correction)):
                 self.also(f"{name}.{weight}", f"{fused}.{weight}")
-        top = int(self.config["num_experts_per_tok"])
-        if not 0 < top <= count:
-            raise UnsupportedModel(f"{top} of {count} experts")
+        top = self._top(count)
         op = Experts(
             (read, scores), (f"{name}.experts",), gates, ups, downs, function or self._function(), top, renormalise, score=score,
             correction=corrected, num_groups=groups[0], top_groups=groups[1], scale=scale,
@@ -370,13 +369,18 @@ class DecoderBuilder:
                 start, stop = expert * rows + first, (expert + 1) * rows
                 self.weight(weight, rows // step, columns)
                 self._slices[weight] = RowsOf(f"{fused}.{tensor}_proj", (count, columns, rows), 1, start, stop, step=step, transposed=True)
-        top = int(self.config["num_experts_per_tok"])
-        if not 0 < top <= count:
-            raise UnsupportedModel(f"{top} of {count} experts")
+        top = self._top(count)
         biases = self.weight(f"{fused}.gate_up_proj_bias", count, 2 * width), self.weight(f"{fused}.down_proj_bias", count, inputs)
         scores = self.linear(f"{name}.router", x, count, bias=True)
         op = Experts((x, scores), (f"{fused}.mixed",), tuple(gates), tuple(ups), tuple(downs), CLAMPED, top, True, biases)
         return self._append(op, inputs)
+
+    def _top(self, count: int) -> int:
+        """How many of so many experts a row has."""
+        top = int(self.config["num_experts_per_tok"])
+        if not 0 < top <= count:
+            raise UnsupportedModel(f"{top} of {count} experts")
+        return top
 
     def shared_expert(self, name: str, x: str, width: int) -> str:
         """An expert that every token has, as much of it as a gate says."""

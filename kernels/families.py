@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from .decoder_builder import DecoderBuilder, layer
 from .expert_families import (
     afmoe,
@@ -93,7 +91,7 @@ def arcee(d: DecoderBuilder) -> Program:
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
 
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.plain_mlp(i, x, mlp_bias)))
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.plain_mlp(f"{layer(i)}.mlp", x, d.intermediate_size, mlp_bias)))
 
 
 def seed_oss(d: DecoderBuilder) -> Program:
@@ -366,5 +364,4 @@ def _gemma(d: DecoderBuilder, activation: str = "hidden_act") -> tuple[str, bool
     """What the Gemmas share; returns the embedding's buffer, and whether attention has biases."""
     d.refuse("use_bidirectional_attention")
     d.norms_add_one, d.activation_setting = True, activation
-    # Trained with sqrt(hidden size) in the format of the weights: 55.5 for 55.4256 in bfloat16.
-    return d.embed(float(torch.tensor(d.hidden_size**0.5, dtype=d.dtype))), d.flag("attention_bias")
+    return d.embed(d.rounded(d.hidden_size**0.5)), d.flag("attention_bias")

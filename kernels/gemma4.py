@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .decoder_builder import DecoderBuilder, hidden, layer
 from .program import Program, RowsOf
 from .rope import UnsupportedModel
@@ -32,7 +30,7 @@ def gemma4(d: DecoderBuilder) -> Program:
         d.head_dim, d.num_kv_heads = size
         ropes.setdefault(kind, d.rope(kind))
     written: dict[str, tuple[int, tuple[str, ...]]] = {}  # kind -> the last layer that wrote keys and values, and what
-    x = d.embed(_rounded(d, d.hidden_size**0.5))
+    x = d.embed(d.rounded(d.hidden_size**0.5))
     own = _embeddings_of_layers(d, x)
     for i in range(d.num_layers):
         d.head_dim, d.num_kv_heads = sizes[i]
@@ -107,7 +105,7 @@ def _embeddings_of_layers(d: DecoderBuilder, x: str) -> list[str]:
     if not width:
         return []
     table, model = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
-    scale = _rounded(d, width**0.5)
+    scale = d.rounded(width**0.5)
     found: list[str] = []
     for i, weight in enumerate(d.parts(model, 1, (width,) * d.num_layers, d.hidden_size)):
         part = d.part(f"{table}.{i}", RowsOf(f"{table}.weight", (rows, d.num_layers * width), rows, i, i + 1, columns=width), rows, width)
@@ -116,8 +114,3 @@ def _embeddings_of_layers(d: DecoderBuilder, x: str) -> list[str]:
         normed = d.norm("model.per_layer_projection_norm", projected, f"model.per_layer_projection_norm.{i}")
         found.append(d.scale(d.add(normed, looked_up, f"{table}.{i}.sum"), 2.0**-0.5))
     return found
-
-
-def _rounded(d: DecoderBuilder, scale: float) -> float:
-    """As it is in the format of the weights, in which the network was trained."""
-    return float(torch.tensor(scale, dtype=d.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .decoder_builder import DecoderBuilder
+from .decoder_builder import DecoderBuilder, layer
 from .layer_order import parallel, pre_norm
 from .program import Program
 from .turned_pairs import qkv_of_pairs
@@ -39,7 +39,7 @@ def starcoder2(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x, bias), rope, window, bias=bias)
 
     def mlp(i: int, x: str) -> str:
-        return d.plain_mlp(i, x, bias, ("c_fc", "c_proj"))
+        return d.plain_mlp(f"{layer(i)}.mlp", x, d.intermediate_size, bias, ("c_fc", "c_proj"))
 
     return d.finish(pre_norm(d, d.embed(), attention, mlp))
 
@@ -68,7 +68,7 @@ def phi(d: DecoderBuilder) -> Program:
         return d.attend(i, d.qkv(i, x, True), rope, bias=True)
 
     def mlp(i: int, x: str) -> str:
-        return d.plain_mlp(i, x, True, ("fc1", "fc2"))
+        return d.plain_mlp(f"{layer(i)}.mlp", x, d.intermediate_size, True, ("fc1", "fc2"))
 
     return d.finish(parallel(d, d.embed(), attention, mlp), norm="model.final_layernorm", head_bias=True)
 
@@ -82,4 +82,4 @@ def nemotron(d: DecoderBuilder) -> Program:
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
 
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.plain_mlp(i, x, mlp_bias)))
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.plain_mlp(f"{layer(i)}.mlp", x, d.intermediate_size, mlp_bias)))

@@ -151,7 +151,7 @@ def nemotron_h(d: RecurrentBuilder) -> Program:
             case "full_attention":
                 return d.attend(i, d.qkv(i, x), "")
             case "mlp":
-                return d.squared_mlp(f"{layer(i)}.mixer", x, d.intermediate_size)
+                return d.plain_mlp(f"{layer(i)}.mixer", x, d.intermediate_size, function="relu2")
             case "moe":
                 return squared_experts(d, f"{layer(i)}.mixer", x)
             case kind:
@@ -174,7 +174,8 @@ def squared_experts(d: RecurrentBuilder, name: str, x: str) -> str:
     )  # fmt: skip
     if narrow:
         some = d.linear(f"{name}.fc2_latent_proj", some, d.hidden_size)
-    return d.add(some, d.squared_mlp(f"{name}.shared_experts", x, int(d.config["moe_shared_expert_intermediate_size"])), f"{name}.mixed")
+    shared = int(d.config["moe_shared_expert_intermediate_size"])
+    return d.add(some, d.plain_mlp(f"{name}.shared_experts", x, shared, function="relu2"), f"{name}.mixed")
 
 
 def gated_attention(d: DecoderBuilder, i: int, x: str, rope: str) -> str:

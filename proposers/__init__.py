@@ -65,15 +65,13 @@ def open_all(
 
     is_weighed: as in ProposerSet. target_kv, states: as in Opening.
     """
-    from .draft_states import StateSeats
     from .loading import Opening
     from .proposer_set import ProposerSet
 
     proposers: list[Proposer] = []
     for part, own_caches in zip(loaded, caches, strict=True):
         name = _unused(part.name, proposers)
-        room = states or StateSeats(0, 0)
-        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, room)))
+        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, states)))
     return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
 
 

@@ -43,7 +43,10 @@ def _chains(
         drawing = Drawing.asked(config.draft_sample_method, resources.target.vocab_size, opening.return_probs)
         guesser = ChainGuesser(Network(executor, opening.caches[0]), drawing, config.confidence_threshold)
         most = config.num_speculative_tokens
-        states = DraftStates(opening.states, opening.block_size, most) if executor.state_layers else None
+        states = None
+        if executor.state_layers:
+            assert opening.states is not None, "who allocates states says how many"
+            states = DraftStates(opening.states, opening.block_size, most)
         cache = OwnCache(_max_model_len(config, executor), most, num_readable, states=states)
         return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)
 

@@ -73,7 +73,7 @@ class Opening:
     block_size: int
     return_probs: bool  # Draft.probs are wanted where guesses are drawn (p/q rules)
     target_kv: KVTensors | None = None  # the target's own, for those who run it (`Needs.runs_target`)
-    states: StateSeats = StateSeats(0, 0)  # in the caches of recurrent executors
+    states: StateSeats | None = None  # in the caches of recurrent executors
 
 
 @dataclass(frozen=True)

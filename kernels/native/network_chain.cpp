@@ -100,9 +100,11 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
       query_start.push_back(count);
       num_causal.assign(size_t(count), 1);
       tree_mask.assign(size_t(count), 0);
-      nowhere.assign(size_t(count), -1);
-      nothing.assign(size_t(count), 0);
-      states = {sources.data(), targets.data(), nothing.data(), num_causal.data(), nowhere.data(), nowhere.data(), nullptr};
+      if (first.states) {
+        nowhere.assign(size_t(count), -1);
+        nothing.assign(size_t(count), 0);
+        states = {sources.data(), targets.data(), nothing.data(), num_causal.data(), nowhere.data(), nowhere.data(), nullptr};
+      }
       pass.batch = {count, count, first.table_width, count, token_ids.data(), positions.data(), slots.data(), query_start.data(),
                     seq_lens.data(), tables.data(), num_causal.data(), tree_mask.data(), logits_indices.data(),
                     first_places.data(), nullptr, first.states ? &states : nullptr};

@@ -76,7 +76,7 @@ def ragged_paged_attention(
     in float8. Padding tokens, those behind the last row too, get zeros. The launch depends on shapes alone (T, rows, width of
     the block tables), so that a CUDA graph holds for all values. split_places: the context is cut at its multiples (a multiple
     of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them. None = as suits
-    the batch. sinks: [heads] float32, those of program.Attention times log2(e). Scratch: SCRATCH_BYTES, or what a single token needs if
+    the batch. sinks: [heads] float32, those of ops.Attention times log2(e). Scratch: SCRATCH_BYTES, or what a single token needs if
     that is more.
     """
     tokens, heads, k_dim = q.shape

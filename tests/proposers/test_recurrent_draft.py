@@ -135,9 +135,9 @@ def test_its_first_layers(folder: Path, plain: LLM) -> None:
 
 
 def test_what_cannot_be_is_told(folder: Path) -> None:
-    for more in ({"use_heterogeneous_vocab": True, "heterogeneous_vocab": "retokenize"},):
-        with pytest.raises(ConfigError, match="which a draft with recurrent layers cannot"):
-            LLM(str(EMBEDDED), executor="torch", speculative_config={"model": str(folder), **more})
+    config: dict[str, Any] = {"model": str(folder), "use_heterogeneous_vocab": True, "heterogeneous_vocab": "retokenize"}
+    with pytest.raises(ConfigError, match="which a draft with recurrent layers cannot"):
+        LLM(str(EMBEDDED), executor="torch", speculative_config=config)
 
 
 def test_a_pass_that_failed_leaves_nobodys_state() -> None:

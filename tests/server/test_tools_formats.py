@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from foretoken.server.tools.formats import FORMATS, detected
 from foretoken.server.tools.gemma import FunctionGemma, Gemma4
 from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
-from foretoken.server.tools.literals import as_json
 from foretoken.server.tools.llama3_json import Llama3Json
 from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.openai import OpenAI
 from foretoken.server.tools.parser import Tool, ToolParser
 from foretoken.server.tools.pythonic import Lfm2, Olmo3, Pythonic
-from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml, parameter_kinds
+from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
 
 PROPERTIES = {
@@ -467,36 +466,3 @@ def test_ids_differ(format: type[ToolParser]) -> None:
 
 def test_mistral_takes_no_other_ids() -> None:
     assert all(len(made) == 9 and made.isalnum() for made in (Mistral.new_id(), MistralList.new_id()))
-
-
-@pytest.mark.parametrize(
-    ("raw", "kinds", "written"),
-    [
-        ("1", {"number"}, "1"),
-        ("1.5", {"integer"}, '"1.5"'),
-        ("1", {"string", "integer"}, "1"),
-        (".5", {"number"}, "0.5"),
-        ("None", {"null", "string"}, "null"),
-        ("NaN", {"number"}, '"NaN"'),
-        ("{'a': 1e999}", {"object"}, json.dumps("{'a': 1e999}")),
-        ("['\\ud800']", {"array"}, json.dumps("['\\ud800']")),
-        ("{'a'}", {"object"}, json.dumps("{'a'}")),
-        ("['a']", {"object"}, json.dumps("['a']")),
-        ("[__import__('os')]", {"array"}, json.dumps("[__import__('os')]")),
-        ('"a"', {"string", "null"}, '"\\"a\\""'),
-        ("[" * 100_000, {"array"}, json.dumps("[" * 100_000)),
-        ("9" * 5000, {"integer"}, json.dumps("9" * 5000)),
-    ],
-)
-def test_a_value_is_what_its_schema_asks_for_or_a_text(raw: str, kinds: set[str], written: str) -> None:
-    assert as_json(raw, frozenset(kinds)) == written
-
-
-def test_kinds_of_odd_schemas() -> None:
-    odd = {"a": True, "b": {"type": 3}, "c": {"type": ["string", 4]}, "d": {"anyOf": 1}, "e": {"$ref": "#/$defs/x"}, "f": {"$ref": "http://x"}}
-    odd |= {"g": {"enum": [1, "a"]}, "h": {"const": None}, "i": {"enum": 1}, "j": {"allOf": [{"type": "object"}]}}
-    looping = {"properties": odd, "$defs": {"x": {"$ref": "#/$defs/x"}}}
-    assert {key: set(kinds) for key, kinds in parameter_kinds(looping).items()} == {
-        "a": set(), "b": set(), "c": {"string"}, "d": set(), "e": set(), "f": set(),
-        "g": {"integer", "string"}, "h": {"null"}, "i": set(), "j": {"object"},
-    }  # fmt: skip
