@@ -24,6 +24,9 @@ from .gpu_model import MadeEngine, kernels_for, made_network, write_eagle3
 from .gpu_profile import profiled
 from .network import BLOCK, ragged_batch
 
+_KERNELS_TOLD = 8
+"""Of a step: those that take most of it."""
+
 
 def machine(bench: Bench) -> Iterable[Figure]:
     """The ceilings that everything else is held to."""
@@ -101,6 +104,7 @@ def decode(bench: Bench) -> Iterable[Figure]:
             started = time.perf_counter()
             tokens += engine.step()
             seconds.append(time.perf_counter() - started)
+        yield from _profile_of_one(bench, engine, "decode")
         executor = engine.core.runner.executor
         floor = (executor.weight_bytes + effort.context * executor.kv_block_bytes(1)) / bench.ceilings.copied
         each = sum(seconds) / max(tokens, 1)
@@ -192,15 +196,33 @@ def _ahead_figures(engine: MadeEngine, group: str) -> Iterator[Figure]:
         yield Figure(group, "steps begun ahead and used", runner.num_used / runner.num_ahead, "", note=f"of {runner.num_ahead}")
 
 
+def _profile_of_one(bench: Bench, engine: MadeEngine, group: str) -> Iterator[Figure]:
+    """How busy the device is while one more stream decodes."""
+    steps = 20 if bench.device.type == "cuda" else 2
+    engine.add(bench.effort.context - bench.effort.decoded // 2, steps + 8)
+    engine.until_decoding()
+    for _ in range(3):
+        engine.step()
+    yield from _busy_figures(bench, engine, steps, group)
+
+
 def _busy_figures(bench: Bench, engine: MadeEngine, steps: int, group: str, bar: float | None = None) -> Iterator[Figure]:
     """How busy the device is in the engine's next steps."""
     found = profiled(engine.step, steps, bench.device)
     if found is not None:
-        note = f"{found.num_spans / steps:.0f} kernels and copies a step"
+        note = f"{len(found.spans) / steps:.0f} kernels and copies a step"
         yield Figure(group, "device busy", found.busy_us / found.whole_us, "", bar, note=note)
         yield Figure(group, "device time of a step", found.busy_us / steps / 1e3, "ms")
+        for name, took_us, count in found.longest(_KERNELS_TOLD):
+            each = f"{count / steps:.0f} a step, {took_us / count:.1f} us each"
+            yield Figure(group, f"kernel `{_short(name)}`", took_us / steps / 1e3, "ms a step", note=each)
     elif bench.device.type == "cuda":
         yield Figure(group, "device busy: left out", 0.0, "", note="the profiler saw nothing of the device")
+
+
+def _short(name: str) -> str:
+    """Templates' arguments of a kernel's name are longer than a page is wide."""
+    return name.removeprefix("void ").split("<")[0].split("(")[0][:60]
 
 
 def synthetic(bench: Bench) -> Iterable[Figure]:
@@ -244,12 +266,7 @@ def eagle(bench: Bench) -> Iterable[Figure]:
         draft, target = sum(core.proposers.draft_seconds) - before[1], core.target_seconds - before[2]
         health = core.proposers.stats()[0]
         early = next(p.early for p in core.proposers.proposers if isinstance(p, LearnedProposer))
-        more = 20 if bench.device.type == "cuda" else 2
-        engine.add(effort.context - effort.decoded // 2, more + 8)
-        engine.until_decoding()
-        for _ in range(3):
-            engine.step()
-        yield from _busy_figures(bench, engine, more, "eagle")
+        yield from _profile_of_one(bench, engine, "eagle")
         yield from _ahead_figures(engine, "eagle")
     yield Figure("eagle", "draft time against the target's step", draft / target, "", 0.12, "less", f"{health.num_failures} failures")
     yield Figure("eagle", "draft time of a step, k = 5", draft / max(steps, 1) * 1e3, "ms")

@@ -1,8 +1,9 @@
-"""How busy a device is while work is handed to it, by torch's profiler. Knows no engine and no figure."""
+"""What a device does while work is handed to it, and how busy it is, by torch's profiler. Knows no engine and no figure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,29 @@ from .gpu_clock import synchronize
 
 
 @dataclass(frozen=True)
+class Span:
+    """A kernel or a copy. Microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+@dataclass(frozen=True)
 class Profiled:
     """What the device did. Microseconds."""
 
     busy_us: float  # covered by anything
     whole_us: float  # from the first to the last
-    num_spans: int  # kernels and copies
+    spans: Sequence[Span]  # in the order of their starts
+
+    def longest(self, count: int) -> list[tuple[str, float, int]]:
+        """The kernels that took most: name, microseconds of all its launches (which may run beside others), how many."""
+        took: dict[str, list[float]] = defaultdict(list)
+        for span in self.spans:
+            took[span.name].append(span.end - span.start)
+        found = [(name, sum(each), len(each)) for name, each in took.items()]
+        return sorted(found, key=lambda one: one[1], reverse=True)[:count]
 
 
 def profiled(work: Callable[[], object], times: int, device: torch.device) -> Profiled | None:
@@ -30,22 +48,22 @@ def profiled(work: Callable[[], object], times: int, device: torch.device) -> Pr
             work()
         synchronize(device)
     spans = _device_spans(found)
-    return Profiled(*_busy(spans), len(spans)) if spans else None
+    return Profiled(*_busy(spans), spans) if spans else None
 
 
-def _device_spans(found: torch.profiler.profile) -> list[tuple[float, float]]:
-    """(start, end) in microseconds of everything that ran on the device."""
-    spans: list[tuple[float, float]] = []
+def _device_spans(found: torch.profiler.profile) -> list[Span]:
+    """Everything that ran on the device."""
+    spans: list[Span] = []
     for event in found.events() or []:
         if "cuda" in str(getattr(event, "device_type", "")).lower():
-            spans.append((event.time_range.start, event.time_range.end))
-    return sorted(spans)
+            spans.append(Span(event.time_range.start, event.time_range.end, event.name))
+    return sorted(spans, key=lambda span: span.start)
 
 
-def _busy(spans: list[tuple[float, float]]) -> tuple[float, float]:
+def _busy(spans: Sequence[Span]) -> tuple[float, float]:
     """Time covered by any span, and from the first to the last."""
-    covered, reached = 0.0, spans[0][0]
-    for start, end in spans:
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered, reached - spans[0][0]
+    covered, reached = 0.0, spans[0].start
+    for span in spans:
+        covered += max(0.0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    return covered, reached - spans[0].start
