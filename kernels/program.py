@@ -258,6 +258,13 @@ def wide_products(program: Program) -> frozenset[str]:
     return frozenset(found)
 
 
+def own_buffers(program: Program) -> frozenset[str]:
+    """Buffers whose memory is nobody else's: made anew by an embedding or a product, and read by nothing that hands them on."""
+    made = {name for op in program.ops if isinstance(op, Embed | Linear) for name in op.outputs}
+    handed_on = {name for op in program.ops if not isinstance(op, RMSNorm | Linear) for name in op.inputs}
+    return frozenset(made - handed_on)
+
+
 def readers(ops: Iterable[Op]) -> dict[str, list[Op]]:
     """Buffer -> the ops that read it, in order."""
     found: dict[str, list[Op]] = {}

@@ -170,6 +170,7 @@ class TorchExecutor:
             state = Pass(given, batch, kv, self._tables)
             buffers = state.buffers
             for step, dead in self._schedule(hidden):
+                state.last_reads = dead
                 step(state)
                 for name in dead:
                     del buffers[name]

@@ -6,7 +6,7 @@ Owns the tensors of a program, packed as its ops want them. Knows no checkpoint 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -40,7 +40,7 @@ from .ops import (
     StateSpace,
     TopK,
 )
-from .program import Program, matrices_of, wide_products
+from .program import Program, matrices_of, own_buffers, wide_products
 from .recurrence import Parts, RecurrencePlan, add, correct, states_of
 from .rope_values import query_growth, rotated, rotation_at
 from .torch_kv import TorchKV
@@ -57,6 +57,7 @@ class Pass:
     batch: RaggedBatch
     kv: TorchKV
     tables: Mapping[str, Tensor]  # rotary, [positions, 2 n] cosines and sines
+    last_reads: Sequence[str] = ()  # buffers that nobody reads after the step that is taken
     _rotations: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _shared: dict[str, Tensor] = field(default_factory=dict)
 
@@ -119,6 +120,7 @@ class Binder:
         self.shapes = program.weights
         self._ropes, self._max_model_len = program.ropes, program.max_model_len
         self.wide_products = wide_products(program)
+        self.own_buffers = own_buffers(program)
         self._embeddings = {op.weight for op in program.ops if isinstance(op, Embed)}
         if device is not None:
             # Tensors name their GPU by number: "cuda" would never be equal to it.

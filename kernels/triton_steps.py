@@ -15,7 +15,7 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .ops import Activation, ArgMax, Attention, CausalConv, Experts, GatedDelta, Linear, LowRank, Op, RMSNorm, StateSpace
+from .ops import Activation, ArgMax, Attention, CausalConv, Embed, Experts, GatedDelta, GatherRows, Linear, LowRank, Op, RMSNorm, StateSpace
 from .program import matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
@@ -31,12 +31,13 @@ from .triton.linear_int4 import fixed_int4_linear, int4_linear
 from .triton.low_rank import MOST_TOKENS, MOST_WEIGHTS, low_rank
 from .triton.norms import rms_norm
 from .triton.quantise import quantised
+from .triton.rows import rows_of
 
 SPLIT_PLACES = 512
 """In batch-invariant mode every context is cut here, whatever else runs."""
 
-Product = Callable[[Tensor, Tensor | None], Tensor]
-"""x [T, in], residual [T, out] or None -> [T, out]."""
+Product = Callable[[Tensor, Tensor | None, bool], Tensor]
+"""x [T, in], residual [T, out] or None, whether the residual's memory may be the result's -> [T, out]."""
 
 
 class TritonKernels:
@@ -59,10 +60,14 @@ class TritonKernels:
 
     def step(self, op: Op, bind: Binder) -> Step | None:
         match op:
+            case Embed():
+                return _embed(op, bind)
+            case GatherRows():
+                return _gather_rows(op)
             case RMSNorm(groups=1):
                 return _rms_norm(op, bind)
             case Linear():
-                return _linear(op, self._product(op, bind))
+                return _linear(op, self._product(op, bind), bind.own_buffers)
             case LowRank():
                 return _low_rank(op, bind)
             case Attention():
@@ -93,22 +98,24 @@ class TritonKernels:
             def few(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
                 return skinny_linear(x, values, workspace, bias, residual, scales)
 
-            return narrow.product(bias, few, skinny_rows, quantised)
+            fp8_product = narrow.product(bias, few, skinny_rows, quantised)
+            return lambda x, residual, _: fp8_product(x, residual)
         matrix = self._matrix(op, bind)
         if isinstance(matrix, Int4Matrix):
             if self.is_batch_invariant:
-                return lambda x, residual: fixed_int4_linear(x, matrix, bias, residual)
-            return lambda x, residual: int4_linear(x, matrix, workspace, bias, residual)
+                return lambda x, residual, _: fixed_int4_linear(x, matrix, bias, residual)
+            return lambda x, residual, _: int4_linear(x, matrix, workspace, bias, residual)
         weight = matrix.t().contiguous()
         if self.is_batch_invariant:
-            return lambda x, residual: fixed_linear(x, weight, bias, residual)
+            return lambda x, residual, _: fixed_linear(x, weight, bias, residual)
 
-        def product(x: Tensor, residual: Tensor | None) -> Tensor:
+        def product(x: Tensor, residual: Tensor | None, in_place: bool) -> Tensor:
             if 0 < len(x) <= skinny_rows:
                 return skinny_linear(x, weight, workspace, bias, residual)
             if residual is None:
                 return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
-            out = torch.addmm(residual, x, matrix)
+            # cuBLAS adds to what is there: elsewhere, the residual would be copied first.
+            out = residual.addmm_(x, matrix) if in_place else torch.addmm(residual, x, matrix)
             return out if bias is None else out.add_(bias)
 
         return product
@@ -148,12 +155,32 @@ class TritonKernels:
         return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
 
 
-def _linear(op: Linear, product: Product) -> Step:
+def _embed(op: Embed, bind: Binder) -> Step:
+    weight, scale, (output,) = bind.rows(op.weight), op.scale, op.outputs
+
+    def step(state: Pass) -> None:
+        state.buffers[output] = rows_of(weight, state.batch.token_ids, scale)
+
+    return step
+
+
+def _gather_rows(op: GatherRows) -> Step:
+    (x,), (output,) = op.inputs, op.outputs
+
+    def step(state: Pass) -> None:
+        state.buffers[output] = rows_of(state.buffers[x], state.batch.logits_indices)
+
+    return step
+
+
+def _linear(op: Linear, product: Product, own_buffers: frozenset[str]) -> Step:
     x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
+    is_own = residual in own_buffers and residual != x
 
     def step(state: Pass) -> None:
         buffers = state.buffers
-        buffers[output] = product(buffers[x], None if residual is None else buffers[residual])
+        in_place = is_own and residual in state.last_reads
+        buffers[output] = product(buffers[x], None if residual is None else buffers[residual], in_place)
 
     return step
 

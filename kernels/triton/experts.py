@@ -18,7 +18,7 @@ from torch import Tensor
 from ..expert_weights import ExpertWeights
 from ..int4 import GROUP, TILE
 from .activations import gated_of
-from .early_launch import await_inputs, launch_options
+from .early_launch import await_inputs, launch_options, let_next_come, wait_for_inputs
 from .expert_routes import Router, Visits, group, route
 from .launch import ceil_div
 from .linear_int4 import integers_of
@@ -128,7 +128,7 @@ def _visit(
     GROUP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_inputs(EARLY)
+    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     if tile >= tl.load(num_tiles_ptr):
         return
@@ -185,6 +185,7 @@ def _visit(
             if IS_GATED:
                 weights = tl.load(up_at + start, mask=mask, other=0.0).to(tl.float32).to(x.dtype)
                 second = tl.dot(weights, x, second, input_precision="ieee")
+    let_next_come(EARLY)
     if scales_ptr is not None:
         scales_at = scales_ptr + expert * outputs + column
         first *= tl.load(scales_at, mask=is_column, other=0.0)[:, None]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_launch import ask_for, await_inputs, launch_options
+from .early_launch import ask_for, launch_options, let_next_come, wait_for_inputs
 from .launch import MULTIPROCESSORS, ceil_div
 
 MAX_ROWS = 32
@@ -23,9 +23,8 @@ MOST_COLUMNS = 64
 
 _DEPTH = 128
 
-LINES_AHEAD = tl.constexpr(8)
-"""Of 128 bytes, of each output: what a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its
-cache."""
+BYTES_AHEAD = tl.constexpr(1024)
+"""Of each output: what a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its cache."""
 
 PROGRAMS = 3 * MULTIPROCESSORS
 
@@ -151,12 +150,12 @@ def _linear(
     is_column = column < columns
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_at = weight_ptr + column.to(tl.int64)[None, :] * depth + k[:, None]
-    if EARLY:
-        LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # weights in 128 bytes
-        ahead = split * share + tl.arange(0, LINES_AHEAD) * LINE
+    if EARLY and IS_EVEN:
+        BYTES: tl.constexpr = DEPTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+        ahead = split * share + tl.arange(0, BYTES_AHEAD // BYTES) * DEPTH
         is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, depth))[:, None]
-        ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead)
-    await_inputs(EARLY)
+        ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead, BYTES)
+    wait_for_inputs(EARLY)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
         x_mask = is_row[:, None]
@@ -168,6 +167,7 @@ def _linear(
         weight = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         # e4m3 by way of float32: straight to bfloat16 each number goes through a unit that takes longer than reading it does.
         acc = tl.dot(x, weight.to(tl.float32).to(x.dtype), acc, input_precision="ieee")
+    let_next_come(EARLY)
     finish_product(
         acc, row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr, partial_ptr,
         arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, ROWS, COLUMNS,

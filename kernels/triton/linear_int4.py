@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..int4 import GROUP, TILE, Int4Matrix
-from .early_launch import ask_for, await_inputs, launch_options
+from .early_launch import ask_for, await_inputs, launch_options, let_next_come, wait_for_inputs
 from .launch import ceil_div
-from .linear import LINES_AHEAD, MAX_ROWS, MOST_COLUMNS, PROGRAMS, Workspace, finish_product
+from .linear import BYTES_AHEAD, MAX_ROWS, MOST_COLUMNS, PROGRAMS, Workspace, finish_product
 
 SKINNY_ROWS = 64
 """Most rows of `skinny_int4_linear`."""
@@ -169,10 +169,12 @@ def _linear_int4(
     x_at = x_ptr + row.to(tl.int64)[None, :] * x_stride + k[:, None]
     words_at = words_ptr + column.to(tl.int64)[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
     if EARLY:
-        ahead = split * share + tl.arange(0, LINES_AHEAD)  # half a line each
-        is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, tiles))[:, None]
-        ask_for(words_ptr + (ahead.to(tl.int64)[:, None] * columns + column[None, :]) * (GROUP // 2), is_ahead)
-    await_inputs(EARLY)
+        # Outputs of a tile lie side by side, 64 bytes of each: four at a time.
+        some = block * COLUMNS + tl.arange(0, COLUMNS // 4) * 4
+        ahead = split * share + tl.arange(0, BYTES_AHEAD // (2 * GROUP))
+        is_ahead = (some + 4 <= columns)[None, :] & (ahead < tl.minimum((split + 1) * share, tiles))[:, None]
+        ask_for(words_ptr + (ahead.to(tl.int64)[:, None] * columns + some[None, :]) * (GROUP // 2), is_ahead, 8 * GROUP)
+    wait_for_inputs(EARLY)
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         first = tl.cast(tile, tl.int64) * columns
@@ -184,6 +186,7 @@ def _linear_int4(
             x = tl.load(x_at + start, mask=mask, other=0.0)
             integers = integers_of(words >> (4 * group) & 0xF000F, group_scales >> (8 * group) & 0xFF, x.dtype)
             acc = tl.dot(integers, x, acc, input_precision="ieee")
+    let_next_come(EARLY)
     finish_product(
         tl.trans(acc), row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr,
         partial_ptr, arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, True, ROWS, COLUMNS,

@@ -77,6 +77,19 @@ def test_every_family(family: str, dtype: torch.dtype, device: str) -> None:
             assert error(found.hidden[boundary], expected.hidden[boundary]) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere"])
+def test_sums_that_take_the_place_of_their_residuals_spoil_no_state_that_is_wanted(family: str, device: str) -> None:
+    """As with more rows than are multiplied here: products are torch's, and add themselves to what nobody reads any more."""
+    reference, triton = networks(family, torch.float32, device, skinny_rows=0)
+    boundaries = tuple(sorted(reference.program.boundaries))
+    caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
+    for batch in batches(reference.vocab_size):
+        expected, found = reference.run(batch, caches[0], boundaries), triton.run(batch, caches[1], boundaries)
+        assert all(error(found.hidden[boundary], expected.hidden[boundary]) < 1e-5 for boundary in boundaries)
+        plain = triton.run(batch, caches[1]).logits
+        assert plain is not None and found.logits is not None and torch.equal(plain, found.logits)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_a_cache_of_8_bit_floats_holds_what_the_references_does(family: str, device: str) -> None:
     """Nearly: what is added up in another order may be rounded to the next number."""

@@ -48,6 +48,7 @@ from foretoken.kernels.triton import (
     sample_rows,
     sampling,
 )
+from foretoken.kernels.triton.rows import rows_of
 
 HALF, WIDE, INT, LONG, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn
 
@@ -251,6 +252,7 @@ def early() -> None:
     attend(9, 1, 128, split_places=512)
     x, places = empty(1, 4096), empty(1, dtype=LONG)
     norms.rms_norm(x, empty(4096), 1e-5)
+    rows_of(empty(32000, 4096), places)
     quantise.quantised(x)
     activations.gated_activation(x, None, "silu")
     q, k, v = (empty(1, heads, 128) for heads in (32, 8, 8))
