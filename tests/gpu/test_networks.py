@@ -81,7 +81,7 @@ def test_every_family(family: str, dtype: torch.dtype, device: str) -> None:
 def test_sums_that_take_the_place_of_their_residuals_spoil_no_state_that_is_wanted(family: str, device: str) -> None:
     """As with more rows than are multiplied here: products are torch's, and add themselves to what nobody reads any more."""
     reference, triton = networks(family, torch.float32, device, skinny_rows=0)
-    boundaries = tuple(sorted(reference.program.boundaries))
+    boundaries = tuple(range(len(reference.program.boundaries)))
     caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
     for batch in batches(reference.vocab_size):
         expected, found = reference.run(batch, caches[0], boundaries), triton.run(batch, caches[1], boundaries)
