@@ -166,8 +166,9 @@ def profile(bench: Bench) -> Iterable[Figure]:
 
 def guessing(bench: Bench) -> Iterable[Figure]:
     """The same while an EAGLE-3-shaped head guesses for all of them, k = 5. Its weights are random: what it guesses is refused."""
-    folder = write_eagle3(bench.effort.size, bench.folder / "eagle3", bench.device, bench.effort.dtype)
-    return _profiled(bench, SpeculativeConfig((EagleConfig(str(folder), "eagle3", 5),), adaptive=False), "guessing")
+    folder, rows = write_eagle3(bench.effort.size, bench.folder / "eagle3", bench.device, bench.effort.dtype), bench.effort.profiled_rows
+    config = SpeculativeConfig((EagleConfig(str(folder), "eagle3", 5),), adaptive=False, disable_by_batch_size=rows)
+    return _profiled(bench, config, "guessing")
 
 
 def _profiled(bench: Bench, config: SpeculativeConfig, group: str) -> Iterator[Figure]:

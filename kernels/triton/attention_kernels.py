@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .early_launch import await_inputs
+from .early_launch import await_inputs, let_next_come, wait_for_inputs
 
 
 # one build for all batches, whatever their sizes are divisible by
@@ -71,7 +71,7 @@ def attend(
     HAS_OPEN_TILES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_inputs(EARLY)
+    let_next_come(EARLY)
     # Row r's tiles are numbered from starts[r] // TILE_TOKENS + r: room for all of them, found without a prefix sum. What comes
     # behind the last row is one more row, of padding. The longest walks, those of a prompt's last tokens, start first.
     # Where SPLIT_PLACES is given, this launch has tokens first_token to end_token - 1, whose tiles begin no earlier than first_tile.
@@ -105,6 +105,7 @@ def attend(
         scratch_row = (token - first_token).to(tl.int64) * (KV_HEADS * GROUP) + head
     out_mask = is_asked[:, None] & (v_dim < V_DIM)[None, :]
     if is_padding:
+        wait_for_inputs(EARLY)
         if IS_SPLIT and SPLIT_PLACES > 0:
             _store_span(spans_ptr, token - first_token, is_asked, m, kv_head + split, 0, 0, GROUP)
         elif IS_SPLIT:
@@ -128,13 +129,14 @@ def attend(
     if HAS_WINDOW:
         low = tl.maximum(low, tl.minimum(tl.min(position, 0) - window + 1, tree))
     bits = tl.load(tree_mask_ptr + token, mask=is_row & (own_place >= tree), other=0)
+    has_slot = tl.load(slots_ptr + token, mask=is_row, other=-1) >= 0
+    wait_for_inputs(EARLY)
 
     k_dim = tl.arange(0, K_PAD)
     q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * K_DIM + k_dim[None, :]
     q = tl.load(q_at, mask=is_row[:, None] & (k_dim < K_DIM)[None, :], other=0.0)
     table = tables_ptr + row.to(tl.int64) * table_stride
     step_positions = positions_ptr + row_start - first  # of a place of this step
-    has_slot = tl.load(slots_ptr + token, mask=is_row, other=-1) >= 0
     # Tiles of places start at multiples of BLOCK_N, whatever the row's range is.
     base = low // BLOCK_N * BLOCK_N
     if SPLIT_PLACES > 0:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_launch import await_inputs, launch_options
+from .early_launch import launch_options, let_next_come, wait_for_inputs
 from .launch import ceil_div, power_of_two
 
 _HEADS = 4
@@ -111,12 +111,14 @@ def _rotate_and_store(
     HEAD_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_inputs(EARLY)
+    let_next_come(EARLY)
     Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     KV_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     slot = tl.load(slot_ptr + token).to(tl.int64)
+    position = tl.load(position_ptr + token).to(tl.int64)
+    wait_for_inputs(EARLY)
     kv_heads = tl.where(slot >= 0, KV_HEADS, 0)  # not `& (slot >= 0)`: of a block and a scalar, later interpreters make no mask
     # Names of one branch must not meet those of another, so each is a function.
     if block < Q_BLOCKS:
@@ -128,7 +130,7 @@ def _rotate_and_store(
                 head < HEADS,
                 q_norm_ptr,
                 table_ptr,
-                position_ptr + token,
+                position,
                 eps,
                 K_DIM,
                 ROTATED,
@@ -145,7 +147,7 @@ def _rotate_and_store(
             head < kv_heads,
             k_norm_ptr,
             table_ptr,
-            position_ptr + token,
+            position,
             eps,
             K_DIM,
             ROTATED,
@@ -169,7 +171,7 @@ def _normed_and_rotated(
     kept,
     norm_ptr,
     table_ptr,
-    position_at,
+    position,
     eps,
     K_DIM: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -196,7 +198,7 @@ def _normed_and_rotated(
             square += tl.sum(rest * rest, 1, keep_dims=True)
     length = tl.sqrt(square / K_DIM + eps)
     if ROTATED > 0:
-        row = table_ptr + tl.load(position_at).to(tl.int64) * (2 * ROTATED)
+        row = table_ptr + position * (2 * ROTATED)
         cos = tl.load(row + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
         sin = tl.load(row + ROTATED + dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
         if HAS_NORM:

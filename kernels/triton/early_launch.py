@@ -42,7 +42,9 @@ def let_next_come(EARLY: tl.constexpr):
 
 @triton.jit
 def wait_for_inputs(EARLY: tl.constexpr):
-    """Wait for what all launches before have written. Before it nothing may be written, and nothing be read but weights."""
+    """Wait for what all launches before have written. Before it nothing may be written, and nothing be read but weights; behind a
+    product of the same pass the batch may be, too: that product has waited for it before it let anybody come.
+    """
     if EARLY:
         gdc_wait()
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_launch import await_inputs, launch_options
+from .early_launch import launch_options, let_next_come, wait_for_inputs
 from .launch import power_of_two, warps_for
 
 
@@ -57,18 +57,20 @@ def _rms_norm(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    await_inputs(EARLY)
+    let_next_come(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        if ADD_ONE:
+            weight += 1.0
+    wait_for_inputs(EARLY)
     x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
     y = x / tl.sqrt(tl.sum(x * x, 0) / width + eps)
     if HAS_WEIGHT:
-        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        if ADD_ONE:
-            weight += 1.0
         y *= weight
     if HAS_BIAS:
         y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
