@@ -132,22 +132,27 @@ def _scan(
     until_copy = tl.where(copy_slot >= 0, until_copy, 0)
     copied = states_ptr + copy_slot * STATE + in_state
     guess = tl.full((), 0, tl.int64)
+    kept = guesses_ptr + source * num_guesses * WIDTH
+    token = _load(kept, kept + b_at, kept + a_at, columns, num_accepted > 0)
     while num_accepted > 0:
+        # The next one is on its way while this one is computed, here and below.
+        kept = guesses_ptr + (source * num_guesses + tl.minimum(guess + 1, num_guesses - 1)) * WIDTH
+        following = _load(kept, kept + b_at, kept + a_at, columns, num_accepted > 0)
         if (accepted >> guess) & 1 != 0:
-            kept = guesses_ptr + (source * num_guesses + guess) * WIDTH
-            state, _ = _step(state, _load(kept, kept + b_at, kept + a_at, columns), rule, CORRECTS)
+            state, _ = _step(state, token, rule, CORRECTS)
             until_copy -= 1
             if until_copy == 0:
                 tl.store(copied, state, mask=has_state)
             num_accepted -= 1
         guess += 1
+        token = following
 
-    # 2. Known tokens. The next one is on its way while this one is computed.
+    # 2. Known tokens.
     at = start.to(tl.int64)
-    token = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns)
+    token = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns, True)
     for step in range(0, known):
         at = (start + tl.minimum(step + 1, length - 1)).to(tl.int64)
-        following = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns)
+        following = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns, True)
         state, read = _step(state, token, rule, CORRECTS)
         tl.store(out_at + (start + step).to(tl.int64) * VALUES, read.to(read_ptr.dtype.element_ty), mask=has_j)
         until_copy -= 1
@@ -169,29 +174,31 @@ def _scan(
                 for other in range(known, step):
                     if (other < num_causal) | ((mask >> tl.maximum(other - num_causal, 0).to(tl.int64)) & 1 != 0):
                         at = (start + other).to(tl.int64)
-                        earlier = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns)
+                        earlier = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns, True)
                         state, _ = _step(state, earlier, rule, CORRECTS)
-        at = (start + step).to(tl.int64)
-        guessed = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns)
-        state, read = _step(state, guessed, rule, CORRECTS)
-        tl.store(out_at + at * VALUES, read.to(read_ptr.dtype.element_ty), mask=has_j)
+        at = (start + tl.minimum(step + 1, length - 1)).to(tl.int64)
+        following = _load(x_ptr + at * x_stride, b_ptr + at * b_stride, a_ptr + at * a_stride, columns, True)
+        state, read = _step(state, token, rule, CORRECTS)
+        tl.store(out_at + (start + step).to(tl.int64) * VALUES, read.to(read_ptr.dtype.element_ty), mask=has_j)
         if target >= 0:
             kept = guesses_ptr + (target * num_guesses + step - known) * WIDTH
             kind = guesses_ptr.dtype.element_ty
-            q, k, v, b, a = guessed
+            q, k, v, b, a = token
             tl.store(kept + v_at, v.to(kind), mask=has_j)
             tl.store(kept + q_at, q.to(kind), mask=has_i & owns_key)
             tl.store(kept + k_at, k.to(kind), mask=has_i & owns_key)
             tl.store(kept + b_at, b.to(kind), mask=tile == 0)
             tl.store(kept + a_at, a.to(kind), mask=tile == 0)
+        token = following
 
 
 @triton.jit
-def _load(x_ptr, b_ptr, a_ptr, columns):
-    """q, k [K_PAD], v [TILE], b and a of a token, as they are."""
+def _load(x_ptr, b_ptr, a_ptr, columns, is_there):
+    """q, k [K_PAD], v [TILE], b and a of a token, as they are; zeros if it is not there."""
     q_at, k_at, v_at, has_i, has_j = columns
-    q, k = tl.load(x_ptr + q_at, mask=has_i, other=0.0), tl.load(x_ptr + k_at, mask=has_i, other=0.0)
-    return q, k, tl.load(x_ptr + v_at, mask=has_j, other=0.0), tl.load(b_ptr), tl.load(a_ptr)
+    q, k = tl.load(x_ptr + q_at, mask=has_i & is_there, other=0.0), tl.load(x_ptr + k_at, mask=has_i & is_there, other=0.0)
+    v = tl.load(x_ptr + v_at, mask=has_j & is_there, other=0.0)
+    return q, k, v, tl.load(b_ptr, mask=is_there, other=0.0), tl.load(a_ptr, mask=is_there, other=0.0)
 
 
 @triton.jit
