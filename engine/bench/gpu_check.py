@@ -30,12 +30,12 @@ from tqdm import tqdm
 
 from .gpu_bench import FULL, SMALL, Bench, Figure, release
 from .gpu_cases import CASES
-from .gpu_report import CaseResult, Report, TestResult
+from .gpu_report import REASON, CaseResult, Report, TestResult
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/gpu", "tests/kernels/triton")
 TEST_SHARE = 0.4  # of the time, at most
-TEST_PROCESSES = 6  # where pytest can run several: most of the time goes into compiling kernels
+MOST_TEST_PROCESSES = 14  # where pytest can run several: most of the time goes into compiling kernels
 CASE_S = 120.0  # at most
 TAIL_LINES = 40
 EXAMPLES = """\
@@ -100,8 +100,9 @@ def _run_tests(paths: Sequence[str], limit_s: float) -> TestResult:
     command.append("--continue-on-collection-errors")  # a file that cannot be imported there costs its own tests
     # What is built for a GPU without one needs none here, and takes the time of tests that do.
     command += ["-o", "timeout=90", "--ignore", "tests/kernels/triton/test_compilation.py"]
+    command += ["-p", "foretoken.engine.bench.gpu_failures"]
     if torch.cuda.is_available() and importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(TEST_PROCESSES)]
+        command += ["-n", str(min(os.cpu_count() or 1, MOST_TEST_PROCESSES))]
     lines, ended = _run([*command, *paths], limit_s)
     found = read_tests(lines)
     if not ended:
@@ -113,7 +114,12 @@ def _run_tests(paths: Sequence[str], limit_s: float) -> TestResult:
 def read_tests(lines: Sequence[str]) -> TestResult:
     """From what `pytest -v` says, to its end or not; several processes put the outcome first."""
     outcomes: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for line in lines:
+        if line.startswith(REASON):
+            name, _, reason = line.removeprefix(REASON).partition("\t")
+            reasons[name] = reason
+            continue
         outcome = next((word for word in ("PASSED", "FAILED", "ERROR", "SKIPPED") if f" {word} " in f"{line} "), None)
         if outcome is not None and "::" in line:
             before, _, after = f"{line} ".partition(f" {outcome} ")
@@ -122,7 +128,8 @@ def read_tests(lines: Sequence[str]) -> TestResult:
             outcomes[line.split()[1]] = "ERROR"
     counts = Counter(outcomes.values())
     summary = ", ".join(f"{counts[outcome]} {outcome.lower()}" for outcome in ("FAILED", "ERROR", "PASSED", "SKIPPED") if counts[outcome])
-    failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    wrong = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    failed = [f"{name}: {reasons[name]}" if name in reasons else name for name in wrong]
     if not outcomes:
         failed.append("no test ran")
     return TestResult(summary or "no test ran", failed, [*lines[-TAIL_LINES:]])

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from .gpu_bench import Figure
 
+REASON = "@because "
+"""What pytest says of a test that failed: this, its name, a tab and one line of reason."""
+
 THROUGHPUT_BAR = 5.0  # times transformers' continuous batching, in the same run
 
 

@@ -62,6 +62,8 @@ def test_tests_are_counted_however_far_they_came() -> None:
     ]
     found = read_tests(lines)
     assert (found.summary, found.failed) == ("1 failed, 2 passed, 1 skipped", ["tests/gpu/test_a.py::test_two"])
+    told = read_tests([*lines, "@because tests/gpu/test_a.py::test_two\tassert 1 == 2"])
+    assert told.failed == ["tests/gpu/test_a.py::test_two: assert 1 == 2"] and told.summary == found.summary
     assert read_tests(["ImportError: no"]).failed == ["no test ran"]
 
 
@@ -73,8 +75,9 @@ def test_a_file_that_cannot_be_imported_has_failed(said: str) -> None:
 
 def test_a_file_that_cannot_be_imported_stops_no_other(tmp_path: Path) -> None:
     (tmp_path / "test_bad.py").write_text("import a_package_that_is_not_there\n")
-    (tmp_path / "test_good.py").write_text("def test_one():\n    pass\n")
-    assert "1 passed" in "".join(_run_tests([str(tmp_path)], 120.0).tail)
+    (tmp_path / "test_good.py").write_text("def test_one():\n    pass\ndef test_two():\n    assert 1 == 2\n")
+    said = "\n".join(_run_tests([str(tmp_path)], 120.0).tail)
+    assert "1 passed" in said and "test_good.py::test_two\tassert 1 == 2" in said
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
