@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
-import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists
@@ -142,8 +141,7 @@ class OwnCache:
         """[T, width] the target's states that the feeds' entries are made of, in the order of `batch_lists`."""
         assert self.features is not None
         shift = self.pairing.shift
-        parts = [self.features.rows(feed.row.request_id, feed.start - shift, feed.stop - shift) for feed in feeds]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return self.features.rows_of_all([(feed.row.request_id, feed.start - shift, feed.stop - shift) for feed in feeds])
 
     def fed(self, feeds: Sequence[Feed], in_place: Sequence[Sequence[int]]) -> None:
         """The pass is done. in_place[i]: leading guesses behind feeds[i] whose entries hold if they are accepted."""

@@ -29,8 +29,8 @@ def networks(
     """(reference on the CPU, Triton on the device)"""
     from foretoken.kernels.triton_steps import TritonKernels
 
-    # rounding that chooses another expert changes whole rows, and these experts differ widely
-    every_expert = {"num_experts_per_tok": 5} if family == "gpt_oss" else {}
+    # rounding that chooses another expert, or moves the shares of two, changes whole rows, and these experts differ widely
+    every_expert = {"num_experts_per_tok": 5} if family in ("gpt_oss", "mixtral") and dtype == torch.bfloat16 else {}
     program = small_program(family, **SIZES, **every_expert)
     weights = random_weights(program)
     kernels = TritonKernels(**options)
@@ -154,7 +154,8 @@ def test_4_bit_weights_are_multiplied_as_they_are(
 
     monkeypatch.setattr(linear_int4, "SKINNY_ROWS", 8)
     monkeypatch.setattr(linear_int4, "TILED_ROWS", tiled_rows)
-    program = small_program(family, **SIZES)
+    # experts that are a small part of a tile would be read for its padding
+    program = small_program(family, **SIZES, **({"moe_intermediate_size": 96} if family == "qwen3_moe" else {}))
     weights = random_weights(program)
     wide = wide_products(program)
     products = {name for op in program.ops if not wide.intersection(op.outputs) for name in chain.from_iterable(matrices_of(op))}
@@ -174,7 +175,7 @@ def test_a_batch_moves_as_a_whole(gpu: str) -> None:
     moved = on_device(batches(320)[0], torch.device(gpu))
     assert all(not isinstance(value, torch.Tensor) or value.is_cuda for value in vars(moved).values())
     states = on_device(recurrent_batch([Row([1, 2], 0, 1)]), torch.device(gpu)).states
-    assert states is not None and all(value.is_cuda for value in vars(states).values())
+    assert states is not None and all(value is None or value.is_cuda for value in vars(states).values())
 
 
 def test_without_kernels_the_reference_runs_there_too(device: str) -> None:

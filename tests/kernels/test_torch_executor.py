@@ -190,8 +190,11 @@ def test_max_of_rows_shows_rows_that_are_not_finite() -> None:
     assert [math.isfinite(value) for value in max_of_rows(scores)[0].tolist()] == [True, False, False]
 
 
-def test_states_go_to_a_device_with_their_batch() -> None:
+@pytest.mark.parametrize("chain_slots", [None, torch.tensor([[4, 5], [1, 6]], dtype=torch.int32)], ids=["none", "some"])
+def test_states_go_to_a_device_with_their_batch(chain_slots: Tensor | None) -> None:
     batch = recurrent_batch([Row([1, 2, 3], 0, 1, -1, 0), Row([4], 5, 1, 1, 2, 0b101, None, (4, 3))])
+    assert batch.states is not None
+    batch = dataclasses.replace(batch, states=dataclasses.replace(batch.states, chain_slots=chain_slots))
     with Elsewhere() as device:
         moved = on_device(batch, THERE).states
         assert len(device.to_device) == 2 and not device.to_host
@@ -199,6 +202,7 @@ def test_states_go_to_a_device_with_their_batch() -> None:
     for part in dataclasses.fields(RowStates):
         value, expected = getattr(moved, part.name), getattr(batch.states, part.name)
         if expected is None:
+            assert value is None
             continue
         assert isinstance(value, Remote) and value.storage_offset() * value.element_size() % ALIGNMENT == 0
         assert here(value).dtype == expected.dtype and torch.equal(here(value), expected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from elsewhere import Elsewhere, here, there
 from torch import Tensor
 
 from foretoken.proposers.base import Feedback
-from foretoken.proposers.features import MOST_NEW_EDGES, MOST_PIECES, Features
+from foretoken.proposers.features import MOST_NEW_EDGES, MOST_STEPS, Features
 
 BOUNDARIES = (5, 2)  # columns come in this order
 BLOCK = 4
@@ -29,7 +30,12 @@ def states(start: int, stop: int) -> Tensor:
     return torch.tensor([state(5, p) + state(2, p) for p in range(start, stop)]).view(-1, 4)
 
 
-def step(features: Features, *rows: tuple[str, int, int, int, Sequence[int]], finished: Sequence[str] = ()) -> None:
+def step(
+    features: Features,
+    *rows: tuple[str, int, int, int, Sequence[int]],
+    finished: Sequence[str] = (),
+    put: Callable[[Tensor], Tensor] = lambda states: states,
+) -> None:
     """rows: (name, first position, known tokens, draft tokens, accepted nodes). A node's state is that of the position where it ends
     up if it is accepted; others have states that nobody should ever see."""
     hidden: dict[int, list[list[float]]] = {boundary: [] for boundary in BOUNDARIES}
@@ -49,7 +55,7 @@ def step(features: Features, *rows: tuple[str, int, int, int, Sequence[int]], fi
             [row[4] for row in rows],
             [[1] for _ in rows],
             [row[0] in finished for row in rows],
-            {boundary: torch.tensor(column) for boundary, column in hidden.items()},
+            {boundary: put(torch.tensor(column)) for boundary, column in hidden.items()},
             starts,
             [row[2] for row in rows],
         )
@@ -121,6 +127,23 @@ def test_each_blocks_last_state_outlives_its_request() -> None:
     assert Features.bytes_per_block(4) == 16
 
 
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_rows_of_many_requests_of_one_step_come_at_once(drafted: int) -> None:
+    """In any order; those whose states lie elsewhere, or before the text, as well."""
+    features, names = made(), [f"r{i}" for i in range(8)]
+    step(features, *[(name, 0, 3, drafted, [0] * (drafted > 0)) for name in names], put=there)
+    stop = 3 + (drafted > 0)
+    for order in (names, names[::-1]):
+        with Elsewhere() as device:
+            found = features.rows_of_all([*[(name, 0, stop) for name in order], ("r0", 1, 1)])
+        assert torch.equal(here(found), torch.cat([states(0, stop)] * 8)) and len(device.calls) < 20
+    with Elsewhere():
+        step(features, ("r0", stop, 1, 0, []), ("r1", stop, 1, 0, []), put=there)
+        found = features.rows_of_all([("r0", 1, stop + 1), ("r1", -1, 2), ("r2", 1, 1), ("r3", 0, 2)])
+    assert torch.equal(here(found), torch.cat([states(1, stop + 1), torch.zeros(1, 4), states(0, 2), states(0, 2)]))
+    assert features.rows_of_all([("r5", 1, 1)]).shape == (0, 4)
+
+
 def reading(position: int, states: Tensor) -> Feedback:
     """One row's step that has these states, of one boundary, on a device."""
     count = len(states)
@@ -133,7 +156,7 @@ def test_a_small_steps_states_stay_as_they_are() -> None:
     with Elsewhere() as device:
         feedback = reading(0, torch.randn(3, 2))
         features.observe(feedback)
-        assert features._held["r"].pieces[0].columns[0] is feedback.hidden[0]
+        assert features.span("r") == (0, 3) and features._held["r"].pieces[0].columns[0] is feedback.hidden[0]
         assert not device.to_host and not device.to_device
 
 
@@ -166,6 +189,62 @@ def test_who_reads_nothing_does_not_hold_everybodys_states_on_a_device() -> None
     with Elsewhere():
         for position in range(90):
             features.observe(reading(position, states[position : position + 1]))
-            assert len(features._held["r"].pieces) <= MOST_PIECES
-        features.check()
+            features.check()
+            shared = [*features._steps, *[piece.columns for held in features._held.values() for piece in held.pieces]]
+            assert sum(columns[0].shape[0] for columns in shared) <= 50 + 2 * MOST_STEPS
         assert torch.equal(here(features.rows("r", 40, 90)), states[40:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_far", [False, True], ids=["here", "there"])
+def test_any_rows_in_any_steps_read_now_and_then(is_far: bool, seed: int) -> None:
+    """Prompts, chains, trees, gaps; some ask in every step, some seldom, some never."""
+    dice, features = random.Random(seed), made(max_buffered=40)
+    spans: dict[str, tuple[int, int]] = {}
+    with Elsewhere():
+        for _ in range(120):
+            rows: list[tuple[str, int, int, int, Sequence[int]]] = []
+            for name in dice.sample("abcdefgh", dice.choice([1, 7, 8, 8])):
+                first = spans.get(name, (0, 0))[1] + 5 * (dice.random() < 0.02)
+                drafted = dice.choice([0, 0, 0, 3])
+                accepted = dice.choice([[], [0], [0, 1], [0, 2]]) if drafted else []
+                rows.append((name, first, dice.choice([1] * 30 + [9, 70, 300]), drafted, accepted))
+            gone = [name for name, *_ in rows if dice.random() < 0.01]
+            step(features, *rows, finished=gone, put=there if is_far else lambda states: states)
+            for name, first, known, _, accepted in rows:
+                start, stop = spans.get(name, (first, first))
+                count = known + len(accepted)
+                spans[name] = (first if stop != first else max(start, stop - max(0, 40 - count)), first + count)
+            for name in gone:
+                features.forget(name)
+                del spans[name]
+            for name, (start, stop) in spans.items():
+                if dice.random() < {"a": 1, "b": 1, "c": 0.1}.get(name, 0.01):
+                    assert features.span(name) == (start, stop)
+                    assert torch.equal(here(features.rows(name, start, stop)), states(start, stop))
+                    read = dice.randint(start, stop)
+                    features.drop_before(name, read)
+                    spans[name] = (read, stop)
+            features.check()
+        for name, (start, stop) in spans.items():
+            assert features.span(name) == (start, stop)
+            assert torch.equal(here(features.rows(name, start, stop)), states(start, stop))
+
+
+def test_states_that_nobody_asks_for_cost_a_device_next_to_nothing() -> None:
+    """And what is shared does not stay for the few that are left."""
+    features, names = made(max_buffered=3 * MOST_STEPS), [f"r{i}" for i in range(40)]
+    with Elsewhere() as device:
+        for position in range(10 * MOST_STEPS):
+            step(features, *[(name, position, 1, 1, []) for name in names], put=there)
+        assert len(device.calls) < 10 * MOST_STEPS and len(device.to_device) < 10
+        sizes = {id(piece.columns): piece.columns[0].shape[0] for held in features._held.values() for piece in held.pieces}
+        assert sum(sizes.values()) <= len(names) * 4 * MOST_STEPS
+        for name in names[1:]:
+            features.forget(name)
+        for position in range(10 * MOST_STEPS, 11 * MOST_STEPS + 1):
+            step(features, (names[0], position, 1, 0, []), put=there)
+        assert sum(piece.columns[0].shape[0] for piece in features._held[names[0]].pieces) <= 5 * MOST_STEPS
+        start, stop = features.span(names[0]) or (0, 0)
+        assert stop - start == 3 * MOST_STEPS and stop == 11 * MOST_STEPS + 1
+        assert torch.equal(here(features.rows(names[0], start, stop)), states(start, stop))

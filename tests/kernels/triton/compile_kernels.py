@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from probing_kernels import farthest, noise_under
 from torch import Tensor
 from triton_compilation import builds
 
@@ -282,6 +283,13 @@ def choices() -> None:
         matching.match(long, real, choices, guesses)
 
 
+def of_tests() -> None:
+    """What tests launch to see what functions of kernels give."""
+    double = empty(1, dtype=torch.float64)
+    noise_under[(12, 6)](empty(12, dtype=LONG), empty(12, 3001, dtype=WIDE), 3001)  # type: ignore[arg-type]
+    farthest[(1,)](empty(128, dtype=WIDE), empty(128, dtype=WIDE), empty(1, dtype=WIDE), double, double, 2**14, 128, 128, 128)  # type: ignore[arg-type]
+
+
 def behind_a_pass() -> None:
     """What requests ask for behind a pass, after the warm-up: every build that is found must come from there."""
     vocab_size = 128256  # an odd number of blocks times 2 is no multiple of 16 bytes
@@ -328,7 +336,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
         attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, other_recurrent_layers, small_ones,
-        early, choices, behind_a_pass,
+        early, choices, of_tests, behind_a_pass,
     )
 }  # fmt: skip
 

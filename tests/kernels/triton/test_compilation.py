@@ -136,6 +136,15 @@ def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and
         assert bool(asked) == one["name"].startswith("_linear"), "weights are asked for in the meantime, and nothing else"
 
 
+def test_the_logarithm_that_noise_is_made_of_is_as_exact_as_the_hosts(tmp_path: Path):
+    """The kernels that tests write the noise out with can be built, too."""
+    found = {one["name"]: one["code"] for one in build("of_tests", tmp_path)}
+    assert set(found) == {"noise_under", "farthest"}
+    for code in found.values():
+        assert "lg2." not in code and code.count("fma.rn.f64") >= 10, "logarithms of less than float64"
+    assert "mul.lo.s32" in found["noise_under"] and "shr.s32" not in found["noise_under"], "bits are lost, or signs spread"
+
+
 # Those behind a pass are the kernels of choices, for one vocabulary.
 @pytest.mark.parametrize("group", slow_but(["behind_a_pass"], ["small_ones", "choices", "behind_a_pass"]))
 def test_others(group: str, tmp_path: Path):

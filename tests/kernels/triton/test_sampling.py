@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
+from probing_kernels import farthest
 from triton_interpreter import DEVICE
 from verifying import a_row
 
@@ -20,7 +19,6 @@ from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import Sampler, _Nodes
 from foretoken.kernels.triton.sample_rows import sample
 from foretoken.kernels.triton.sampling import Places, choose
-from foretoken.kernels.triton.sampling_limits import farthest_left
 
 numbers = itertools.count()
 
@@ -123,17 +121,6 @@ def test_rows_that_are_not_finite():
     assert [token == -1 for token in tokens] == [True, True, True, False] * 3
 
 
-@triton.jit
-def _farthest(distances_ptr, masses_ptr, out_ptr, top_p, whole, vocab_size, blocks, BLOCK: tl.constexpr, BLOCKS_PAD: tl.constexpr):
-    block = tl.arange(0, BLOCKS_PAD)
-    distances = tl.load(distances_ptr + block, mask=block < blocks, other=float("inf")).to(tl.int32, bitcast=True)
-    masses = tl.load(masses_ptr + block, mask=block < blocks, other=0.0)
-    whole = tl.load(whole)
-    no_min_p = tl.full((), float("-inf"), tl.float32)
-    found = farthest_left(distances, masses, vocab_size, tl.load(top_p), no_min_p, whole, vocab_size, blocks, BLOCK)
-    tl.store(out_ptr, found.to(tl.float32, bitcast=True))
-
-
 @pytest.mark.parametrize("candidates", [0, 12])
 @pytest.mark.parametrize("spread", [0.2, 2.5, 5.0])
 @pytest.mark.parametrize("wanted", [0.1, 0.8, 0.95, 0.9999999])
@@ -148,7 +135,7 @@ def test_top_p_looks_into_few_blocks_where_few_tokens_stand_out(candidates: int,
     whole, top_p = weights.sum().view(1), torch.tensor([wanted], dtype=torch.float64)
     out = torch.empty(1, device=DEVICE)
     given = (peaks.to(DEVICE), masses.to(DEVICE), out, top_p.to(DEVICE), whole.to(DEVICE))
-    _farthest[(1,)](*given, vocab_size, 128, 128, 128)  # type: ignore[arg-type]
+    farthest[(1,)](*given, vocab_size, 128, 128, 128)  # type: ignore[arg-type]
     ordered = distances.sort().values
     last = ordered[(torch.exp(-ordered.double()).cumsum(0) < wanted * whole).sum()]
     assert last <= out.item()
