@@ -23,6 +23,10 @@ PROFILED_BLOCKS = 8
 none."""
 
 
+CONTEXT_BYTES = 512 * 2**20
+"""What a process's context takes, its kernels too. It cannot be told from what other processes have."""
+
+
 @dataclass(frozen=True)
 class GpuMemory:
     """Bytes of one GPU."""
@@ -30,14 +34,19 @@ class GpuMemory:
     device: str  # its name
     total: int
     utilization: float  # the share of the total that this process may use
-    others: int  # taken by other processes
+    free: int  # nobody's, with the weights in place
     weights: int  # of the target and its drafters, and whatever else stands already
     step: int  # that the largest step needs beyond them
     graphs: int
 
     @property
     def for_cache(self) -> int:
-        return int(self.total * self.utilization) - self.others - self.weights - self.step - self.graphs
+        """The rest of the share; less where other processes have that already."""
+        return min(self._left_of_share, self.free) - self.step - self.graphs
+
+    @property
+    def _left_of_share(self) -> int:
+        return int(self.total * self.utilization) - CONTEXT_BYTES - self.weights
 
     def require(self, sequence_bytes: int, tokens: int) -> int:
         """Bytes for the caches. Raises ConfigError if not even one sequence of so many tokens fits."""
@@ -50,11 +59,11 @@ class GpuMemory:
         return self.for_cache
 
     def describe(self) -> str:
-        """`126.9 GB (0.90 of 141.0 GB) less 16.1 GB weights, 1.2 GB for a step, 0.3 GB for graphs`."""
-        others = f" and {_gb(self.others)} of other processes" if self.others else ""
+        """`126.9 GB (0.90 of 141.0 GB) less 0.5 GB context, 16.1 GB weights, 1.2 GB for a step, 0.3 GB for graphs`."""
+        others = f"; other processes leave {_gb(self.free)} of it" if self.free < self._left_of_share else ""
         return (
-            f"{_gb(int(self.total * self.utilization))} ({self.utilization:.2f} of {_gb(self.total)}) less {_gb(self.weights)} weights, "
-            f"{_gb(self.step)} for a step, {_gb(self.graphs)} for graphs{others}"
+            f"{_gb(int(self.total * self.utilization))} ({self.utilization:.2f} of {_gb(self.total)}) less {_gb(CONTEXT_BYTES)} context, "
+            f"{_gb(self.weights)} weights, {_gb(self.step)} for a step, {_gb(self.graphs)} for graphs{others}"
         )
 
 
@@ -66,7 +75,6 @@ def measure(device: torch.device, utilization: float, run_largest_step: Callable
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    own = torch.cuda.memory_reserved(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run_largest_step()
@@ -76,9 +84,7 @@ def measure(device: torch.device, utilization: float, run_largest_step: Callable
     # Its one row has no context, so that attention had nothing to share out.
     step = torch.cuda.max_memory_allocated(device) - before + SCRATCH_BYTES
     torch.cuda.empty_cache()
-    # The context of this process counts among the others: nobody can use its memory.
-    others = max(total - free - own, 0)
-    return GpuMemory(torch.cuda.get_device_name(device), total, utilization, others, before, step, graphs)
+    return GpuMemory(torch.cuda.get_device_name(device), total, utilization, free, before, step, graphs)
 
 
 def graph_bytes(executors: Sequence[GraphExecutor], scheduler: SchedulerConfig) -> int:

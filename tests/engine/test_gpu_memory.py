@@ -8,7 +8,7 @@ from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.errors import ConfigError
-from foretoken.engine.gpu_memory import GRAPH_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
+from foretoken.engine.gpu_memory import CONTEXT_BYTES, GRAPH_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import ForwardOutput, StateRoom
 
@@ -16,23 +16,31 @@ GB = 10**9
 
 
 def plan(**changes: int | float) -> GpuMemory:
-    sizes = {"total": 141 * GB, "utilization": 0.9, "others": 1 * GB, "weights": 16 * GB, "step": 2 * GB, "graphs": GB // 2}
+    sizes = {"total": 141 * GB, "utilization": 0.9, "free": 124 * GB, "weights": 16 * GB, "step": 2 * GB, "graphs": GB // 2}
     return GpuMemory("NVIDIA H200", **{**sizes, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def test_the_cache_gets_what_the_rest_leaves() -> None:
     memory = plan()
-    assert memory.for_cache == int(141 * GB * 0.9) - 1 * GB - 16 * GB - 2 * GB - GB // 2
+    assert memory.for_cache == int(141 * GB * 0.9) - CONTEXT_BYTES - 16 * GB - 2 * GB - GB // 2
     assert memory.require(GB, 8192) == memory.for_cache
     assert memory.describe() == (
-        "126.9 GB (0.90 of 141.0 GB) less 16.0 GB weights, 2.0 GB for a step, 0.5 GB for graphs and 1.0 GB of other processes"
+        "126.9 GB (0.90 of 141.0 GB) less 0.5 GB context, 16.0 GB weights, 2.0 GB for a step, 0.5 GB for graphs"
     )
 
 
+def test_what_others_have_counts_only_where_the_share_would_not_be_there() -> None:
+    """Two servers of 0.45 each go on one GPU."""
+    second = plan(utilization=0.45, free=141 * GB - 64 * GB - 17 * GB)
+    assert second.for_cache == int(141 * GB * 0.45) - CONTEXT_BYTES - 16 * GB - 2 * GB - GB // 2
+    late = plan(free=30 * GB)
+    assert late.for_cache == 30 * GB - 2 * GB - GB // 2 and late.describe().endswith("; other processes leave 30.0 GB of it")
+
+
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
-    said = r"8\.4 GB are left for the KV cache, but one sequence of 131,072 tokens needs 17\.2 GB: .*16\.0 GB weights.*lower max_model_len"
+    said = r"8\.0 GB are left for the KV cache, but one sequence of 131,072 tokens needs 17\.2 GB: .*16\.0 GB weights.*lower max_model_len"
     with pytest.raises(ConfigError, match=said):
-        plan(total=30 * GB, others=100_000_000).require(17_200_000_000, 131072)
+        plan(total=30 * GB, free=13 * GB).require(17_200_000_000, 131072)
 
 
 def test_the_largest_step_has_all_tokens_and_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
