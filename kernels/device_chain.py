@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from .layout import Draws, RaggedBatch
 from .noise import keys as noise_keys
 from .torch_executor import Computed
 
-Compute = Callable[[RaggedBatch, tuple[int, ...], Mapping[str, Tensor] | None], Computed]
-"""One pass: batch, boundary ids of the wanted states, inputs."""
+Compute = Callable[[RaggedBatch, tuple[int, ...], Mapping[str, Tensor] | None, bool], Computed]
+"""One pass: batch, boundary ids of the wanted states, inputs, whether it is to find the best of its scores."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,20 @@ class ChainTensors:
     logits: list[Tensor]  # k of [N, V], empty unless they are kept
 
 
+class Choices(Protocol):
+    """Picks the tokens of N chains, step by step, and keeps what it picked."""
+
+    wants_best: bool  # whether a pass has to find the best of its scores
+
+    def add(self, computed: Computed) -> Tensor:
+        """[N] int64: the tokens of the next step, from a pass with N scores."""
+        ...
+
+    def said(self) -> tuple[Tensor, Tensor]:
+        """Token ids and confidence [N, k], as in ChainTensors."""
+        ...
+
+
 def chain(
     compute: Compute,
     batch: RaggedBatch,
@@ -103,50 +118,90 @@ def chain(
     """
     hidden = () if recurrent is None else (recurrent[1],)
     starts = batch.logits_indices
+    ahead = follow_ups(batch, counts, steps, max_model_len)
+    choices = _choices(len(starts), starts.device, steps, choosing, draws)
+    computed = compute(batch, hidden, inputs, choices.wants_best)
+    tokens = starts
+    kept: list[Tensor] = []
+    for step in range(steps):
+        if step:
+            if recurrent is not None:
+                name, boundary = recurrent
+                states = computed.hidden[boundary]
+                inputs = {name: states.index_select(0, starts) if step == 1 else states}
+            computed = compute(dataclasses.replace(ahead[step - 1], token_ids=tokens), hidden, inputs, choices.wants_best)
+        assert computed.logits is not None, "a chain needs scores"
+        if keep_logits:
+            kept.append(computed.logits.float())
+        tokens = choices.add(computed)
+    return ChainTensors(*choices.said(), kept)
+
+
+def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int) -> list[RaggedBatch]:
+    """The passes behind the first one, each with one token for each of the N chains; which ones is not known yet."""
+    if steps > 1 and counts.is_cuda:
+        from .triton import chain as fused  # Triton is there only where torch is built for GPUs
+
+        return fused.follow_ups(batch, counts, steps, max_model_len)
+    return laid_out(batch, counts, steps, max_model_len)
+
+
+def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int) -> list[RaggedBatch]:
+    """The reference of `follow_ups`."""
+    if steps <= 1:
+        return []
+    starts = batch.logits_indices
     rows = torch.searchsorted(batch.query_start_loc, starts.int(), right=True) - 1
     rows = rows.clamp(max=len(batch.seq_lens) - 1)  # padding
     positions, places = batch.positions[starts], batch.seq_lens[rows].long()
     tables, every = batch.block_tables[rows], torch.arange(len(starts), device=starts.device)
-    follow_up = RaggedBatch(
-        token_ids=starts,
-        positions=positions,
-        slot_mapping=starts,
-        query_start_loc=torch.arange(len(starts) + 1, device=starts.device, dtype=torch.int32),
-        seq_lens=batch.seq_lens[rows],
-        block_tables=tables,
-        num_causal=torch.ones_like(batch.seq_lens[rows]),
-        tree_mask=torch.zeros_like(starts),
-        logits_indices=every,
-        full_logits=every[:0],
-        block_size=batch.block_size,
-        first_places=None if batch.first_places is None else batch.first_places[rows],
-    )
-    computed = compute(batch, hidden, inputs)
-    last = starts  # where the chains' last tokens stood in the pass
-    found: list[Tensor] = []
-    said: list[tuple[Tensor, Tensor, Tensor]] = []  # scores of what was chosen and of the best, and what a softmax divides by
-    kept: list[Tensor] = []
-    for step in range(steps):
-        if step:
-            wanted = counts > step
-            place = places + step - 1
-            block = tables.gather(1, (place // batch.block_size).clamp(max=tables.shape[1] - 1)[:, None])[:, 0].long()
-            ahead = dataclasses.replace(
-                follow_up,
-                token_ids=found[-1],
+    first_places = None if batch.first_places is None else batch.first_places[rows]
+    start_loc = torch.arange(len(starts) + 1, device=starts.device, dtype=torch.int32)
+    ahead: list[RaggedBatch] = []
+    for step in range(1, steps):
+        wanted, place = counts > step, places + step - 1
+        block = tables.gather(1, (place // batch.block_size).clamp(max=tables.shape[1] - 1)[:, None])[:, 0].long()
+        ahead.append(
+            RaggedBatch(
+                token_ids=every,
                 positions=(positions + step).clamp(max=max_model_len - 1),
                 slot_mapping=torch.where(wanted, block * batch.block_size + place % batch.block_size, -1),
+                query_start_loc=start_loc,
                 seq_lens=torch.where(wanted, place + 1, 1).int(),
+                block_tables=tables,
+                num_causal=torch.ones_like(start_loc[1:]),
+                tree_mask=torch.zeros_like(every),
+                logits_indices=every,
+                full_logits=every[:0],
+                block_size=batch.block_size,
+                first_places=None if first_places is None else torch.where(wanted, first_places, 0),
+                scores_every_token=True,
             )
-            if follow_up.first_places is not None:
-                ahead = dataclasses.replace(ahead, first_places=torch.where(wanted, follow_up.first_places, 0))
-            if recurrent is not None:
-                name, boundary = recurrent
-                inputs = {name: computed.hidden[boundary].index_select(0, last)}
-            computed, last = compute(ahead, hidden, inputs), every
-        assert computed.logits is not None, "a chain needs scores"
-        if keep_logits:
-            kept.append(computed.logits.float())
+        )
+    return ahead
+
+
+def _choices(count: int, device: torch.device, steps: int, choosing: Choosing, draws: ChainDraws | None) -> Choices:
+    if draws is None and device.type == "cuda":
+        from .triton import chain as fused
+
+        return fused.BestChoices(choosing, count, steps, device)
+    return TorchChoices(choosing, draws)
+
+
+class TorchChoices:
+    """The best, or drawn by chance. Implements `Choices`; the reference of those that are one launch a step."""
+
+    wants_best = True
+
+    def __init__(self, choosing: Choosing, draws: ChainDraws | None = None) -> None:
+        self._choosing, self._draws = choosing, draws
+        self._found: list[Tensor] = []
+        self._scores: list[tuple[Tensor, Tensor, Tensor]] = []  # of what was chosen, of the best, and what a softmax divides by
+
+    def add(self, computed: Computed) -> Tensor:
+        assert computed.logits is not None
+        choosing, draws = self._choosing, self._draws
         scores = choosing.scores(computed.logits)
         tokens, best = choosing.best(computed, scores)
         total = torch.sub(scores, best[:, None]).exp_().sum(-1)  # sub makes float32 of both in the same launch
@@ -155,11 +210,14 @@ def chain(
             scores = scores.float()
             temperatures = draws.temperatures[:, None]
             sampled = choosing.by_token(scores / torch.where(temperatures > 0, temperatures, 1.0))
-            drawn = device_noise.draw(torch.softmax(sampled, -1), draws.keys[:, step])
+            drawn = device_noise.draw(torch.softmax(sampled, -1), draws.keys[:, len(self._found)])
             drawn_score = choosing.by_token(scores).gather(1, drawn[:, None])[:, 0]
             draws_own = draws.temperatures > 0
             tokens, chosen = torch.where(draws_own, drawn, tokens), torch.where(draws_own, drawn_score, best)
-        found.append(tokens)
-        said.append((chosen, best, total))
-    chosen, best, total = (torch.stack(scores, 1) for scores in zip(*said, strict=True))
-    return ChainTensors(torch.stack(found, 1), (chosen - best).exp() / total, kept)
+        self._found.append(tokens)
+        self._scores.append((chosen, best, total))
+        return tokens
+
+    def said(self) -> tuple[Tensor, Tensor]:
+        chosen, best, total = (torch.stack(scores, 1) for scores in zip(*self._scores, strict=True))
+        return torch.stack(self._found, 1), (chosen - best).exp() / total

@@ -30,6 +30,12 @@ PATIENCE = 16
 """While requests are served a shape runs op by op so many times before it is recorded: recording stops all of them for a moment, which
 a shape that hardly ever comes is not worth."""
 
+FEW_SCORES = 8
+"""So many logits each graph keeps to itself: to bring them where all graphs leave theirs would be one more launch."""
+
+FEW_OPS = 5
+"""Programs of so few that look at no batch are never recorded: to fill a graph's memory and to empty it takes more launches than they."""
+
 T = TypeVar("T")
 
 
@@ -109,6 +115,7 @@ class GraphExecutor:
         self.recurrent = network.recurrent
         self.program = network.program
         self.device = network.device
+        self._is_short = len(network.program.ops) <= FEW_OPS and not network.program.reads_batch
         self.ladder = ladder or Ladder()
         self._on_gpu = self.device.type == "cuda"
         self._enter()
@@ -123,7 +130,7 @@ class GraphExecutor:
 
     @property
     def has_graphs(self) -> bool:
-        return self._recorder is not None
+        return self._recorder is not None and not self._is_short
 
     @property
     def captured(self) -> CaptureReport:
@@ -162,15 +169,15 @@ class GraphExecutor:
         with torch.inference_mode():
             rung = self.ladder.rung(batch) if self.has_graphs else None
             if rung is None:
-                computed = self.network.compute(on_device(batch, self.device), kv, hidden, inputs)
+                computed = self.network.compute(batch if self._is_short else on_device(batch, self.device), kv, hidden, inputs)
             else:
                 prepared = self._pass(rung, kv, hidden)
                 prepared.fill(batch, inputs)
                 computed = prepared.work(self._recorder, self._patience)
             # What a replay left is overwritten by the next one: whatever outlives this step is copied in stream order.
             states = {boundary: state[:num_tokens] for boundary, state in computed.hidden.items()}
-            if rung is not None:
-                states = {boundary: state.clone() for boundary, state in states.items()}
+            if rung is not None and states:
+                states = dict(zip(states, torch.stack([*states.values()]).unbind(), strict=True))
             return Started(replace(computed, hidden=states), num_scores, upload(batch.full_logits, self.device))
 
     def fetch(self, tensor: Tensor) -> Fetched:
@@ -264,12 +271,13 @@ class GraphExecutor:
             if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:
                 self._pass(rung, kv, hidden).work.record(self._recorder)
         if self.program.logits and self._on_gpu:
-            from .triton import continuation, following, matching
+            from .triton import continuation, following, matching, static_batch
 
             with torch.inference_mode():
                 matching.warm_up(self.vocab_size, self.network.dtype, self.device)
                 continuation.warm_up(self.device)
                 following.warm_up(self.device)
+                static_batch.warm_up(self.device)
         progress(self.captured.describe())
 
     def try_early_launches(self) -> None:
@@ -293,8 +301,9 @@ class GraphExecutor:
         return self._passes[key]
 
     def _logits_buffer(self, rung: Rung) -> Tensor | None:
-        """[scores, V], the same memory for all graphs: what a graph keeps to itself no other can use, and logits are long."""
-        if not self.program.logits:
+        """[scores, V], the same memory for all graphs: what a graph keeps to itself no other can use, and logits are long. None: no
+        such memory, because there are none or few."""
+        if not self.program.logits or rung.scores <= FEW_SCORES:
             return None
         if self._logits is None or len(self._logits) < rung.scores:
             self._logits = torch.empty(rung.scores, self.vocab_size, dtype=self.network.dtype, device=self.device)
@@ -335,8 +344,8 @@ class GraphExecutor:
     ) -> ChainTensors:
         assert not self.state_layers, "a chain keeps no states: a recurrent network would begin anew with every token"
 
-        def compute(part: RaggedBatch, hidden: tuple[int, ...], given: Mapping[str, Tensor] | None) -> Computed:
-            return self.network.compute(part, kv, hidden, given)
+        def compute(part: RaggedBatch, hidden: tuple[int, ...], given: Mapping[str, Tensor] | None, wants_best: bool) -> Computed:
+            return self.network.compute(part, kv, hidden, given, wants_best)
 
         choosing = self._choose(vocab_size)
         return chain(compute, batch, counts, steps, choosing, self.max_model_len, self.recurrent, inputs, draws, keeps)

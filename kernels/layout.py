@@ -87,6 +87,7 @@ class RaggedBatch:
     first_places: Tensor | None = None  # [R] int32, at most the row's first place in this batch; None = all 0
     adapters: Tensor | None = None  # [R] int32, slot of the row's adapter in the network's AdapterBank, 0 = none; None = all 0
     states: RowStates | None = None  # None = every row begins at place 0, and nothing is kept
+    scores_every_token: bool = False  # the host knows that logits_indices are all tokens in order: none need be picked out
 
     @property
     def rows_of_tokens(self) -> Tensor:

@@ -35,6 +35,9 @@ from .ops import (
     TopK,
 )
 
+OF_ROWS = (Activation, Add, Concat, Linear, RMSNorm, Scale, Softcap)
+"""Ops that look at nothing but rows of buffers."""
+
 
 @dataclass(frozen=True)
 class RopeTable:
@@ -91,6 +94,11 @@ class Program:
     slices: Mapping[str, RowsOf] = field(default_factory=dict)  # weights that a checkpoint has side by side in another one
     wide: frozenset[str] = frozenset()  # weights whose products are never made narrow, whatever becomes of others
     unread: frozenset[str] = frozenset()  # what a checkpoint may have for nobody
+
+    @property
+    def reads_batch(self) -> bool:
+        """Whether anything of a batch matters but how many tokens it has: not where inputs become states, row by row."""
+        return not all(isinstance(op, OF_ROWS) for op in self.ops)
 
     @cached_property
     def buffers(self) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Ragged batches of one fixed size in memory that never moves, as captured graphs read them; and the ladder of such sizes.
 
-Owns padding and the way from host to device: one packed copy from pinned memory a batch, and one of the block tables.
+Owns padding and the way from host to device: one packed copy from pinned memory a batch, and one of the block tables; what is on
+the device already is put in by one launch.
 Knows no network and no graph.
 """
 
@@ -141,6 +142,7 @@ class StaticBatch:
             full_logits=torch.zeros(0, dtype=torch.int64, device=self._device),
             block_size=block_size,
             states=RowStates(**{name: self._own[name] for name in STATES}) if has_states else None,
+            scores_every_token=False,
             **{name: view for name, view in self._own.items() if name not in STATES},
         )
 
@@ -166,6 +168,15 @@ class StaticBatch:
     def take(self, batch: RaggedBatch) -> None:
         """`fill` with a batch that lies on the device already."""
         assert self.rung.holds(batch), "a batch above its rung"
+        if self._device.type == "cuda" and self.batch.states is None:
+            from .triton import static_batch  # Triton is there only where torch is built for GPUs
+
+            static_batch.take(self.batch, batch)
+        else:
+            self.take_by_ops(batch)
+
+    def take_by_ops(self, batch: RaggedBatch) -> None:
+        """The reference of `take`, and its way where there are states or no kernels."""
         self._empty()
         self.batch.query_start_loc.copy_(batch.query_start_loc[-1:].expand(self.rung.rows + 1))
         for kind in (torch.int64, torch.int32):  # what has one dtype is copied in one launch

@@ -45,8 +45,8 @@ from .weight_bank import NetworkWeights, WeightBank
 class Computed:
     """What one pass left on its device. Nothing was waited for; `TorchExecutor.output` makes a ForwardOutput of it."""
 
-    argmax: Tensor  # [N] int64, token ids
-    top: Tensor  # [N] float32
+    argmax: Tensor  # [N] int64, token ids; [0] where nobody wants the best
+    top: Tensor  # [N] float32; likewise
     logits: Tensor | None  # [N, V] in the executor's dtype; None without logits
     hidden: dict[int, Tensor]  # boundary id -> [T, H]
 
@@ -138,7 +138,7 @@ class TorchExecutor:
         fast = [None if kernels is None else kernels.step(op, bind) for op in program.ops]
         self._steps = [bind(op) if step is None else step for op, step in zip(program.ops, fast, strict=True)]
         self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
-        self._schedules: dict[tuple[int, ...], list[tuple[Step, tuple[str, ...]]]] = {}
+        self._schedules: dict[tuple[tuple[int, ...], bool], list[tuple[Step, tuple[str, ...]]]] = {}
 
     def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> TorchKV:
         """See `Executor.allocate`."""
@@ -161,22 +161,30 @@ class TorchExecutor:
             return ForwardOutput(computed.argmax.cpu(), computed.top.cpu(), full_logits(computed, batch.full_logits), computed.hidden)
 
     def compute(
-        self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...] = (), inputs: Mapping[str, Tensor] | None = None
+        self,
+        batch: RaggedBatch,
+        kv: KVTensors,
+        hidden: tuple[int, ...] = (),
+        inputs: Mapping[str, Tensor] | None = None,
+        wants_best: bool = True,
     ) -> Computed:
-        """The pass over a batch that lies on this device. With kernels for all its ops nothing in it waits for the device."""
+        """The pass over a batch that lies on this device. With kernels for all its ops nothing in it waits for the device.
+
+        wants_best: whether it finds the best of its scores."""
         assert isinstance(kv, TorchKV)
         with torch.inference_mode():
             given = {name: tensor.to(self.device, self.dtype) for name, tensor in (inputs or {}).items()}
             state = Pass(given, batch, kv, self._tables)
             buffers = state.buffers
-            for step, dead in self._schedule(hidden):
+            for step, dead in self._schedule(hidden, wants_best):
                 state.last_reads = dead
                 step(state)
                 for name in dead:
                     del buffers[name]
             states = {boundary: buffers[self._boundary(boundary)] for boundary in hidden}
-            if self.program.best is None:
-                return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device, dtype=torch.float32), None, states)
+            if self.program.best is None or not wants_best:
+                logits = buffers.get(self.program.logits)
+                return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device, dtype=torch.float32), logits, states)
             argmax, top = (buffers[name] for name in self.program.best.outputs)
             if self.token_ids is not None:
                 argmax = self.token_ids[argmax]
@@ -197,14 +205,17 @@ class TorchExecutor:
     def _boundary(self, boundary: int) -> str:
         return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
 
-    def _schedule(self, hidden: tuple[int, ...]) -> list[tuple[Step, tuple[str, ...]]]:
+    def _schedule(self, hidden: tuple[int, ...], wants_best: bool) -> list[tuple[Step, tuple[str, ...]]]:
         """Each step with the buffers that nobody reads after it: a pass holds no more than it needs."""
-        if hidden not in self._schedules:
+        key = hidden, wants_best
+        if key not in self._schedules:
+            best = self.program.best
+            steps = [(op, step) for op, step in zip(self.program.ops, self._steps, strict=True) if wants_best or op is not best]
             kept = {self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
-            kept.update(self.program.best.outputs if self.program.best is not None else ())
-            last_use = {name: i for i, op in enumerate(self.program.ops) for name in (*op.inputs, *op.outputs)}
-            dead: list[list[str]] = [[] for _ in self._steps]
+            kept.update(best.outputs if best is not None else ())
+            last_use = {name: i for i, (op, _) in enumerate(steps) for name in (*op.inputs, *op.outputs)}
+            dead: list[list[str]] = [[] for _ in steps]
             for name in last_use.keys() - kept:
                 dead[last_use[name]].append(name)
-            self._schedules[hidden] = [(step, tuple(names)) for step, names in zip(self._steps, dead, strict=True)]
-        return self._schedules[hidden]
+            self._schedules[key] = [(step, tuple(names)) for (_, step), names in zip(steps, dead, strict=True)]
+        return self._schedules[key]

@@ -444,7 +444,8 @@ def _gather_rows(op: GatherRows) -> Step:
     (x,), (output,) = op.inputs, op.outputs
 
     def step(state: Pass) -> None:
-        state.buffers[output] = state.buffers[x].index_select(0, state.batch.logits_indices)
+        rows, batch = state.buffers[x], state.batch
+        state.buffers[output] = rows if batch.scores_every_token else rows.index_select(0, batch.logits_indices)
 
     return step
 

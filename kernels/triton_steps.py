@@ -168,7 +168,8 @@ def _gather_rows(op: GatherRows) -> Step:
     (x,), (output,) = op.inputs, op.outputs
 
     def step(state: Pass) -> None:
-        state.buffers[output] = rows_of(state.buffers[x], state.batch.logits_indices)
+        rows, batch = state.buffers[x], state.batch
+        state.buffers[output] = rows if batch.scores_every_token else rows_of(rows, batch.logits_indices)
 
     return step
 

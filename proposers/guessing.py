@@ -323,7 +323,8 @@ def feature_input(network: Network, states: Tensor | None) -> dict[str, Tensor] 
     if network.encode is None:
         return None
     assert states is not None
-    return {FEATURE: network.encode(states).float().contiguous()}
+    feature = network.encode(states)
+    return {FEATURE: feature if feature.is_cuda else feature.float().contiguous()}  # graphs take it as it is
 
 
 def single_tokens(token_ids: Sequence[int], has_logits: bool = True) -> BatchLists:

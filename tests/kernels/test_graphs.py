@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ from small_networks import small_network
 
 from foretoken.kernels import graphs, noise
 from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.graphs import PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
-from foretoken.kernels.layout import Draws, RaggedBatch
+from foretoken.kernels.graphs import FEW_OPS, PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
+from foretoken.kernels.layout import FINAL, Draws, RaggedBatch
+from foretoken.kernels.ops import Linear
+from foretoken.kernels.program import row_program
 from foretoken.kernels.static_batch import Ladder, StaticBatch
-from foretoken.kernels.torch_executor import Computed
+from foretoken.kernels.torch_executor import Computed, TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
+from foretoken.proposers.guessing import single_tokens
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 160
 
@@ -200,6 +204,22 @@ def test_block_tables_are_kept_once_for_all_shapes() -> None:
     executor.capture(kv, (), most_rows=4, tokens_per_row=3)
     tables = {prepared.static.batch.block_tables.data_ptr() for prepared in executor._passes.values()}
     assert len(executor._passes) > 6 and len(tables) == 1
+
+
+@pytest.mark.parametrize(("num_ops", "is_recorded"), [(1, False), (FEW_OPS, False), (FEW_OPS + 1, True)])
+def test_a_few_ops_over_inputs_are_never_recorded(num_ops: int, is_recorded: bool) -> None:
+    names = ["x", *(f"x{i}" for i in range(num_ops - 1)), "product"]
+    ops = [Linear((x,), (y,), ("square",)) for x, y in pairwise(names)]
+    program = row_program(ops, {"square": (8, 8)}, {"x": 8}, final="product")
+    square = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    executor = GraphExecutor(TorchExecutor(program, {"square": square}, torch.float32), recorder=FakeRecorder())
+    x, expected = torch.randn(3, 8), torch.eye(8)
+    for _ in range(num_ops):
+        expected = expected @ square.T
+    batch = single_tokens([0] * 3, has_logits=False).batch()
+    found = executor.run(batch, executor.allocate(1, 16), (FINAL,), {"x": x}).hidden[FINAL]
+    torch.testing.assert_close(found, x @ expected, rtol=1e-4, atol=1e-3)
+    assert executor.captured.num_graphs == is_recorded
 
 
 class _Stream:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from decoding import ragged
 from elsewhere import THERE, Elsewhere, Remote, here
 from recurrent_batches import Row, recurrent_batch
+from small_networks import small_network
 from torch import Tensor
 
 from foretoken.kernels.layout import FINAL, ForwardOutput, KVLayerSpec, RaggedBatch, RowStates
@@ -174,6 +175,16 @@ def test_only_the_wanted_logits_come_back() -> None:
     assert output.logits is not None
     torch.testing.assert_close(output.logits, expected)
     assert output.argmax.dtype == torch.int64 and torch.equal(output.argmax, expected.argmax(-1))
+
+
+def test_a_pass_need_neither_look_for_the_best_nor_pick_rows_out() -> None:
+    network, batch = small_network(), ragged([(IDS[:1], 0, [1]), (IDS[1:2], 0, [0])])
+    kv = network.allocate(4, 4)
+    expected = network.compute(batch, kv, (1,))
+    found = network.compute(dataclasses.replace(batch, scores_every_token=True), kv, (1,), None, False)
+    assert len(found.argmax) == len(found.top) == 0 and len(expected.argmax) == 2
+    assert found.logits is not None and expected.logits is not None
+    assert torch.equal(found.logits, expected.logits) and torch.equal(found.hidden[1], expected.hidden[1])
 
 
 @pytest.mark.parametrize("shape", [(1, 100), (5, 12), (3, 8192), (40, 640), (0, 8192), (20, 1001)])

@@ -20,12 +20,15 @@ from triton_compilation import builds
 
 from foretoken.kernels.adapters import Factors
 from foretoken.kernels.continuation import Continuation, Ways
+from foretoken.kernels.device_chain import Choosing
 from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch, RowStates
 from foretoken.kernels.matching import Guesses
 from foretoken.kernels.sampling import neutral
+from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.torch_executor import Computed
 from foretoken.kernels.triton import (
     activations,
     argmax,
@@ -33,6 +36,7 @@ from foretoken.kernels.triton import (
     attention_kernels,
     cache_write,
     causal_conv,
+    chain,
     continuation,
     early_launch,
     edits,
@@ -48,6 +52,7 @@ from foretoken.kernels.triton import (
     quantise,
     sample_rows,
     sampling,
+    static_batch,
 )
 from foretoken.kernels.triton.rows import rows_of
 
@@ -246,6 +251,34 @@ def small_ones() -> None:
     argmax.best_of_rows(empty(tokens, 128256))
 
 
+def chain_of(rows: int, steps: int, choosing: Choosing, columns: int, has_first: bool = False) -> None:
+    """What stands between its passes. Block tables are those of 16384 places."""
+    long, narrow = empty(rows, dtype=LONG), empty(rows, dtype=INT)
+    tables, starts = empty(rows, 1024, dtype=INT), empty(rows + 1, dtype=INT)
+    batch = RaggedBatch(
+        long, long, long, starts, narrow, tables, narrow, long, long, long[:0], 16, first_places=narrow if has_first else None
+    )
+    chain.follow_ups(batch, long, steps, 16384)
+    choices = chain.BestChoices(choosing, rows, steps, torch.device("cpu"))
+    for _ in range(steps):
+        choices.add(Computed(long, empty(rows, dtype=WIDE), empty(rows, columns), {}))
+
+
+def chains() -> None:
+    """Of an EAGLE-3 head with its own 32000 columns, and of a draft model that has all tokens."""
+    ids, barred = empty(32000, dtype=LONG), torch.zeros(32000, dtype=torch.bool)
+    mapped = Choosing(128256, None, ids, None, True)
+    every = Choosing(151936, None, None, None, True)
+    for choosing, columns in ((mapped, 32000), (every, 151936)):
+        chain_of(1, 5, choosing, columns)
+        known = sum(map(_builds_of, (chain._lay_out, chain._choose)))
+        for rows in (2, 3, 17, 256):
+            for steps in (2, 5):
+                chain_of(rows, steps, choosing, columns)
+        assert sum(map(_builds_of, (chain._lay_out, chain._choose))) == known, "something is built while a request waits"
+    chain_of(3, 5, Choosing(100000, None, ids, barred, False), 32000, has_first=True)
+
+
 def early() -> None:
     """One of each that a pass is made of, as programs that come before what they read is written."""
     early_launch.launching_early.add(torch.device("cpu"))
@@ -263,6 +296,7 @@ def early() -> None:
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
     experts_of(1, 128, 768, 2048, 8)
     recurrent(1, 1, (16, 32, 128, 128))
+    chain_of(1, 5, Choosing(32000, None, None, None, True), 32000)
 
 
 def choices() -> None:
@@ -297,6 +331,7 @@ def behind_a_pass() -> None:
     matching.warm_up(vocab_size, HALF, host)
     continuation.warm_up(host)
     following.warm_up(host)
+    static_batch.warm_up(host)
     known = num_builds()
     ids = np.zeros(64, np.int32)
     for dtype in (HALF, WIDE):
@@ -317,12 +352,16 @@ def behind_a_pass() -> None:
                 continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
                 fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
                 for made in (empty(places, depth, dtype=LONG), None):
-                    following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
+                    batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
+                    for has_firsts in (False, True):
+                        rung = Rung(17 * places, 2 * places, 17 * places, has_firsts)
+                        static = StaticBatch(rung, block_tables(2 * places, 1024, host), 16, has_adapters=has_firsts)
+                        static_batch.take(static.batch, batch)
     assert num_builds() == known, "something is built while a request waits"
 
 
 def num_builds() -> int:
-    behind = (matching._match, continuation._lay_out, following._lay_out)
+    behind = (matching._match, continuation._lay_out, following._lay_out, static_batch._take)
     kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, *behind)
     return sum(map(_builds_of, kernels))
 
@@ -336,7 +375,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
         attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, other_recurrent_layers, small_ones,
-        early, choices, of_tests, behind_a_pass,
+        chains, early, choices, of_tests, behind_a_pass,
     )
 }  # fmt: skip
 

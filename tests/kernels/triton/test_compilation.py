@@ -126,6 +126,7 @@ def test_programs_that_come_early_wait_before_they_read_anything_but_weights_and
     found = build("early", tmp_path)
     names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
     names |= {"_route", "_group", "_visit", "_add_up", "_inner", "_outer", "_trace", "_convolve", "_scan", "_gated_norm"}
+    names |= {"_lay_out", "_choose"}
     assert {one["name"] for one in found} == names | {"_dequantise"}
     touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|cp\.reduce|atom|red\.|ret;|prefetch|griddepcontrol\S*)")
     for one in found:
@@ -146,7 +147,7 @@ def test_the_logarithm_that_noise_is_made_of_is_as_exact_as_the_hosts(tmp_path: 
 
 
 # Those behind a pass are the kernels of choices, for one vocabulary.
-@pytest.mark.parametrize("group", slow_but(["behind_a_pass"], ["small_ones", "choices", "behind_a_pass"]))
+@pytest.mark.parametrize("group", slow_but(["behind_a_pass"], ["small_ones", "choices", "chains", "behind_a_pass"]))
 def test_others(group: str, tmp_path: Path):
     assert build(group, tmp_path)
 
