@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from .early_launch import ask_for, launch_options, let_next_come, wait_for_inputs
 from .launch import MULTIPROCESSORS, ceil_div
@@ -18,15 +19,21 @@ MAX_ROWS = 32
 _COLUMNS = 32
 """Outputs of a program: few, so that there are many programs with loads in flight."""
 
-MOST_COLUMNS = 64
+_COLUMNS_FLOAT8 = 64
+"""The same of 8-bit weights: as many as one instruction of a tensor core multiplies from registers, where they are widened."""
+
+MOST_COLUMNS = 128
 """No kernel that uses a `Workspace` has more outputs in a program."""
 
 _DEPTH = 128
 
-BYTES_AHEAD = tl.constexpr(1024)
-"""Of each output: what a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its cache."""
+BYTES_AHEAD = tl.constexpr(2**15)
+"""What a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its cache."""
 
 PROGRAMS = 3 * MULTIPROCESSORS
+
+IS_COMPILED = tl.constexpr(not knobs.runtime.interpret)
+"""Triton's interpreter knows no assembly."""
 
 
 class Workspace:
@@ -52,12 +59,13 @@ def skinny_linear(
     """
     rows, depth = x.shape
     assert rows <= MAX_ROWS, "more rows than a skinny product has"
-    blocks = ceil_div(len(weight), _COLUMNS)
+    columns = _COLUMNS_FLOAT8 if weight.itemsize == 1 and x.dtype != torch.float32 else _COLUMNS
+    blocks = ceil_div(len(weight), columns)
     splits = max(1, min(PROGRAMS // blocks, depth // (4 * _DEPTH)))
     out = torch.empty(rows, len(weight), dtype=x.dtype, device=x.device)
     if rows:
         tile_rows = 16 if rows <= 16 else 32
-        _launch((1, blocks, splits), x, weight, out, bias, residual, scales, workspace, splits, tile_rows, num_stages=5)
+        _launch((1, blocks, splits), x, weight, out, bias, residual, scales, workspace, splits, tile_rows, columns, num_stages=5)
     return out
 
 
@@ -66,7 +74,7 @@ def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual
     out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
     if len(x):
         grid = (ceil_div(len(x), 64), ceil_div(len(weight), _COLUMNS), 1)
-        _launch(grid, x, weight, out, bias, residual, None, None, 1, 64, num_stages=4)
+        _launch(grid, x, weight, out, bias, residual, None, None, 1, 64, _COLUMNS, num_stages=4)
     return out
 
 
@@ -81,6 +89,7 @@ def _launch(
     workspace: Workspace | None,
     splits: int,
     tile_rows: int,
+    columns: int,
     num_stages: int,
 ) -> None:
     assert weight.is_contiguous(), "weights are read as [out, in]"
@@ -107,7 +116,7 @@ def _launch(
         HAS_SCALES=scales is not None,
         IS_EVEN=depth % _DEPTH == 0,
         ROWS=tile_rows,
-        COLUMNS=_COLUMNS,
+        COLUMNS=columns,
         DEPTH=_DEPTH,
         num_warps=4,
         num_stages=2 if is_float32 else num_stages,
@@ -152,11 +161,13 @@ def _linear(
     weight_at = weight_ptr + column.to(tl.int64)[None, :] * depth + k[:, None]
     if EARLY and IS_EVEN:
         BYTES: tl.constexpr = DEPTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ahead = split * share + tl.arange(0, BYTES_AHEAD // BYTES) * DEPTH
+        ahead = split * share + tl.arange(0, BYTES_AHEAD // (COLUMNS * BYTES)) * DEPTH
         is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, depth))[:, None]
         ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead, BYTES)
     wait_for_inputs(EARLY)
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # 8-bit weights stand where a product has its rows: that operand of a tensor core may come from registers.
+    IS_FIRST: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth == 8 and x_ptr.dtype.element_ty != tl.float32
+    acc = tl.zeros((COLUMNS, ROWS) if IS_FIRST else (ROWS, COLUMNS), tl.float32)
     for start in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
         x_mask = is_row[:, None]
         weight_mask = is_column[None, :]
@@ -166,12 +177,27 @@ def _linear(
         x = tl.load(x_at + start, mask=x_mask, other=0.0)
         weight = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         # e4m3 by way of float32: straight to bfloat16 each number goes through a unit that takes longer than reading it does.
-        acc = tl.dot(x, weight.to(tl.float32).to(x.dtype), acc, input_precision="ieee")
+        weight = weight.to(tl.float32).to(x.dtype)
+        if IS_FIRST:
+            acc = read(tl.dot(tl.trans(weight), tl.trans(x), acc))
+        else:
+            acc = tl.dot(x, weight, acc, input_precision="ieee")
     let_next_come(EARLY)
+    if IS_FIRST:
+        acc = tl.trans(acc)
     finish_product(
         acc, row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr, partial_ptr,
         arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, ROWS, COLUMNS,
     )  # fmt: skip
+
+
+@triton.jit
+def read(sums):
+    """The sums themselves. As something reads them, the products of a turn of a loop are waited for once; else each is by itself."""
+    if IS_COMPILED:
+        return tl.inline_asm_elementwise("// $0", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return sums
 
 
 @triton.jit

@@ -51,6 +51,8 @@ def check_product(code: str) -> None:
     assert "wgmma" in code or "mma.sync" in code, "no tensor cores"
     assert _loads_ahead(code) >= 4, "too few weights are on their way"
     check_widening(code)
+    if "e4m3" in code:
+        check_first_operand(code)
 
 
 def check_widening(code: str) -> None:
@@ -59,9 +61,14 @@ def check_widening(code: str) -> None:
 
 
 def check_narrow_product(code: str) -> None:
+    assert _loads_ahead(code) >= 4, "too few weights are on their way"
+    check_first_operand(code)
+
+
+def check_first_operand(code: str) -> None:
     from_registers = re.search(r"wgmma\.mma_async\S+m64\S+\s+\{[^}]*\},\s*\{", code)
     assert from_registers, "weights that were made whole go through memory"
-    assert _loads_ahead(code) >= 4, "too few weights are on their way"
+    assert code.count("wgmma.wait_group") == 1, "more than the products of a tile are waited for by themselves"
 
 
 def test_one_of_each(tmp_path: Path):

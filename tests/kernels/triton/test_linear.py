@@ -40,6 +40,18 @@ def test_float8_weights():
     torch.testing.assert_close(out.double(), expected, rtol=4e-3, atol=4e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [16, 32])
+def test_every_float8_number_is_widened_exactly(rows: int, dtype: torch.dtype):
+    """Each row of x picks one input, so what comes out are the weights."""
+    codes = torch.arange(256)[[code & 127 != 127 for code in range(256)]].to(torch.uint8)  # all but NaN
+    weight = torch.stack([codes.roll(by) for by in range(70)]).view(torch.float8_e4m3fn).to(DEVICE)
+    scales, workspace = torch.ones(70, device=DEVICE), Workspace(DEVICE)
+    for start in range(0, len(codes), rows):
+        x = torch.eye(len(codes), dtype=dtype, device=DEVICE)[start : start + rows]
+        assert torch.equal(skinny_linear(x, weight, workspace, scales=scales), weight.to(dtype).T[start : start + rows])
+
+
 def test_a_row_of_a_fixed_product_is_the_same_in_any_batch():
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(70, 300, generator=generator).to(DEVICE), torch.randn(40, 300, generator=generator).to(DEVICE)

@@ -7,7 +7,7 @@ import torch
 from triton_interpreter import DEVICE
 from variants import slow_but
 
-from foretoken.kernels.int4 import Int4Matrix
+from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.triton.linear import Workspace
 from foretoken.kernels.triton.linear_int4 import dequantised, fixed_int4_linear, skinny_int4_linear, wide_int4_linear
 
@@ -44,6 +44,29 @@ def test_equals_the_reference(case: tuple[torch.dtype, tuple[int, int, int]], mo
             assert out.dtype == dtype
             torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not workspace.arrived.any(), "the next launch would count wrongly"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_every_nibble_meets_every_group_scale_exactly(rows: int, dtype: torch.dtype) -> None:
+    """On a GPU, where both are put together from bits. Each row of x picks one input, so what comes out are the weights."""
+    depth, columns = 2 * TILE, 130
+    column, place = torch.arange(columns)[:, None], torch.arange(depth)
+    nibbles = (place + column) % 16
+    group_scales = (column + 5 * (place // GROUP)) % 16 + 1
+    halves, groups = torch.zeros(2, columns, GROUP, dtype=torch.int32), torch.zeros(2, columns, dtype=torch.int32)
+    for group in range(depth // GROUP):
+        tile, part = divmod(group, TILE // GROUP)
+        halves[tile] |= nibbles[:, group * GROUP : (group + 1) * GROUP].int() << 4 * part
+        groups[tile] |= group_scales[:, group * GROUP].int() << 8 * part
+    words = halves.to(torch.int16).view(torch.int32)
+    weight = Int4Matrix(words.to(DEVICE), groups.to(DEVICE), torch.ones(columns, device=DEVICE), depth)
+    expected = ((nibbles - 8) * group_scales).T.to(DEVICE, dtype)
+    assert torch.equal(weight.weight().T.to(dtype), expected)
+    workspace = Workspace(DEVICE)
+    for start in range(0, depth, rows):
+        x = torch.eye(depth, dtype=dtype, device=DEVICE)[start : start + rows]
+        assert torch.equal(skinny_int4_linear(x, weight, workspace), expected[start : start + rows])
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(70, 300), (128, 128), (5, 33)])
