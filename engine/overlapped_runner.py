@@ -18,7 +18,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..kernels.following import Follower, Followers, following
@@ -69,7 +68,8 @@ class _Ahead:
 
     rows: dict[str, _Expected]
     started: Started
-    fed: Fetched  # [2, T] positions and token ids
+    positions: Fetched  # [T]
+    token_ids: Fetched  # [T]
 
     @property
     def num_tokens(self) -> int:
@@ -147,14 +147,14 @@ class OverlappedRunner(Runner):
     ) -> _Ahead:
         followers = Followers.of([row for _, row in rows], answer.device, plan.block_size, self._starting.vocab_size)
         batch = following(followers, answer, None if chains is None else chains.token_ids)
-        fed = self._starting.fetch(torch.stack([batch.positions, batch.token_ids]))
+        positions, token_ids = self._starting.fetch(batch.positions), self._starting.fetch(batch.token_ids)
         started = self._starting.start(batch, self.kv, self._hidden)
         expected: dict[str, _Expected] = {}
         first = 0
         for request, row in rows:
             expected[request.request_id] = _Expected(request, first, row.count, row.table, row.draws)
             first += 1 + row.count
-        return _Ahead(expected, started, fed)
+        return _Ahead(expected, started, positions, token_ids)
 
     def drop_begun(self) -> None:
         """The step would find the entries of its tokens overwritten by those of another pass."""
@@ -190,7 +190,8 @@ class OverlappedRunner(Runner):
         """Where the plan's nodes are in what was begun; None if the plan is of another step."""
         if plan.scored:
             return None
-        positions, token_ids = ahead.fed.get().tolist()  # long here: the step before has been committed
+        # Long here: the step before has been committed.
+        positions, token_ids = ahead.positions.get().tolist(), ahead.token_ids.get().tolist()
         places: list[int] = []
         for row in plan.rows:
             expected = ahead.rows.get(row.request.request_id)

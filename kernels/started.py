@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,12 +29,19 @@ class Fetched:
 
     @classmethod
     def of(cls, *tensors: Tensor) -> list[Fetched]:
-        """Each as it is now, in the order of the device's work."""
-        values = [to_host(tensor) for tensor in tensors]
-        done = None
-        if any(tensor.is_cuda and len(tensor) for tensor in tensors):
-            done = torch.cuda.Event()
+        """Each as the work that was begun so far leaves it. Later work need not wait for that: it must leave them as they are until
+        somebody has waited, or nobody is going to."""
+        there = [tensor for tensor in tensors if tensor.is_cuda and len(tensor)]
+        if not there:
+            return [cls(to_host(tensor), None) for tensor in tensors]
+        device = there[0].device
+        beside, done = _stream(device), torch.cuda.Event()
+        beside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(beside):
+            values = [to_host(tensor) for tensor in tensors]
             done.record()
+        for tensor in there:
+            tensor.record_stream(beside)
         return [cls(value, done) for value in values]
 
     def get(self) -> Tensor:
@@ -119,6 +126,12 @@ class ChainStarter(Executor, Protocol):
         """`run_chain` without waiting, all tensors on the device; no count is above `steps`. What it leaves the next chain overwrites:
         by then it must have been used there or fetched. vocab_size: token ids below it may be chosen; None = all of them."""
         ...
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Not that of uploads: what is fetched waits for the pass that is under way, and they do not."""
+    return torch.cuda.Stream(device)
 
 
 def to_lists(*tensors: Tensor) -> list[list[Any]]:

@@ -1,8 +1,13 @@
-"""Numbers on their way from the host to a device, which nobody waits for. Knows nothing of what they are for."""
+"""Numbers on their way from the host to a device, which nobody waits for: neither the host nor what the device has still to do.
+
+They go in a stream of their own. In the one that computes, an engine that copies and one that computes would wait for each other, for
+several times as long as the numbers take. Knows nothing of what they are for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -16,24 +21,36 @@ ALIGNMENT = 16
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """On the device, in the order of its work; the same tensor if it is there."""
+    """On the device, for all of its later work; the same tensor if it is there."""
     if values.device == device:
         return values
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
+    if device.type != "cuda":
+        return values.to(device)
+    return _sent(values.pin_memory(), device) if values.numel() else torch.empty_like(values, device=device)
 
 
 def upload_packed(values: Sequence[Tensor | NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """`upload` for many, none of which need be contiguous: one copy for all of a dtype."""
+    """`upload` for many, none of which need be contiguous: one copy for all."""
     parts = [value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value)) for value in values]
-    moved: dict[int, Tensor] = {}
-    for dtype in {part.dtype for part in parts}:
-        places = [place for place, part in enumerate(parts) if part.dtype == dtype]
-        step = ALIGNMENT // dtype.itemsize
-        starts = [*accumulate((-(-parts[place].numel() // step) * step for place in places), initial=0)]
-        packed = torch.empty(starts[-1], dtype=dtype, pin_memory=device.type == "cuda")
-        spans = [(place, start, start + parts[place].numel()) for place, start in zip(places, starts, strict=False)]
-        for place, start, end in spans:
-            packed[start:end] = parts[place].flatten()
-        there = packed.to(device, non_blocking=True)
-        moved |= {place: there[start:end].view(parts[place].shape) for place, start, end in spans}
-    return [moved[place] for place in range(len(parts))]
+    sizes = [part.numel() * part.itemsize for part in parts]
+    starts = [*accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)]
+    spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+    packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, span in zip(parts, spans, strict=True):
+        packed[span].view(part.dtype).copy_(part.flatten())
+    there = _sent(packed, device) if device.type == "cuda" else packed.to(device)
+    return [there[span].view(part.dtype).view(part.shape) for part, span in zip(parts, spans, strict=True)]
+
+
+def _sent(pinned: Tensor, device: torch.device) -> Tensor:
+    computing, beside = torch.cuda.current_stream(device), _stream(device)
+    with torch.cuda.stream(beside):
+        there = pinned.to(device, non_blocking=True)
+    computing.wait_stream(beside)
+    there.record_stream(computing)
+    return there
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
