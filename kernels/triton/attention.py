@@ -41,8 +41,9 @@ class _Tiles:
     programs: int  # that should be at work at once
 
     @classmethod
-    def of(cls, rows: int, dim: int, dtype: torch.dtype, shared: int) -> _Tiles:
-        """rows: wanted for the query tile; dim: the wider of k and v, a power of two; shared: bytes that a program may have."""
+    def of(cls, rows: int, dim: int, dtype: torch.dtype, shared: int, most_places: int) -> _Tiles:
+        """rows: wanted for the query tile; dim: the wider of k and v, a power of two; shared: bytes that a program may have;
+        most_places: at least 64."""
         if dtype == torch.float32:  # without tensor cores
             return cls(16, 32, 8, 2, 16 * MULTIPROCESSORS) if dim <= 256 else cls(16, 16, 8, 1, 16 * MULTIPROCESSORS)
         if dim > 256:
@@ -53,9 +54,9 @@ class _Tiles:
                 return cls(16, 32, 4, 3, 16 * MULTIPROCESSORS)
             return cls(64, 32, 8, 3 if shared >= _MOST_STAGES_BYTES else 2, 2 * MULTIPROCESSORS)
         if rows <= 32:
-            return cls(rows, 64, 4, 3, 16 * MULTIPROCESSORS)
+            return cls(rows, 64, 4, 3, 4 * MULTIPROCESSORS) if most_places < 128 else cls(rows, 128, 4, 2, 4 * MULTIPROCESSORS)
         if rows <= 64:
-            return cls(64, 64, 4, 3, 8 * MULTIPROCESSORS)
+            return cls(64, 64, 4, 3, 4 * MULTIPROCESSORS)
         return cls(128, 64, 8, 3, MULTIPROCESSORS)
 
 
@@ -87,11 +88,10 @@ def ragged_paged_attention(
         return out
     group = heads // kv_heads
     dim = power_of_two(max(k_dim, v_dim), 16)
-    if split_places is None:
-        wanted = power_of_two(ceil_div(tokens, max(num_rows, 1)) * group, 16)
-        tiles = _Tiles.of(wanted, dim, q.dtype, shared_bytes(q.device))
-    else:
-        tiles = _Tiles.of(_FIXED_TILE, dim, q.dtype, shared_bytes(q.device))
+    # Numbers of 8 bits are widened in registers, which there are too few of for more places.
+    most_places = 64 if split_places is not None or k_cache.itemsize == 1 else 128
+    wanted = _FIXED_TILE if split_places is not None else power_of_two(ceil_div(tokens, max(num_rows, 1)) * group, 16)
+    tiles = _Tiles.of(wanted, dim, q.dtype, shared_bytes(q.device), most_places)
     block_m = power_of_two(group, tiles.rows)
     tile_tokens = block_m // group
     max_places = width * batch.block_size

@@ -20,7 +20,8 @@ _COLUMNS = 32
 """Outputs of a program: few, so that there are many programs with loads in flight."""
 
 _COLUMNS_FLOAT8 = 64
-"""The same of 8-bit weights: as many as one instruction of a tensor core multiplies from registers, where they are widened."""
+"""The same of 8-bit weights where _COLUMNS make more programs than run at once: as many as one instruction of a tensor core multiplies
+from registers, where they are widened."""
 
 MOST_COLUMNS = 128
 """No kernel that uses a `Workspace` has more outputs in a program."""
@@ -59,7 +60,8 @@ def skinny_linear(
     """
     rows, depth = x.shape
     assert rows <= MAX_ROWS, "more rows than a skinny product has"
-    columns = _COLUMNS_FLOAT8 if weight.itemsize == 1 and x.dtype != torch.float32 else _COLUMNS
+    is_narrow = weight.itemsize == 1 and x.dtype != torch.float32
+    columns = _COLUMNS_FLOAT8 if is_narrow and len(weight) > PROGRAMS * _COLUMNS else _COLUMNS
     blocks = ceil_div(len(weight), columns)
     splits = max(1, min(PROGRAMS // blocks, depth // (4 * _DEPTH)))
     out = torch.empty(rows, len(weight), dtype=x.dtype, device=x.device)

@@ -23,11 +23,14 @@ SKINNY_ROWS = 64
 TILED_ROWS = 256
 """Up to here making weights whole for every 64 rows is less work than writing and reading whole ones."""
 
-_TILES = {16: (128, 4, 5), 32: (128, 4, 4), 64: (64, 4, 4)}
+_TILES = {16: (64, 4, 6), 32: (64, 4, 5), 64: (64, 4, 4)}
 """By the rows of a program: its outputs, its warps, and how many tiles of weights are on their way or being multiplied.
 
-An instruction of a tensor core multiplies 64 outputs; twice as many share what is done once a tile, and the inputs.
+An instruction of a tensor core multiplies 64 outputs.
 """
+
+_WIDE_TILES = {**_TILES, 16: (128, 4, 5), 32: (128, 4, 4)}
+"""The same where _TILES make more programs than run at once: twice as many outputs share what is done once a tile, and the inputs."""
 
 _TILE_FLOAT32 = (64, 4, 2)
 
@@ -54,7 +57,7 @@ def skinny_int4_linear(
     rows, tiles = len(x), len(weight.words)
     assert rows <= SKINNY_ROWS, "more rows than a skinny product has"
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    columns = _tile(tile_rows, x.dtype)[0]
+    columns = _tile(tile_rows, weight.num_outputs, x.dtype)[0]
     programs = min(PROGRAMS, PROGRAMS * MAX_ROWS * MOST_COLUMNS // (tile_rows * columns))  # whose sums the workspace has room for
     splits = max(1, min(programs // ceil_div(weight.num_outputs, columns), tiles // 4))
     return _product(x, weight, bias, residual, workspace, tile_rows, splits)
@@ -91,8 +94,11 @@ def dequantised(weight: Int4Matrix, start: int, stop: int, dtype: torch.dtype) -
     return out
 
 
-def _tile(tile_rows: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    return _TILE_FLOAT32 if dtype == torch.float32 else _TILES[tile_rows]
+def _tile(tile_rows: int, num_outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    if dtype == torch.float32:
+        return _TILE_FLOAT32
+    columns = _TILES[tile_rows][0]
+    return (_TILES if num_outputs <= PROGRAMS * columns else _WIDE_TILES)[tile_rows]
 
 
 def _product(
@@ -107,7 +113,7 @@ def _product(
     out = torch.empty(len(x), weight.num_outputs, dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    tiles, (columns, warps, stages) = len(weight.words), _tile(tile_rows, x.dtype)
+    tiles, (columns, warps, stages) = len(weight.words), _tile(tile_rows, weight.num_outputs, x.dtype)
     assert weight.words.numel() < 2**31, "places of words are counted in 32 bits"
     _linear_int4[(ceil_div(len(x), tile_rows), ceil_div(weight.num_outputs, columns), splits)](
         x,
