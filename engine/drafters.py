@@ -20,6 +20,7 @@ from ..kernels.graphs import GraphExecutor
 from ..kernels.layout import MAX_TREE_TOKENS, Executor, KVTensors, StateRoom
 from ..kernels.native import NotLowered
 from ..kernels.program import Program
+from ..kernels.quantised_checkpoint import read_quantisation
 from ..kernels.rope import UnsupportedModel
 from ..kernels.weights import WeightError, bind_program
 from ..proposers import load, open_all
@@ -238,7 +239,7 @@ class _Loading:
         plan = self._target.plan
         native = plan.kind == "native"
         # Narrow weights make a drafter twice as fast and can only change what is accepted, never what is said.
-        narrowest = "int8" if native else "fp8" if plan.execution.on_gpu and multiplies_fp8(plan.execution.device) else None
+        narrowest = "int8" if native else "int4" if plan.execution.on_gpu else None
         wanted: Any = narrowest if quantization is None else None if quantization == "none" else quantization
         if (wanted == "int8" or wanted == "int4" and not plan.execution.on_gpu) and not native:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
@@ -265,13 +266,20 @@ class _Loading:
             executor="auto" if config.executor == "native" else config.executor,
             device=target.plan.execution.device,
             batch_invariant=config.batch_invariant,
-            quantization=config.quantization if as_target else draft.quantization or "auto",
+            quantization=config.quantization if as_target else draft.quantization or self._draft_quantization(folder),
         )
         narrow = None if as_target else "int8"
         bank = target.executor.bank if own and target.plan.kind != "transformers" else None
         loaded = load_model(settings, self._progress, narrow, num_layers, bank)
         self.found.append(f"draft       {loaded.path.name}: {loaded.plan.describe()}")
         return LoadedDraft(self._noted(loaded.executor), loaded.tokenizer, loaded.hf_config.get_text_config().to_dict(), loaded.path)
+
+    def _draft_quantization(self, folder: Path) -> str:
+        """Of a whole model where nobody says: as it is stored, or 8 bits where the GPU multiplies those. 4 cost it more guesses than they
+        cost heads."""
+        execution = self._target.plan.execution
+        is_plain = execution.on_gpu and not execution.batch_invariant and read_quantisation(folder) is None
+        return "fp8" if is_plain and multiplies_fp8(execution.device) else "auto"
 
     def load_adapter(self, bank: AdapterBank, name: str, revision: str | None) -> AdaptedTarget:
         """Into the last slot that no drafter has."""

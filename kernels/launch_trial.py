@@ -17,7 +17,7 @@ from .static_batch import Rung, StaticBatch, block_tables
 from .torch_executor import TorchExecutor
 from .torch_kv import TorchKV
 
-CONTEXT = 256
+CONTEXT = 1024
 """Places that the token of a trial sees, in blocks of BLOCK of a cache of its own."""
 
 BLOCK = 16

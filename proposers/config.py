@@ -68,7 +68,7 @@ class DraftModelConfig:
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
     max_model_len: int | None = None
     draft_sample_method: SampleMethod = "greedy"
-    quantization: Quantization | None = None  # of the weights; None = int8 where it runs natively
+    quantization: Quantization | None = None  # of the weights; None = int8 where it runs natively, fp8 on a GPU
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
     confidence_threshold: float = 0.0  # the first guess less likely than this is the last of its chain

@@ -96,7 +96,7 @@ class Resources:
     find_folder: Callable[[str, str | None], Path]
     """(folder or hub id, revision) -> folder on this machine. Raises what explains itself."""
     bind: Callable[[Program, Mapping[str, Tensor], str | None], Executor]
-    """(program, its weights, quantization: "int8", "int4", "none", None = int8 natively, fp8 on a GPU that has it) -> a network
+    """(program, its weights, quantization: "int8", "fp8", "int4", "none", None = int8 natively, int4 on a GPU) -> a network
     that runs as the target does. Weights in program.shared come from the target and need not be among the weights."""
     load_draft: Callable[[DraftModelConfig | PardConfig], LoadedDraft]
     """A whole causal language model with a config and a tokenizer of its own. "model" may be the target's: layers that both
