@@ -83,6 +83,21 @@ def fuse_residual_adds(program: Program) -> Program:
     return dataclasses.replace(program, ops=tuple(replaced.get(op, op) for op in ops if op not in dropped))
 
 
+def gated_products(program: Program) -> dict[Linear, Activation]:
+    """Linears whose outputs are gate | up of a gated Activation and are read by nothing else: who has a kernel for both may use it."""
+    read_by = readers(program.ops)
+    found: dict[Linear, Activation] = {}
+    for op in program.ops:
+        if not isinstance(op, Linear) or len(op.inputs) != 1 or op.outputs[0] in _kept(program):
+            continue
+        match read_by.get(op.outputs[0]):
+            case [Activation(inputs=(_,), gated=True) as activation]:
+                found[op] = activation
+            case _:
+                pass
+    return found
+
+
 def _kept(program: Program) -> set[str]:
     """Buffers that are read from outside."""
     return {*program.boundaries, program.final, program.logits}

@@ -18,6 +18,7 @@ from .chain import run_chain_by_steps
 from .execution import Quantization
 from .footprint import product_bytes
 from .fp8 import FP8
+from .fuse import gated_products
 from .layout import (
     FINAL,
     ChainOutput,
@@ -32,7 +33,7 @@ from .layout import (
     kv_bytes_per_block,
     state_bytes,
 )
-from .ops import Embed, Op
+from .ops import Activation, Embed, Linear, Op
 from .program import Program, matrices_of
 from .rope_values import rope_table_values
 from .torch_kv import TorchKV
@@ -60,6 +61,39 @@ class Kernels(Protocol):
     def step(self, op: Op, bind: Binder) -> Step | None:
         """The op bound to its weights; None: this one is left to the reference."""
         ...
+
+    def gated_step(self, op: Linear, activation: Activation, bind: Binder) -> Step | None:
+        """Both ops in one, of which the first leaves nothing; None: each is bound by itself."""
+        ...
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """A step, with the buffers that the ops it stands for read and leave."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    step: Step
+
+
+def _bound(program: Program, bind: Binder, kernels: Kernels | None) -> list[BoundStep]:
+    """The program's ops in order, each as kernels have it, or else as the reference does."""
+    gated = {} if kernels is None else gated_products(program)
+    steps: list[BoundStep] = []
+    done: set[Op] = set()
+    for op in program.ops:
+        if op in done:
+            continue
+        if kernels is not None and isinstance(op, Linear) and op in gated:
+            activation = gated[op]
+            both = kernels.gated_step(op, activation, bind)
+            if both is not None:
+                steps.append(BoundStep(op.inputs, activation.outputs, both))
+                done.add(activation)
+                continue
+        fast = None if kernels is None else kernels.step(op, bind)
+        steps.append(BoundStep(op.inputs, op.outputs, bind(op) if fast is None else fast))
+    return steps
 
 
 def full_logits(computed: Computed, wanted: Tensor) -> Tensor | None:
@@ -135,8 +169,7 @@ class TorchExecutor:
             kernels = TritonKernels()
         if kernels is not None:
             self.is_batch_invariant = kernels.is_batch_invariant
-        fast = [None if kernels is None else kernels.step(op, bind) for op in program.ops]
-        self._steps = [bind(op) if step is None else step for op, step in zip(program.ops, fast, strict=True)]
+        self._steps = _bound(program, bind, kernels)
         self._tables = {name: rope_table_values(table, program.max_model_len, dtype, bind.device) for name, table in program.ropes.items()}
         self._schedules: dict[tuple[tuple[int, ...], bool], list[tuple[Step, tuple[str, ...]]]] = {}
 
@@ -210,12 +243,12 @@ class TorchExecutor:
         key = hidden, wants_best
         if key not in self._schedules:
             best = self.program.best
-            steps = [(op, step) for op, step in zip(self.program.ops, self._steps, strict=True) if wants_best or op is not best]
+            steps = [bound for bound in self._steps if wants_best or best is None or bound.outputs != best.outputs]
             kept = {self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
             kept.update(best.outputs if best is not None else ())
-            last_use = {name: i for i, (op, _) in enumerate(steps) for name in (*op.inputs, *op.outputs)}
+            last_use = {name: i for i, bound in enumerate(steps) for name in (*bound.inputs, *bound.outputs)}
             dead: list[list[str]] = [[] for _ in steps]
             for name in last_use.keys() - kept:
                 dead[last_use[name]].append(name)
-            self._schedules[key] = [(step, tuple(names)) for (_, step), names in zip(steps, dead, strict=True)]
+            self._schedules[key] = [(bound.step, tuple(names)) for bound, names in zip(steps, dead, strict=True)]
         return self._schedules[key]

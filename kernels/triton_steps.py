@@ -6,6 +6,7 @@ What has no kernel here is left to the reference in torch_executor.py. Knows no 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -87,7 +88,15 @@ class TritonKernels:
             case _:
                 return None
 
-    def _product(self, op: Linear, bind: Binder) -> Product:
+    def gated_step(self, op: Linear, activation: Activation, bind: Binder) -> Step | None:
+        """Few rows are gated where they are multiplied: what lies between is neither rounded nor written."""
+        if self.is_batch_invariant:
+            return None
+        gated = replace(op, outputs=activation.outputs)
+        return _linear(gated, self._product(op, bind, activation.function), bind.own_buffers)
+
+    def _product(self, op: Linear, bind: Binder, function: str | None = None) -> Product:
+        """function: outputs are gate | up, and the product is function(gate) * up [T, out / 2]. Not in batch-invariant mode."""
         bias = bind.biases(op)
         if self._workspace is None:
             self._workspace = Workspace(bind.device)
@@ -96,29 +105,29 @@ class TritonKernels:
             narrow = bind.weights.get(op.weights, "fp8", bind.dtype, lambda: Fp8Matrix.of(bind.packed(op.weights).t()))
 
             def few(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-                return skinny_linear(x, values, workspace, bias, residual, scales)
+                return skinny_linear(x, values, workspace, bias, residual, scales, function)
 
             fp8_product = narrow.product(bias, few, skinny_rows, quantised)
-            return lambda x, residual, _: fp8_product(x, residual)
+            return _gated(lambda x, residual, _: fp8_product(x, residual), function, skinny_rows)
         matrix = self._matrix(op, bind)
         if isinstance(matrix, Int4Matrix):
             if self.is_batch_invariant:
                 return lambda x, residual, _: fixed_int4_linear(x, matrix, bias, residual)
-            return lambda x, residual, _: int4_linear(x, matrix, workspace, bias, residual)
+            return lambda x, residual, _: int4_linear(x, matrix, workspace, bias, residual, function)
         weight = matrix.t().contiguous()
         if self.is_batch_invariant:
             return lambda x, residual, _: fixed_linear(x, weight, bias, residual)
 
         def product(x: Tensor, residual: Tensor | None, in_place: bool) -> Tensor:
             if 0 < len(x) <= skinny_rows:
-                return skinny_linear(x, weight, workspace, bias, residual)
+                return skinny_linear(x, weight, workspace, bias, residual, None, function)
             if residual is None:
                 return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
             # cuBLAS adds to what is there: elsewhere, the residual would be copied first.
             out = residual.addmm_(x, matrix) if in_place else torch.addmm(residual, x, matrix)
             return out if bias is None else out.add_(bias)
 
-        return product
+        return _gated(product, function, skinny_rows)
 
     def _matrix(self, op: Linear, bind: Binder) -> Tensor | Int4Matrix:
         """[in, out] as a view of what checkpoints have, or 4 bits wide. What another network holds is taken in its format."""
@@ -153,6 +162,18 @@ class TritonKernels:
         if self.is_batch_invariant or self.quantization != "fp8" or is_wide:
             return False
         return all(Fp8Matrix.fits(bind.shapes[name]) for name in op.weights) and all(map(bind.weights.is_own, op.weights))
+
+
+def _gated(product: Product, function: str | None, few_rows: int) -> Product:
+    """The gate | up that the product makes of many rows, gated as it gates few rows by itself."""
+    if function is None:
+        return product
+
+    def gated(x: Tensor, residual: Tensor | None, in_place: bool) -> Tensor:
+        out = product(x, residual, in_place)
+        return out if 0 < len(x) <= few_rows else gated_activation(out, None, function)
+
+    return gated
 
 
 def _embed(op: Embed, bind: Binder) -> Step:

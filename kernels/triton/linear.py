@@ -4,12 +4,15 @@
 # pyright: reportCallIssue=false
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from .activations import gated_of
 from .early_launch import ask_for, launch_options, let_next_come, wait_for_inputs
 from .launch import MULTIPROCESSORS, ceil_div
 
@@ -28,6 +31,12 @@ MOST_COLUMNS = 128
 
 _DEPTH = 128
 
+_WARPS = 4
+
+_STAGES = 5
+
+COMES_FIRST = tl.constexpr(False)
+
 BYTES_AHEAD = tl.constexpr(2**15)
 """What a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its cache."""
 
@@ -35,6 +44,20 @@ PROGRAMS = 3 * MULTIPROCESSORS
 
 IS_COMPILED = tl.constexpr(not knobs.runtime.interpret)
 """Triton's interpreter knows no assembly."""
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What a program multiplies at a time, and how many of that are on their way or being multiplied."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+_FIXED = _Tile(64, 32, 128, 4, 4)
 
 
 class Workspace:
@@ -52,31 +75,39 @@ def skinny_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     scales: Tensor | None = None,
+    function: str | None = None,
 ) -> Tensor:
     """x [T, in] @ weight [out, in].T + bias [out] + residual [T, out] -> [T, out] in x's dtype, T <= MAX_ROWS; one launch.
 
     weight: contiguous, as checkpoints have it, in x's dtype or in float8 with scales [out] for its rows. Sums are made in
-    float32 in a fixed order: the same bits in every run.
+    float32 in a fixed order: the same bits in every run. function: outputs are gate | up, and what comes out is function(gate) * up
+    [T, out // 2], as `gated_activation` has it, of sums that nothing has rounded; then there is no residual.
     """
     rows, depth = x.shape
     assert rows <= MAX_ROWS, "more rows than a skinny product has"
+    assert function is None or residual is None, "a residual is added to what comes out"
     is_narrow = weight.itemsize == 1 and x.dtype != torch.float32
     columns = _COLUMNS_FLOAT8 if is_narrow and len(weight) > PROGRAMS * _COLUMNS else _COLUMNS
-    blocks = ceil_div(len(weight), columns)
+    blocks = blocks_of(len(weight), columns, function)
     splits = max(1, min(PROGRAMS // blocks, depth // (4 * _DEPTH)))
-    out = torch.empty(rows, len(weight), dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, len(weight) if function is None else len(weight) // 2, dtype=x.dtype, device=x.device)
     if rows:
-        tile_rows = 16 if rows <= 16 else 32
-        _launch((1, blocks, splits), x, weight, out, bias, residual, scales, workspace, splits, tile_rows, columns, num_stages=5)
+        tile = _Tile(16 if rows <= 16 else 32, columns, _DEPTH, _WARPS, _STAGES)
+        _launch((1, blocks, splits), x, weight, out, bias, residual, scales, workspace, splits, tile, function)
     return out
+
+
+def blocks_of(outputs: int, columns: int, function: str | None) -> int:
+    """Blocks of so many columns that a weight's outputs are; a gated product's are half gates and half ups."""
+    return ceil_div(outputs, columns) if function is None else ceil_div(outputs // 2, columns // 2)
 
 
 def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """The same for any T, with tiles that do not depend on T: a row's result is the same bits in any batch."""
     out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
     if len(x):
-        grid = (ceil_div(len(x), 64), ceil_div(len(weight), _COLUMNS), 1)
-        _launch(grid, x, weight, out, bias, residual, None, None, 1, 64, _COLUMNS, num_stages=4)
+        grid = (ceil_div(len(x), _FIXED.rows), ceil_div(len(weight), _FIXED.columns), 1)
+        _launch(grid, x, weight, out, bias, residual, None, None, 1, _FIXED, None)
     return out
 
 
@@ -90,9 +121,8 @@ def _launch(
     scales: Tensor | None,
     workspace: Workspace | None,
     splits: int,
-    tile_rows: int,
-    columns: int,
-    num_stages: int,
+    tile: _Tile,
+    function: str | None,
 ) -> None:
     assert weight.is_contiguous(), "weights are read as [out, in]"
     depth = x.shape[1]
@@ -111,17 +141,18 @@ def _launch(
         depth,
         x.stride(0),
         0 if residual is None else residual.stride(0),
-        ceil_div(ceil_div(depth, splits), _DEPTH) * _DEPTH,
+        ceil_div(ceil_div(depth, splits), tile.depth) * tile.depth,
         SPLITS=splits,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_SCALES=scales is not None,
-        IS_EVEN=depth % _DEPTH == 0,
-        ROWS=tile_rows,
-        COLUMNS=columns,
-        DEPTH=_DEPTH,
-        num_warps=4,
-        num_stages=2 if is_float32 else num_stages,
+        FUNCTION=function,
+        IS_EVEN=depth % tile.depth == 0,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=2 if is_float32 else tile.stages,
         **launch_options(x.device),
     )
 
@@ -146,6 +177,7 @@ def _linear(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    FUNCTION: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -155,42 +187,61 @@ def _linear(
     block = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    # 8-bit weights stand where a product has its rows: that operand of a tensor core may come from registers.
+    IS_FIRST: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth == 8 and x_ptr.dtype.element_ty != tl.float32
+    RUN: tl.constexpr = 8 if IS_FIRST else 1
+    column = columns_of(block, tl.arange(0, COLUMNS), columns, COLUMNS, FUNCTION, RUN)
     k = tl.arange(0, DEPTH)
     is_row = row < rows
     is_column = column < columns
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride + k[None, :]
-    weight_at = weight_ptr + column.to(tl.int64)[None, :] * depth + k[:, None]
+    read_column = tl.minimum(column, columns - 1).to(tl.int64)  # what comes of columns that are none is not stored
+    weight_at = weight_ptr + read_column[None, :] * depth + k[:, None]
     if EARLY and IS_EVEN:
         BYTES: tl.constexpr = DEPTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
         ahead = split * share + tl.arange(0, BYTES_AHEAD // (COLUMNS * BYTES)) * DEPTH
         is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, depth))[:, None]
         ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead, BYTES)
+    if COMES_FIRST:
+        let_next_come(EARLY)
     wait_for_inputs(EARLY)
-    # 8-bit weights stand where a product has its rows: that operand of a tensor core may come from registers.
-    IS_FIRST: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth == 8 and x_ptr.dtype.element_ty != tl.float32
     acc = tl.zeros((COLUMNS, ROWS) if IS_FIRST else (ROWS, COLUMNS), tl.float32)
     for start in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
-        x_mask = is_row[:, None]
-        weight_mask = is_column[None, :]
-        if not IS_EVEN:
-            x_mask = x_mask & (start + k < depth)[None, :]
-            weight_mask = weight_mask & (start + k < depth)[:, None]
-        x = tl.load(x_at + start, mask=x_mask, other=0.0)
-        weight = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
+        if IS_EVEN:
+            x = tl.load(x_at + start, mask=is_row[:, None], other=0.0)
+            weight = tl.load(weight_at + start, eviction_policy="evict_first")
+        else:
+            inside = start + k < depth
+            x = tl.load(x_at + start, mask=is_row[:, None] & inside[None, :], other=0.0)
+            weight = tl.load(weight_at + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
         # e4m3 by way of float32: straight to bfloat16 each number goes through a unit that takes longer than reading it does.
         weight = weight.to(tl.float32).to(x.dtype)
         if IS_FIRST:
             acc = read(tl.dot(tl.trans(weight), tl.trans(x), acc))
         else:
             acc = tl.dot(x, weight, acc, input_precision="ieee")
-    let_next_come(EARLY)
+    if not COMES_FIRST:
+        let_next_come(EARLY)
     if IS_FIRST:
         acc = tl.trans(acc)
     finish_product(
         acc, row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr, partial_ptr,
-        arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, ROWS, COLUMNS,
+        arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, FUNCTION, ROWS, COLUMNS, RUN,
     )  # fmt: skip
+
+
+@triton.jit
+def columns_of(block, place, columns, COLUMNS: tl.constexpr, FUNCTION: tl.constexpr, RUN: tl.constexpr):
+    """The outputs at these places of a block. Of a gated product's, RUN gates and the RUN ups that they gate by turns.
+
+    RUN: so many that both of a pair are in one thread when they have been multiplied, where a tensor core leaves them like that.
+    """
+    if FUNCTION is None:
+        column = block * COLUMNS + place
+    else:
+        gate = block * (COLUMNS // 2) + place // (2 * RUN) * RUN + place % RUN
+        column = gate + place // RUN % 2 * (columns // 2)
+    return column
 
 
 @triton.jit
@@ -222,10 +273,12 @@ def finish_product(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    FUNCTION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
 ):
-    """Add up the splits of a block of columns, whose sums [ROWS, COLUMNS] this one's are; scale, add and store what comes out."""
+    """Add up the splits of a block of columns, whose sums [ROWS, COLUMNS] this one's are; scale, add, gate and store what comes out."""
     is_row = row < rows
     is_column = column < columns
     if SPLITS > 1:
@@ -245,6 +298,13 @@ def finish_product(
         acc *= tl.load(scales_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if FUNCTION is not None:
+        turns = tl.reshape(acc, (ROWS, COLUMNS // (2 * RUN), 2, RUN))
+        gate, up = tl.split(tl.permute(turns, (0, 1, 3, 2)))
+        acc = tl.reshape(gated_of(gate, up, FUNCTION), (ROWS, COLUMNS // 2))
+        columns //= 2
+        column = block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+        is_column = column < columns
     mask = is_row[:, None] & is_column[None, :]
     if HAS_RESIDUAL:
         residual_at = residual_ptr + row.to(tl.int64)[:, None] * residual_stride + column[None, :]

@@ -13,9 +13,22 @@ import triton.language as tl
 from torch import Tensor
 
 from ..int4 import GROUP, TILE, Int4Matrix
+from .activations import gated_activation
 from .early_launch import ask_for, await_inputs, launch_options, let_next_come, wait_for_inputs
 from .launch import ceil_div
-from .linear import BYTES_AHEAD, IS_COMPILED, MAX_ROWS, MOST_COLUMNS, PROGRAMS, Workspace, finish_product, read
+from .linear import (
+    BYTES_AHEAD,
+    COMES_FIRST,
+    IS_COMPILED,
+    MAX_ROWS,
+    MOST_COLUMNS,
+    PROGRAMS,
+    Workspace,
+    blocks_of,
+    columns_of,
+    finish_product,
+    read,
+)
 
 SKINNY_ROWS = 64
 """Most rows of `skinny_int4_linear`."""
@@ -39,33 +52,49 @@ _SLICE = 2**25
 
 
 def int4_linear(
-    x: Tensor, weight: Int4Matrix, workspace: Workspace, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Int4Matrix,
+    workspace: Workspace,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    function: str | None = None,
 ) -> Tensor:
-    """x [T, in] @ weight.T + bias [out] + residual [T, out] -> [T, out] in x's dtype, in the way that suits T."""
+    """x [T, in] @ weight.T + bias [out] + residual [T, out] -> [T, out] in x's dtype, in the way that suits T.
+
+    function: outputs are gate | up, and what comes out is function(gate) * up [T, out // 2]; then there is no residual.
+    """
     if len(x) <= SKINNY_ROWS:
-        return skinny_int4_linear(x, weight, workspace, bias, residual)
-    return (fixed_int4_linear if len(x) <= TILED_ROWS else wide_int4_linear)(x, weight, bias, residual)
+        return skinny_int4_linear(x, weight, workspace, bias, residual, function)
+    out = (fixed_int4_linear if len(x) <= TILED_ROWS else wide_int4_linear)(x, weight, bias, residual)
+    return out if function is None else gated_activation(out, None, function)
 
 
 def skinny_int4_linear(
-    x: Tensor, weight: Int4Matrix, workspace: Workspace, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Int4Matrix,
+    workspace: Workspace,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    function: str | None = None,
 ) -> Tensor:
     """The same for T <= SKINNY_ROWS, in one launch.
 
-    Weights are multiplied exactly as they are; sums are made in float32 in a fixed order: the same bits in every run.
+    Weights are multiplied exactly as they are; sums are made in float32 in a fixed order: the same bits in every run. What is gated are
+    sums that nothing has rounded.
     """
     rows, tiles = len(x), len(weight.words)
     assert rows <= SKINNY_ROWS, "more rows than a skinny product has"
+    assert function is None or residual is None, "a residual is added to what comes out"
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     columns = _tile(tile_rows, weight.num_outputs, x.dtype)[0]
     programs = min(PROGRAMS, PROGRAMS * MAX_ROWS * MOST_COLUMNS // (tile_rows * columns))  # whose sums the workspace has room for
-    splits = max(1, min(programs // ceil_div(weight.num_outputs, columns), tiles // 4))
-    return _product(x, weight, bias, residual, workspace, tile_rows, splits)
+    splits = max(1, min(programs // blocks_of(weight.num_outputs, columns, function), tiles // 4))
+    return _product(x, weight, bias, residual, workspace, tile_rows, splits, function)
 
 
 def fixed_int4_linear(x: Tensor, weight: Int4Matrix, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """The same for any T, with tiles that do not depend on T: a row's result is the same bits in any batch."""
-    return _product(x, weight, bias, residual, None, 64, 1)
+    return _product(x, weight, bias, residual, None, 64, 1, None)
 
 
 def wide_int4_linear(x: Tensor, weight: Int4Matrix, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -109,13 +138,15 @@ def _product(
     workspace: Workspace | None,
     tile_rows: int,
     splits: int,
+    function: str | None,
 ) -> Tensor:
-    out = torch.empty(len(x), weight.num_outputs, dtype=x.dtype, device=x.device)
+    outputs = weight.num_outputs
+    out = torch.empty(len(x), outputs if function is None else outputs // 2, dtype=x.dtype, device=x.device)
     if not len(x):
         return out
     tiles, (columns, warps, stages) = len(weight.words), _tile(tile_rows, weight.num_outputs, x.dtype)
     assert weight.words.numel() < 2**31, "places of words are counted in 32 bits"
-    _linear_int4[(ceil_div(len(x), tile_rows), ceil_div(weight.num_outputs, columns), splits)](
+    _linear_int4[(ceil_div(len(x), tile_rows), blocks_of(outputs, columns, function), splits)](
         x,
         weight.words,
         weight.group_scales,
@@ -126,7 +157,7 @@ def _product(
         None if workspace is None else workspace.partial,
         None if workspace is None else workspace.arrived,
         len(x),
-        weight.num_outputs,
+        outputs,
         weight.depth,
         tiles,
         x.stride(0),
@@ -135,6 +166,7 @@ def _product(
         SPLITS=splits,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
+        FUNCTION=function,
         IS_EVEN=weight.depth % TILE == 0,
         ROWS=tile_rows,
         COLUMNS=columns,
@@ -167,6 +199,7 @@ def _linear_int4(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    FUNCTION: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -177,7 +210,8 @@ def _linear_int4(
     block = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    RUN: tl.constexpr = 8
+    column = columns_of(block, tl.arange(0, COLUMNS), columns, COLUMNS, FUNCTION, RUN)
     TILE: tl.constexpr = 4 * GROUP
     IS_PACKED: tl.constexpr = IS_COMPILED and x_ptr.dtype.element_ty != tl.float32
     DEPTH: tl.constexpr = TILE if IS_PACKED else GROUP
@@ -189,10 +223,12 @@ def _linear_int4(
     words_at = words_ptr + read_column[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
     if EARLY:
         # Outputs of a tile lie side by side, 64 bytes of each: four at a time.
-        some = block * COLUMNS + tl.arange(0, COLUMNS // 4) * 4
+        some = columns_of(block, tl.arange(0, COLUMNS // 4) * 4, columns, COLUMNS, FUNCTION, RUN)
         ahead = split * share + tl.arange(0, BYTES_AHEAD // (COLUMNS * 2 * GROUP))
         is_ahead = (some + 4 <= columns)[None, :] & (ahead < tl.minimum((split + 1) * share, tiles))[:, None]
         ask_for(words_ptr + (ahead.to(tl.int64)[:, None] * columns + some[None, :]) * (GROUP // 2), is_ahead, 8 * GROUP)
+    if COMES_FIRST:
+        let_next_come(EARLY)
     wait_for_inputs(EARLY)
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
@@ -209,12 +245,13 @@ def _linear_int4(
             acc = tl.dot(integers, x, acc, input_precision="ieee")
         if IS_PACKED:
             acc = read(acc)
-    let_next_come(EARLY)
+    if not COMES_FIRST:
+        let_next_come(EARLY)
     if IS_PACKED:
         acc *= unit_of(x_ptr.dtype.element_ty)
     finish_product(
         tl.trans(acc), row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr,
-        partial_ptr, arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, True, ROWS, COLUMNS,
+        partial_ptr, arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, True, FUNCTION, ROWS, COLUMNS, RUN,
     )  # fmt: skip
 
 

@@ -186,6 +186,9 @@ def test_without_kernels_the_reference_runs_there_too(device: str) -> None:
         def step(self, op: object, bind: object) -> None:
             return None
 
+        def gated_step(self, op: object, activation: object, bind: object) -> None:
+            return None
+
     expected = small_network()
     found = small_network(device=device, kernels=Nothing())
     batch = ragged([([3, 1, 4, 1, 5], 0, [1, 0])])

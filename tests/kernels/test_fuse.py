@@ -10,8 +10,9 @@ import transformers
 from decoding import Decoding
 from tiny_models import tiny_config
 
+from foretoken.kernels.adapters import adapted
 from foretoken.kernels.decoder import decoder_program
-from foretoken.kernels.fuse import fuse, fuse_linears, fuse_residual_adds
+from foretoken.kernels.fuse import fuse, fuse_linears, fuse_residual_adds, gated_products
 from foretoken.kernels.ops import Activation, Add, Attention, GatedDelta, Linear
 from foretoken.kernels.program import Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
@@ -68,3 +69,20 @@ def test_what_others_read_is_not_fused_away() -> None:
     watched = fuse(dataclasses.replace(program, boundaries=(*program.boundaries, gate, attended)))
     assert {gate, attended} <= watched.buffers.keys()
     assert [len(op.weights) for op in watched.ops if isinstance(op, Linear)] == [3, 1, 1, 1, 1, 3, 1, 2, 1, 1]
+
+
+def test_products_that_an_activation_alone_reads_are_found() -> None:
+    program = fuse(decoder_program(CONFIGS[0]))
+    found = gated_products(program)
+    assert [len(op.weights) for op in found] == [2, 2]
+    assert all(activation.inputs == op.outputs for op, activation in found.items())
+
+
+def test_a_product_that_is_read_elsewhere_is_not_gated_at_once() -> None:
+    """By another op, from outside, or to add an adapter's part."""
+    program = fuse(decoder_program(CONFIGS[0]))
+    first, second = gated_products(program)
+    read = dataclasses.replace(program, ops=(*program.ops, Add((*first.outputs, *first.outputs), ("more",))))
+    assert list(gated_products(read)) == [second]
+    assert list(gated_products(dataclasses.replace(program, boundaries=second.outputs))) == [first]
+    assert not gated_products(decoder_program(CONFIGS[0])) and not gated_products(adapted(program))

@@ -134,13 +134,29 @@ def products() -> None:
         for out, depth in [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 1088)]:
             linear.skinny_linear(empty(rows, depth), empty(out, depth), workspace, None, empty(rows, out))
         linear.skinny_linear(empty(rows, 4096), empty(4096, 4096, dtype=FP8), workspace, empty(4096), None, empty(4096, dtype=WIDE))
+        gated_products(rows, workspace)
     linear.fixed_linear(empty(9, 4096), empty(4096, 4096))
+
+
+def gated_products(rows: int, workspace: linear.Workspace) -> None:
+    """Of an 8B Llama and of a drafter, whose products are split."""
+    for out, depth in [(28672, 4096), (6144, 1024)]:
+        x, scales = empty(rows, depth), empty(out, dtype=WIDE)
+        linear.skinny_linear(x, empty(out, depth), workspace, function="silu")
+        linear.skinny_linear(x, empty(out, depth, dtype=FP8), workspace, scales=scales, function="silu")
+
+
+def gated_narrow_products(rows: int, workspace: linear.Workspace) -> None:
+    for out, depth in [(28672, 4096), (6144, 1024)]:
+        linear_int4.skinny_int4_linear(empty(rows, depth), four_bits(out, depth), workspace, function="silu")
 
 
 def narrow_products() -> None:
     workspace = linear.Workspace("cpu")
     for rows, out, depth in [(1, 28672, 4096), (1, 4096, 14336), (1, 1024, 1088), (32, 4096, 14336), (64, 4096, 14336)]:
         linear_int4.skinny_int4_linear(empty(rows, depth), four_bits(out, depth), workspace, empty(out), empty(rows, out))
+    for rows in (1, 32, 64):
+        gated_narrow_products(rows, workspace)
     linear_int4.fixed_int4_linear(empty(9, 4096), four_bits(4096, 4096))
     linear_int4.dequantised(four_bits(28672, 4096), 0, 8192, HALF)
 
@@ -283,6 +299,9 @@ def early() -> None:
     """One of each that a pass is made of, as programs that come before what they read is written."""
     early_launch.launching_early.add(torch.device("cpu"))
     one_of_each()
+    workspace = linear.Workspace("cpu")
+    gated_products(1, workspace)
+    gated_narrow_products(1, workspace)
     attend(9, 1, 128, split_places=512)
     x, places = empty(1, 4096), empty(1, dtype=LONG)
     norms.rms_norm(x, empty(4096), 1e-5)

@@ -7,9 +7,11 @@ import torch
 from triton_interpreter import DEVICE
 from variants import slow_but
 
+from foretoken.kernels.activations import gated
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
+from foretoken.kernels.ops import ACTIVATIONS, CLAMPED
 from foretoken.kernels.triton.linear import Workspace
-from foretoken.kernels.triton.linear_int4 import dequantised, fixed_int4_linear, skinny_int4_linear, wide_int4_linear
+from foretoken.kernels.triton.linear_int4 import dequantised, fixed_int4_linear, int4_linear, skinny_int4_linear, wide_int4_linear
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -44,6 +46,30 @@ def test_equals_the_reference(case: tuple[torch.dtype, tuple[int, int, int]], mo
             assert out.dtype == dtype
             torch.testing.assert_close(out.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not workspace.arrived.any(), "the next launch would count wrongly"
+
+
+@pytest.mark.parametrize(("rows", "depth", "half"), [(1, 1100, 40), (3, 200, 35), (17, 1100, 64), (64, 31, 5), (65, 64, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_gated_at_once_equals_the_reference(rows: int, depth: int, half: int, dtype: torch.dtype) -> None:
+    """And what is gated behind a product of more rows."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = torch.randn(rows, depth, generator=generator).to(DEVICE, dtype), made(2 * half, depth, generator)
+    bias, workspace = torch.randn(2 * half, generator=generator).to(DEVICE, dtype), Workspace(DEVICE)
+    sums = x.double() @ weight.weight().double().T + bias.double()
+    out = int4_linear(x, weight, workspace, bias, None, "silu")
+    assert out.dtype == dtype and out.shape == (rows, half)
+    tolerance = 2 * TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), gated("silu", *sums.chunk(2, -1)), rtol=tolerance, atol=tolerance)
+    assert not workspace.arrived.any(), "the next launch would count wrongly"
+
+
+@pytest.mark.parametrize("function", (*ACTIVATIONS, "", CLAMPED))
+def test_every_function_gates_at_once(function: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = 9 * torch.randn(3, 96, generator=generator).to(DEVICE), made(42, 96, generator)
+    sums = x.double() @ weight.weight().double().T
+    out = skinny_int4_linear(x, weight, Workspace(DEVICE), function=function)
+    torch.testing.assert_close(out.double(), gated(function, *sums.chunk(2, -1)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -37,14 +37,14 @@ def test_no_rows():
 
 
 def test_few_rows_take_one_launch_and_many_are_quantised_in_one(monkeypatch: pytest.MonkeyPatch):
-    """Of a product with 8-bit weights: scales, bias and residual go into the launch that multiplies."""
+    """Of a product with 8-bit weights: scales, bias, residual and activation go into the launch that multiplies."""
     program = small_program("qwen2", hidden_size=64, intermediate_size=96, vocab_size=320)
     kernels = triton_steps.TritonKernels(quantization="fp8", skinny_rows=8)
     launches: list[tuple[bool, ...]] = []
     skinny, quantise = triton_steps.skinny_linear, triton_steps.quantised
     quantised_rows: list[int] = []
 
-    def counted(x: torch.Tensor, weight: torch.Tensor, workspace: object, *extras: torch.Tensor | None) -> torch.Tensor:
+    def counted(x: torch.Tensor, weight: torch.Tensor, workspace: object, *extras: torch.Tensor | str | None) -> torch.Tensor:
         if weight.dtype == fp8.FP8:
             launches.append(tuple(extra is not None for extra in extras))
         return skinny(x, weight, workspace, *extras)  # type: ignore[arg-type]
@@ -57,6 +57,7 @@ def test_few_rows_take_one_launch_and_many_are_quantised_in_one(monkeypatch: pyt
     monkeypatch.setattr(triton_steps, "quantised", counting)
     network = TorchExecutor(program, random_weights(program), torch.bfloat16, device=DEVICE, kernels=kernels)
     network.run(ragged([([1, 2, 3], 0, [0])]), network.allocate(4, 16))
-    assert {(True, False, True), (False, True, True), (False, False, True)} == set(launches) and not quantised_rows
+    qkv, sums, gate_up = (True, False, True, False), (False, True, True, False), (False, False, True, True)
+    assert {qkv, sums, gate_up} == set(launches) and not quantised_rows
     network.run(ragged([(list(range(12)), 0, [0, 1, 2])]), network.allocate(4, 16))
     assert set(quantised_rows) == {12}
