@@ -56,10 +56,12 @@ class Report:
     def figures(self) -> list[Figure]:
         found = [figure for case in self.cases for figure in case.figures]
         rates = {figure.name: figure.value for figure in found if figure.case == "throughput"}
-        ours = next((rate for name, rate in rates.items() if name.endswith("streams")), None)
-        theirs = next((rate for name, rate in rates.items() if name.startswith("transformers")), None)
-        if ours and theirs:
-            found.append(Figure("throughput", "ours against transformers'", ours / theirs, "x", THROUGHPUT_BAR))
+        for name, theirs in reversed(rates.items()):  # of the longest requests that both had time for
+            whose, _, requests = name.partition(", ")
+            ours = rates.get(f"ours, {requests}")
+            if whose == "transformers" and ours:
+                found.append(Figure("throughput", f"ours against transformers', {requests}", ours / theirs, "x", THROUGHPUT_BAR))
+                break
         return found
 
     def save(self, folder: Path) -> Path:

@@ -31,12 +31,6 @@ MOST_COLUMNS = 128
 
 _DEPTH = 128
 
-_WARPS = 4
-
-_STAGES = 5
-
-COMES_FIRST = tl.constexpr(False)
-
 BYTES_AHEAD = tl.constexpr(2**15)
 """What a program that came early asks for while it waits. A GPU full of programs asks for a fourth of its cache."""
 
@@ -53,11 +47,11 @@ class _Tile:
     rows: int
     columns: int
     depth: int
-    warps: int
     stages: int
 
 
-_FIXED = _Tile(64, 32, 128, 4, 4)
+_FIXED = _Tile(64, 32, 128, 4)
+"""Of products that any batch cuts alike."""
 
 
 class Workspace:
@@ -92,7 +86,7 @@ def skinny_linear(
     splits = max(1, min(PROGRAMS // blocks, depth // (4 * _DEPTH)))
     out = torch.empty(rows, len(weight) if function is None else len(weight) // 2, dtype=x.dtype, device=x.device)
     if rows:
-        tile = _Tile(16 if rows <= 16 else 32, columns, _DEPTH, _WARPS, _STAGES)
+        tile = _Tile(16 if rows <= 16 else 32, columns, _DEPTH, 5)
         _launch((1, blocks, splits), x, weight, out, bias, residual, scales, workspace, splits, tile, function)
     return out
 
@@ -151,7 +145,7 @@ def _launch(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
-        num_warps=tile.warps,
+        num_warps=4,
         num_stages=2 if is_float32 else tile.stages,
         **launch_options(x.device),
     )
@@ -202,8 +196,6 @@ def _linear(
         ahead = split * share + tl.arange(0, BYTES_AHEAD // (COLUMNS * BYTES)) * DEPTH
         is_ahead = is_column[None, :] & (ahead < tl.minimum((split + 1) * share, depth))[:, None]
         ask_for(weight_ptr + column.to(tl.int64)[None, :] * depth + ahead[:, None], is_ahead, BYTES)
-    if COMES_FIRST:
-        let_next_come(EARLY)
     wait_for_inputs(EARLY)
     acc = tl.zeros((COLUMNS, ROWS) if IS_FIRST else (ROWS, COLUMNS), tl.float32)
     for start in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
@@ -220,8 +212,7 @@ def _linear(
             acc = read(tl.dot(tl.trans(weight), tl.trans(x), acc))
         else:
             acc = tl.dot(x, weight, acc, input_precision="ieee")
-    if not COMES_FIRST:
-        let_next_come(EARLY)
+    let_next_come(EARLY)
     if IS_FIRST:
         acc = tl.trans(acc)
     finish_product(

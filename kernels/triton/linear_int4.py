@@ -18,7 +18,6 @@ from .early_launch import ask_for, await_inputs, launch_options, let_next_come, 
 from .launch import ceil_div
 from .linear import (
     BYTES_AHEAD,
-    COMES_FIRST,
     IS_COMPILED,
     MAX_ROWS,
     MOST_COLUMNS,
@@ -227,8 +226,6 @@ def _linear_int4(
         ahead = split * share + tl.arange(0, BYTES_AHEAD // (COLUMNS * 2 * GROUP))
         is_ahead = (some + 4 <= columns)[None, :] & (ahead < tl.minimum((split + 1) * share, tiles))[:, None]
         ask_for(words_ptr + (ahead.to(tl.int64)[:, None] * columns + some[None, :]) * (GROUP // 2), is_ahead, 8 * GROUP)
-    if COMES_FIRST:
-        let_next_come(EARLY)
     wait_for_inputs(EARLY)
     acc = tl.zeros((COLUMNS, ROWS), tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
@@ -245,8 +242,7 @@ def _linear_int4(
             acc = tl.dot(integers, x, acc, input_precision="ieee")
         if IS_PACKED:
             acc = read(acc)
-    if not COMES_FIRST:
-        let_next_come(EARLY)
+    let_next_come(EARLY)
     if IS_PACKED:
         acc *= unit_of(x_ptr.dtype.element_ty)
     finish_product(

@@ -120,8 +120,8 @@ def test_the_page_says_what_is_kept_and_what_went_wrong(tmp_path: Path) -> None:
     report = Report("NVIDIA H200", "torch 2.11", "make gpu-check", 12.0, TestResult("1 failed, 3 passed", ["tests/gpu/test_a.py::test_b"]))
     report.cases = [
         CaseResult("decode", [Figure("decode", "share", 0.9, "", 0.85), Figure("verification", "8 against 1", 1.2, "x", 1.08, "less")]),
-        CaseResult("throughput", [Figure("throughput", "256 streams", 30000.0, "tokens/s")]),
-        CaseResult("transformers", [Figure("throughput", "transformers' continuous batching", 5000.0, "tokens/s")]),
+        CaseResult("throughput", [Figure("throughput", f"ours, {n} tokens each", 875.0 * n, "tokens/s") for n in (32, 256)]),
+        CaseResult("transformers", [Figure("throughput", "transformers, 32 tokens each", 4000.0, "tokens/s")]),
         CaseResult("fp8", [], 3.0, "RuntimeError at fp8.py:50: no"),
     ]
     page = report.save(tmp_path)
@@ -129,5 +129,5 @@ def test_the_page_says_what_is_kept_and_what_went_wrong(tmp_path: Path) -> None:
     assert page.name == "gpu-nvidia-h200.md" and page.with_suffix(".json").exists()
     assert "| decode: share | 0.9  | at least 0.85 | kept |" in text
     assert "| verification: 8 against 1 | 1.2 x | at most 1.08 | **missed** |" in text
-    assert "| throughput: ours against transformers' | 6 x | at least 5 | kept |" in text
+    assert "| throughput: ours against transformers', 32 tokens each | 7 x | at least 5 | kept |" in text
     assert "- failed: `tests/gpu/test_a.py::test_b`" in text and "- **fp8** (after 3 s): `RuntimeError at fp8.py:50: no`" in text
