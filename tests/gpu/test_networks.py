@@ -68,13 +68,18 @@ def test_every_family(family: str, dtype: torch.dtype, device: str) -> None:
     if dtype == torch.bfloat16 and family in MORE:
         pytest.skip("rounding chooses other experts")
     reference, triton = networks(family, dtype, device)
-    caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
+    whole = TorchExecutor(reference.program, random_weights(reference.program), torch.float32)
+    caches = [network.allocate(12, BLOCK_SIZE) for network in (reference, triton, whole)]
     for batch in batches(reference.vocab_size):
-        expected, found = reference.run(batch, caches[0], (0, 2)), triton.run(batch, caches[1], (0, 2))
-        assert expected.logits is not None and found.logits is not None
-        assert error(found.logits, expected.logits) < TOLERANCE[dtype]
-        for boundary in (0, 2):
-            assert error(found.hidden[boundary], expected.hidden[boundary]) < TOLERANCE[dtype]
+        outputs = [network.run(batch, cache, (0, 2)) for network, cache in zip((reference, triton, whole), caches, strict=True)]
+        states = [(output.logits, output.hidden[0], output.hidden[2]) for output in outputs]
+        for expected, found, exact in zip(*states, strict=True):
+            assert expected is not None and found is not None and exact is not None
+            # What rounds has two errors of the same size against what does not; of one row they may be large.
+            if dtype == torch.bfloat16:
+                assert error(found, exact) < 1.5 * error(expected, exact) + 0.01
+            else:
+                assert error(found, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere"])
