@@ -243,6 +243,8 @@ class _Loading:
         wanted: Any = narrowest if quantization is None else None if quantization == "none" else quantization
         if (wanted == "int8" or wanted == "int4" and not plan.execution.on_gpu) and not native:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
+        if wanted == "fp8" and not (plan.execution.on_gpu and multiplies_fp8(plan.execution.device)):
+            raise ConfigError("speculative config: quantization fp8 needs a GPU that multiplies 8-bit floats: use int8 or int4")
         execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
         return self._noted(bind_program(program, weights, execution, self._target.executor.bank))
 

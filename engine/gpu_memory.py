@@ -27,6 +27,10 @@ CONTEXT_BYTES = 512 * 2**20
 """What a process's context takes, its kernels too. It cannot be told from what other processes have."""
 
 
+RESERVE_BYTES = 2**30
+"""Left free where other processes, not the share, say where memory ends."""
+
+
 @dataclass(frozen=True)
 class GpuMemory:
     """Bytes of one GPU."""
@@ -42,11 +46,15 @@ class GpuMemory:
     @property
     def for_cache(self) -> int:
         """The rest of the share; less where other processes have that already."""
-        return min(self._left_of_share, self.free) - self.step - self.graphs
+        return min(self._left_of_share, self._left_by_others) - self.step - self.graphs
 
     @property
     def _left_of_share(self) -> int:
         return int(self.total * self.utilization) - CONTEXT_BYTES - self.weights
+
+    @property
+    def _left_by_others(self) -> int:
+        return self.free - RESERVE_BYTES
 
     def require(self, sequence_bytes: int, tokens: int) -> int:
         """Bytes for the caches. Raises ConfigError if not even one sequence of so many tokens fits."""
@@ -60,7 +68,7 @@ class GpuMemory:
 
     def describe(self) -> str:
         """`126.9 GB (0.90 of 141.0 GB) less 0.5 GB context, 16.1 GB weights, 1.2 GB for a step, 0.3 GB for graphs`."""
-        others = f"; other processes leave {_gb(self.free)} of it" if self.free < self._left_of_share else ""
+        others = f"; other processes leave {_gb(self.free)} of it" if self._left_by_others < self._left_of_share else ""
         return (
             f"{_gb(int(self.total * self.utilization))} ({self.utilization:.2f} of {_gb(self.total)}) less {_gb(CONTEXT_BYTES)} context, "
             f"{_gb(self.weights)} weights, {_gb(self.step)} for a step, {_gb(self.graphs)} for graphs{others}"

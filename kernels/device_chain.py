@@ -37,7 +37,8 @@ class Choosing:
     def of(cls, token_ids: Tensor | None, columns: int, vocab_size: int | None) -> Choosing:
         """vocab_size: of the draws; None = every column."""
         if token_ids is None:
-            return cls(vocab_size or columns, vocab_size, None, None, vocab_size is None or vocab_size >= columns)
+            is_free = vocab_size is None or vocab_size >= columns
+            return cls(vocab_size or columns, None if is_free else vocab_size, None, None, is_free)
         limit = int(token_ids.max()) + 1 if vocab_size is None else vocab_size
         barred = token_ids >= limit
         has_barred = bool(barred.any())

@@ -51,7 +51,7 @@ class Followers:
 
     @classmethod
     def of(cls, rows: Sequence[Follower], device: torch.device, block_size: int, vocab_size: int) -> Followers:
-        """Under way there: one copy for the wide numbers and one for the others."""
+        """Under way there: one copy."""
         width = max(len(row.table) for row in rows)
         starts = [*accumulate((1 + row.count for row in rows), initial=0)]
         values = [[row.answer, row.length, row.chain, row.count, start] for row, start in zip(rows, starts, strict=False)]

@@ -181,7 +181,7 @@ class GraphExecutor:
             return Started(replace(computed, hidden=states), num_scores, upload(batch.full_logits, self.device))
 
     def fetch(self, tensor: Tensor) -> Fetched:
-        """Its values as they are now, in the order of the device's work."""
+        """Its values as the work that was begun so far leaves them; see `Fetched.of`."""
         return Fetched.of(tensor)[0]
 
     def run_chain(

@@ -124,7 +124,7 @@ class ChainStarter(Executor, Protocol):
         inputs: Mapping[str, Tensor] | None = None,
     ) -> ChainTensors:
         """`run_chain` without waiting, all tensors on the device; no count is above `steps`. What it leaves the next chain overwrites:
-        by then it must have been used there or fetched. vocab_size: token ids below it may be chosen; None = all of them."""
+        by then it must have been used there, or fetched and waited for. vocab_size: token ids below it may be chosen; None = all."""
         ...
 
 

@@ -35,7 +35,7 @@ class DynamicTree:
 
 
 Tree = StaticTree | DynamicTree  # beside a tree, num_speculative_tokens counts its nodes
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "fp8", "int4"]
 SampleMethod = Literal["greedy", "probabilistic"]
 
 

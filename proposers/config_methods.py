@@ -102,7 +102,7 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
 
 
 def _weights(entry: ConfigEntry) -> dict[str, Any]:
-    return given(quantization=entry.choice("quantization", ("int8", "int4", "none")), revision=entry.text("revision"))
+    return given(quantization=entry.choice("quantization", ("int8", "fp8", "int4", "none")), revision=entry.text("revision"))
 
 
 def _sampling(entry: ConfigEntry) -> dict[str, Any]:

@@ -286,7 +286,8 @@ class Features:
         for one in self._waiting.values():
             del one.places[: -self._max_buffered]
         together = [place for one in self._waiting.values() for place in one.places]
-        columns = self._picked([torch.cat(parts) for parts in zip(*self._steps, strict=True)], together)
+        index = upload(torch.tensor(together), self._device)
+        columns = [torch.cat(parts)[index] for parts in zip(*self._steps, strict=True)]  # one at a time: memory is short there
         begin = 0
         for request_id, one in self._waiting.items():
             end = begin + len(one.places)

@@ -8,7 +8,7 @@ from small_networks import small_network
 
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.errors import ConfigError
-from foretoken.engine.gpu_memory import CONTEXT_BYTES, GRAPH_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
+from foretoken.engine.gpu_memory import CONTEXT_BYTES, GRAPH_BYTES, RESERVE_BYTES, GpuMemory, graph_bytes, padding, run_largest_step
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import ForwardOutput, StateRoom
 
@@ -34,7 +34,8 @@ def test_what_others_have_counts_only_where_the_share_would_not_be_there() -> No
     second = plan(utilization=0.45, free=141 * GB - 64 * GB - 17 * GB)
     assert second.for_cache == int(141 * GB * 0.45) - CONTEXT_BYTES - 16 * GB - 2 * GB - GB // 2
     late = plan(free=30 * GB)
-    assert late.for_cache == 30 * GB - 2 * GB - GB // 2 and late.describe().endswith("; other processes leave 30.0 GB of it")
+    assert late.for_cache == 30 * GB - RESERVE_BYTES - 2 * GB - GB // 2
+    assert late.describe().endswith("; other processes leave 30.0 GB of it")
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:

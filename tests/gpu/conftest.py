@@ -61,7 +61,7 @@ def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measure(device: torch.device, utilization: float, run_largest_step: Callable[[], None], graphs: int) -> gpu_memory.GpuMemory:
         run_largest_step()
-        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 2**34, 0, 0, graphs)
+        return gpu_memory.GpuMemory("no GPU", 2**34, utilization, 2**35, 0, 0, graphs)
 
     monkeypatch.setattr(network_plan, "resolve_device", lambda config, has_program: "cpu:0")
     monkeypatch.setattr(network_plan, "gpu_name", lambda device: "no GPU")

@@ -7,7 +7,7 @@ import pytest
 
 from foretoken.kernels.layout import KVLayerSpec
 from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, LocalConv, Op, RMSNorm, TopK
-from foretoken.kernels.program import Program, RopeTable
+from foretoken.kernels.program import Program, RopeTable, own_buffers
 
 BEST = ArgMax(("logits",), ("argmax", "top"))
 WEIGHTS = {"embed": (10, 8), "norm": (8,), "head": (10, 8), "q": (8, 8), "kv": (4, 8), "bias": (10,), "conv": (2, 2, 8), "odd": (2, 3, 8)}
@@ -67,3 +67,17 @@ def test_results_must_be_written() -> None:
 def test_a_program_is_plain_data() -> None:
     made = program(RMSNorm(("x",), ("y",), "norm", 1e-6), x="y")
     assert made == eval(repr(made))  # numbers, strings and tuples all the way down
+
+
+def test_a_sum_takes_the_place_of_nothing_that_others_have() -> None:
+    """Not of what the caller gave, nor of what an op may hand on as it is: here the rows that are scored, if those are all."""
+    made = program(
+        Linear(("features", "given"), ("a",), ("q",)),
+        RMSNorm(("a",), ("normed",), "norm", 1e-6),
+        Linear(("normed", "a"), ("b",), ("q",)),
+        Linear(("b", "x"), ("y",), ("q",)),
+        x="y",
+        features=8,
+        given=8,
+    )
+    assert own_buffers(made) == {"a", "b", "x"}

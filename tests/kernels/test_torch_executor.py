@@ -220,7 +220,7 @@ def test_states_go_to_a_device_with_their_batch(chain_slots: Tensor | None) -> N
 
 
 @pytest.mark.parametrize("first_places", [None, torch.tensor([1, 0], dtype=torch.int32)], ids=["none", "some"])
-def test_a_batch_goes_to_a_device_in_two_copies(first_places: Tensor | None) -> None:
+def test_a_batch_goes_to_a_device_in_one_copy(first_places: Tensor | None) -> None:
     """One of wide numbers and one of narrow ones. Each tensor is aligned, whatever the sizes: kernels are not compiled anew."""
     batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), first_places=first_places)
     with Elsewhere() as device:

@@ -96,15 +96,15 @@ def odd_scores(rows: int, width: int, dtype: torch.dtype) -> Tensor:
 
 def choosing_of(kind: str, width: int) -> Choosing:
     some = torch.randperm(2 * width, generator=torch.Generator().manual_seed(1))[:width].sort().values
-    mapped, limit = kind.startswith("map"), {"cut": max(width * 2 // 3, 1), "map cut": int(some[width // 2]) + 1}.get(kind)
-    return Choosing.of(some if mapped else None, width, limit)
+    limits = {"cut": max(width * 2 // 3, 1), "wider": width + 8, "map cut": int(some[width // 2]) + 1}
+    return Choosing.of(some if kind.startswith("map") else None, width, limits.get(kind))
 
 
 def moved(choosing: Choosing) -> Choosing:
     return replace(choosing, **{n: v.to(DEVICE) for n in ("token_ids", "barred") if (v := getattr(choosing, n)) is not None})
 
 
-@pytest.mark.parametrize("kind", ["all", "cut", "map", "map cut"])
+@pytest.mark.parametrize("kind", ["all", "cut", "wider", "map", "map cut"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [1, 97, 2048, 5000])
 def test_choices_are_those_of_the_reference(width: int, dtype: torch.dtype, kind: str) -> None:
