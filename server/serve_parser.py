@@ -147,7 +147,10 @@ class ServeParser(argparse.ArgumentParser):
             help="guess nothing in steps of more than N running requests [decided by measured costs]",
         )  # fmt: skip
         add("--speculative-draft-tensor-parallel-size", "-spec-draft-tp", type=count, metavar="N", help="devices of the draft model [1]")
-        add("--speculative-model-quantization", type=str.lower, metavar="NAME", help="int8, int4 or none [int8 natively]")
+        add(
+            "--speculative-model-quantization", type=str.lower, metavar="NAME",
+            help="int8, fp8, int4 or none [int8 natively, int4 or fp8 on a GPU]",
+        )  # fmt: skip
         add(
             "--spec-decoding-acceptance-method", choices=["rejection_sampler", "typical_acceptance_sampler"], metavar="NAME",
             help="rejection_sampler; typical_acceptance_sampler is lossy and refused [exact matching]",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from .gpu_report import REASON
 
 _MOST_CHARACTERS = 300
@@ -22,9 +20,8 @@ class _Teller:
             self._terminal.write_line(f"\n{REASON}{report.nodeid}\t{reason[:_MOST_CHARACTERS]}")
 
 
-@pytest.hookimpl(trylast=True)  # the terminal is another plugin's
-def pytest_configure(config: Any) -> None:
+def pytest_sessionstart(session: Any) -> None:
     """Where several processes run the tests, the one that hears of all of them tells."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Teller(terminal))
+    plugins = session.config.pluginmanager
+    if not hasattr(session.config, "workerinput") and (terminal := plugins.get_plugin("terminalreporter")) is not None:
+        plugins.register(_Teller(terminal))

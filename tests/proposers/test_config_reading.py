@@ -33,7 +33,7 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ({"model": "D", "assistant_confidence_threshold": 2}, "'assistant_confidence_threshold' must be a number from 0 to 1"),
         ({"model": "D", "use_heterogeneous_vocab": False, "heterogeneous_vocab": "retokenize"}, "contradicts"),
         ({"model": "D", "heterogeneous_vocab": "union"}, "'intersection' or 'retokenize'"),
-        ({"model": "D", "quantization": "fp8"}, "'quantization' must be 'int8' or 'int4' or 'none'"),
+        ({"model": "D", "quantization": "gptq"}, "'quantization' must be 'int8' or 'fp8' or 'int4' or 'none'"),
         ({"method": "medusa", "num_heads": 2, "num_speculative_tokens": 3}, "above num_heads 2"),
         ({"method": "medusa", "num_heads": 1, "medusa_choices": [[1], [1, 0]]}, "'medusa_choices' is 2 levels deep"),
         ({"method": "eagle3", "model": "E", "eagle_aux_hidden_state_layer_ids": [9, 2]}, "'eagle_aux_hidden_state_layer_ids' must name"),

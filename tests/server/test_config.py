@@ -276,7 +276,7 @@ def test_settings_that_contradict_each_other() -> None:
         ("--quantization", "hqq"): "'hqq' is not available: there are int8 .*; how a quantised checkpoint is stored needs no name",
         ("--kv-cache-dtype", "fp8_e5m2"): "'fp8_e5m2' is not one of .*; narrow caches are int8 on CPUs and fp8",
         ("--executor", "program"): "not one of auto, native, torch, transformers",
-        ("--speculative-model", "D", "--speculative-model-quantization", "gptq"): "'quantization' must be 'int8' or 'int4' or 'none'",
+        ("--speculative-model", "D", "--speculative-model-quantization", "gptq"): "must be 'int8' or 'fp8' or 'int4' or 'none'",
     }.items():
         with pytest.raises(ConfigError, match=message):
             read("T", *flags)
