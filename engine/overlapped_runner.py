@@ -119,7 +119,7 @@ class OverlappedRunner(Runner):
         if answer is None:
             return Forward(started.finish)
         self.num_matched += 1
-        logits, fetched = started.logits if plan.scored else None, self._starting.fetch(answer)
+        logits, (fetched,) = started.logits if plan.scored else None, Fetched.of(answer)
 
         def matched() -> ForwardOutput:
             return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
@@ -147,7 +147,7 @@ class OverlappedRunner(Runner):
     ) -> _Ahead:
         followers = Followers.of([row for _, row in rows], answer.device, plan.block_size, self._starting.vocab_size)
         batch = following(followers, answer, None if chains is None else chains.token_ids)
-        positions, token_ids = self._starting.fetch(batch.positions), self._starting.fetch(batch.token_ids)
+        positions, token_ids = Fetched.of(batch.positions, batch.token_ids)
         started = self._starting.start(batch, self.kv, self._hidden)
         expected: dict[str, _Expected] = {}
         first = 0

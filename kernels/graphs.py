@@ -18,7 +18,7 @@ from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .launch_trial import Trial, try_early_launches
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
-from .started import Fetched, Started, to_host
+from .started import Started, to_host
 from .static_batch import Ladder, Rung, StaticBatch, block_tables, put
 from .torch_executor import Computed, TorchExecutor, on_device
 from .upload import upload
@@ -179,10 +179,6 @@ class GraphExecutor:
             if rung is not None and states:
                 states = dict(zip(states, torch.stack([*states.values()]).unbind(), strict=True))
             return Started(replace(computed, hidden=states), num_scores, upload(batch.full_logits, self.device))
-
-    def fetch(self, tensor: Tensor) -> Fetched:
-        """Its values as the work that was begun so far leaves them; see `Fetched.of`."""
-        return Fetched.of(tensor)[0]
 
     def run_chain(
         self,

@@ -102,8 +102,6 @@ class StartingExecutor(Executor, Protocol):
         """`run` without waiting. The batch may lie on the device: the host need not know all of it."""
         ...
 
-    def fetch(self, tensor: Tensor) -> Fetched: ...
-
 
 @runtime_checkable
 class ChainStarter(Executor, Protocol):

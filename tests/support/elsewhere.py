@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_map
 
 from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, HasNoStates, KVTensors, RaggedBatch, StateRoom
-from foretoken.kernels.started import Fetched, Started
+from foretoken.kernels.started import Started
 from foretoken.kernels.torch_executor import Computed
 from foretoken.proposers.base import Feedback, Proposer
 
@@ -150,9 +150,6 @@ class FarExecutor(HasNoStates):
         states: dict[int, Tensor] = {boundary: Remote(state) for boundary, state in found.hidden.items()}
         logits = None if found.logits is None else Remote(found.logits)
         return Started(Computed(Remote(found.argmax), Remote(found.top), logits, states), count, there(batch.full_logits))
-
-    def fetch(self, tensor: Tensor) -> Fetched:
-        return Fetched.of(tensor)[0]
 
     def run_chain(
         self,

@@ -16,7 +16,7 @@ from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.kernels.device_chain import ChainDraws, ChainTensors
 from foretoken.kernels.layout import KVTensors, RaggedBatch
-from foretoken.kernels.started import Fetched, Started
+from foretoken.kernels.started import Started
 from foretoken.kernels.torch_executor import Computed
 
 plain_core: Callable[..., EngineCore] = simulation.build_core
@@ -46,9 +46,6 @@ class StartingHashModel(HashModel):
             scores[batch.full_logits] = found.logits
         self.last = self.started_class(Computed(argmax, top, scores, found.hidden), len(found.argmax), batch.full_logits)
         return self.last
-
-    def fetch(self, tensor: Tensor) -> Fetched:
-        return Fetched.of(tensor)[0]
 
 
 class ChainHashModel(HashModel):
