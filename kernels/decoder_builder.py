@@ -18,6 +18,7 @@ from .ops import (
     Add,
     ArgMax,
     Attention,
+    BlockLinear,
     Concat,
     Embed,
     Experts,
@@ -127,6 +128,10 @@ class DecoderBuilder:
             raise UnsupportedModel("partial rotary embedding")
         return name
 
+    def width(self, x: str) -> int:
+        """Columns of a buffer."""
+        return self._widths[x]
+
     # Ops.
 
     def input(self, name: str, width: int) -> str:
@@ -141,12 +146,13 @@ class DecoderBuilder:
         self.weight(weight, self.vocab_size if rows is None else rows, width or self.hidden_size)
         return self._append(Embed((), (output or hidden(0),), weight, scale), width or self.hidden_size)
 
-    def norm(self, name: str, x: str, output: str = "", groups: int = 1) -> str:
-        """name "" = one without a weight."""
+    def norm(self, name: str, x: str, output: str = "", groups: int = 1, eps: float | None = None) -> str:
+        """name "" = one without a weight; eps None = the config's."""
         width = self._widths[x]
         weight = self.weight(f"{name}.weight", width) if name else ""
         bias = self.weight(f"{name}.bias", width) if name and self.norm_biases else ""
-        op = RMSNorm((x,), (output or name,), weight, self._eps, bias, self.norms_add_one, self.layer_norms, groups)
+        eps = self._eps if eps is None else eps
+        op = RMSNorm((x,), (output or name,), weight, eps, bias, self.norms_add_one, self.layer_norms, groups)
         return self._append(op, width)
 
     def linear(self, name: str, x: str, width: int, bias: bool = False) -> str:
@@ -162,8 +168,8 @@ class DecoderBuilder:
         weight = self.weight(f"{name}.base_kernel", 2, taps, self._widths[x])
         return self._append(LocalConv((x, kernels), (f"{name}.{side}",), weight, side), self._widths[x])
 
-    def concat(self, parts: tuple[str, ...], output: str) -> str:
-        return self._append(Concat(parts, (output,)), sum(self._widths[part] for part in parts))
+    def concat(self, parts: tuple[str, ...], output: str, groups: int = 1) -> str:
+        return self._append(Concat(parts, (output,), groups), sum(self._widths[part] for part in parts))
 
     def activate(self, parts: tuple[str] | tuple[str, str], output: str, width: int) -> str:
         """function(gate) * up, of one buffer or of two."""
@@ -203,6 +209,10 @@ class DecoderBuilder:
     def product(self, x: str, weights: tuple[str, ...], output: str, biases: tuple[str, ...] = ()) -> str:
         """By weights that have been named, side by side."""
         return self._append(Linear((x,), (output,), weights, biases), sum(self._weights[weight][0] for weight in weights))
+
+    def block_product(self, x: str, weight: str, output: str, groups: int) -> str:
+        """Of each of so many runs of columns by rows of its own of a weight that has been named."""
+        return self._append(BlockLinear((x,), (output,), weight, groups), self._weights[weight][0])
 
     def also(self, weight: str, tensor: str) -> None:
         """Some checkpoints have this weight under another name."""
@@ -274,6 +284,12 @@ class DecoderBuilder:
         if gate:
             attended = self.gate(gate, attended)
         return self.linear(f"{name}.{projection}", attended, self.hidden_size, bias)
+
+    def attend_over(self, cache: KVLayerSpec, op: Attention) -> str:
+        """Attention alone, whatever it is like, over the next layer of the cache."""
+        op = replace(op, layer=len(self._kv_layers))
+        self._kv_layers.append(cache)
+        return self._append(op, op.num_heads * cache.v_dim)
 
     def gate(self, gate: str, x: str) -> str:
         """sigmoid(gate) * x."""

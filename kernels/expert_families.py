@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .decoder_builder import DecoderBuilder, layer
 from .layer_order import Block, pre_norm, sandwich_norm
 from .ops import CLAMPED_LIMIT, CLAMPED_SLOPE
@@ -155,7 +157,7 @@ def gpt_oss(d: DecoderBuilder) -> Program:
 def glm4_moe(d: DecoderBuilder) -> Program:
     """GLM-4.5, 4.6 and 4.7 (GLM team 2025), not the Flash ones: experts behind the first layers; half of each head turns."""
     d.refuse("layer_types", "sliding_window")
-    return d.finish(pre_norm(d, d.embed(), glm_attention(d), lambda i, x: _dense_first(d, i, x)))
+    return d.finish(pre_norm(d, d.embed(), glm_attention(d), lambda i, x: dense_first(d, i, x)))
 
 
 def glm_attention(d: DecoderBuilder) -> Block:
@@ -163,8 +165,13 @@ def glm_attention(d: DecoderBuilder) -> Block:
     return lambda i, x: d.attend(i, d.qkv(i, x, bias), rope, head_norms=head_norms)
 
 
-def _dense_first(d: DecoderBuilder, i: int, x: str) -> str:
-    return d.mlp(i, x) if i < int(d.config["first_k_dense_replace"] or 0) else experts_and_shared(d, i, x)
+def dense_first(d: DecoderBuilder, i: int, x: str) -> str:
+    return d.mlp(i, x) if is_dense(d, i) else experts_and_shared(d, i, x)
+
+
+def is_dense(d: DecoderBuilder, i: int) -> bool:
+    """Whether layer i is one of the first, which have no experts."""
+    return i < int(d.config["first_k_dense_replace"] or 0)
 
 
 def solar_open(d: DecoderBuilder) -> Program:
@@ -185,7 +192,7 @@ def dots1(d: DecoderBuilder) -> Program:
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), rope, windows[i], head_norms=True, bias=bias)
 
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: _dense_first(d, i, x)))
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: dense_first(d, i, x)))
 
 
 def exaone_moe(d: DecoderBuilder) -> Program:
@@ -264,6 +271,7 @@ def experts_and_shared(
     correction: str = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
     shared_bias: bool = False,
+    score: Literal["softmax", "sigmoid"] = "sigmoid",
 ) -> str:
     """Experts chosen by corrected sigmoids, and some that all tokens have, as one MLP (DeepSeek-AI 2024).
 
@@ -273,7 +281,7 @@ def experts_and_shared(
     count, num_shared = (int(d.config[setting] or 0) for setting in settings)
     groups = int(d.config.get("n_group") or 1), int(d.config.get("topk_group") or 1)
     some = d.experts(
-        name, x, count, width, bool(d.config.get("norm_topk_prob", True)), PARTS, router=router, score="sigmoid", correction=correction,
+        name, x, count, width, bool(d.config.get("norm_topk_prob", True)), PARTS, router=router, score=score, correction=correction,
         groups=groups, scale=float(d.config[scale]),
     )  # fmt: skip
     return d.add(some, d.gated_mlp(f"{name}.{shared}", x, width * num_shared, shared_bias), f"{name}.mixed")

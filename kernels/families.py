@@ -2,7 +2,8 @@
 
 To add one: say what attention and MLP do with their input, choose where the norms stand (layer_order.py), refuse settings that
 would mean something else, and name the family in FAMILIES. Those with layer norms are in layer_norm_families.py, those with
-experts in expert_families.py, those with a state in recurrent_families.py.
+experts in expert_families.py, those with a state in recurrent_families.py,
+those with latent attention in latent_families.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .expert_families import (
     solar_open,
 )
 from .gemma4 import gemma4
+from .latent_families import deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu
 from .layer_norm_families import cohere, cohere2, nemotron, phi, stablelm, starcoder2
 from .layer_order import Block, post_norm, pre_norm, sandwich_norm
 from .program import Program
@@ -324,6 +326,11 @@ FAMILIES: dict[str, tuple[str, Callable[[RecurrentBuilder], Program]]] = {
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM", granite_hybrid),
     "qwen2_moe": ("Qwen2MoeForCausalLM", qwen2_moe),
     "glm4_moe": ("Glm4MoeForCausalLM", glm4_moe),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", glm4_moe_lite),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", deepseek_v2),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", deepseek_v3),
+    "youtu": ("YoutuForCausalLM", youtu),
+    "minicpm3": ("MiniCPM3ForCausalLM", minicpm3),
     "minimax_m2": ("MiniMaxM2ForCausalLM", minimax_m2),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", ernie4_5_moe),
     "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", hunyuan_moe),

@@ -144,6 +144,12 @@ class KVLayerSpec:
     k_dim: int
     v_dim: int
     window: int | None = None  # positions a token sees, itself included; None = all
+    values_in_keys: bool = False  # a place's values are the last v_dim numbers of its keys
+
+    @property
+    def stored(self) -> int:
+        """Numbers of a place, where its values are not stored twice."""
+        return self.num_kv_heads * (self.k_dim + (0 if self.values_in_keys else self.v_dim))
 
 
 @dataclass(frozen=True)
@@ -280,4 +286,4 @@ def state_bytes(layers: tuple[StateLayerSpec, ...], num_guesses: int, dtype: tor
 
 def kv_bytes_per_block(layers: tuple[KVLayerSpec, ...], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of block_size slots over all layers, stored as they are in dtype."""
-    return sum(s.num_kv_heads * (s.k_dim + s.v_dim) for s in layers) * block_size * dtype.itemsize
+    return sum(layer.stored for layer in layers) * block_size * dtype.itemsize

@@ -51,6 +51,19 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class BlockLinear:
+    """Runs of columns, each multiplied by a matrix of its own: run g of the output is run g of x @ the g-th of `groups` parts of weight.T.
+
+    weight [groups * n, width / groups]. What each head of latent attention does to its queries and its results (DeepSeek-AI 2024).
+    """
+
+    inputs: tuple[str]
+    outputs: tuple[str]
+    weight: str
+    groups: int
+
+
+@dataclass(frozen=True)
 class LowRank:
     """What each row's adapter adds to a product (LoRA, Hu et al. 2021): (x @ down.T) @ up [+ residual]; without an adapter, 0 [+ residual].
 
@@ -67,8 +80,8 @@ class LowRank:
 class Attention:
     """Normalise and rotate q and k, write k and v to cache layer `layer`, attend.
 
-    inputs hold q | k | v side by side, in three buffers or in one. kv_layers[layer] has the kv heads, their widths and the
-    window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
+    inputs hold q | k | v side by side, in one buffer or in several; without v where the layer has its values in its keys.
+    kv_layers[layer] has the kv heads, their widths and the window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
     rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
     not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
     norm_last: behind the rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each
@@ -239,10 +252,11 @@ class Add:
 
 @dataclass(frozen=True)
 class Concat:
-    """The inputs' columns side by side."""
+    """The inputs' columns side by side; groups: of so many runs of equal length in each, the first ones, then the second ones, ..."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str]
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -290,6 +304,6 @@ class TopK:
 
 
 Op = (
-    Embed | RMSNorm | Linear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | StateSpace | Add | Concat
+    Embed | RMSNorm | Linear | BlockLinear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | StateSpace | Add | Concat
     | GatherRows | Scale | Softcap | ArgMax | TopK
 )

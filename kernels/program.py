@@ -18,6 +18,7 @@ from .ops import (
     Add,
     ArgMax,
     Attention,
+    BlockLinear,
     CausalConv,
     Concat,
     Embed,
@@ -35,7 +36,7 @@ from .ops import (
     TopK,
 )
 
-OF_ROWS = (Activation, Add, Concat, Linear, RMSNorm, Scale, Softcap)
+OF_ROWS = (Activation, Add, BlockLinear, Concat, Linear, RMSNorm, Scale, Softcap)
 """Ops that look at nothing but rows of buffers."""
 
 
@@ -58,7 +59,8 @@ class RowsOf:
 
     columns 0: the tensor's last dimension, of a vector 1. pairs: of so many rows at the start of each run those with even numbers come
     first, then the odd ones: where a checkpoint's heads turn dimensions 2 i and 2 i + 1, programs turn i and i + n. transposed: each of the
-    tensor's matrices [columns, rows] is turned first; then there is one run, and the rows are some of one matrix.
+    tensor's matrices [columns, rows] is turned first; then there is one run, and the rows are some of one matrix. runs_transposed: the rows
+    of each run are turned, a column is a row then.
     """
 
     tensor: str
@@ -70,6 +72,7 @@ class RowsOf:
     columns: int = 0
     step: int = 1
     transposed: bool = False
+    runs_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,14 @@ class Program:
                 _require(all(shape == wanted for shape, wanted in biases), op, "biases do not fit the weights")
                 _require(len(op.biases) in (0, len(shapes)), op, "needs a bias name for each weight")
                 return (out,)
+            case BlockLinear():
+                rows, columns = self.weights[op.weight]
+                _require(columns * op.groups == widths[0] and rows % op.groups == 0, op, f"does not fit width {widths[0]}")
+                return (rows,)
             case Attention():
                 spec = self.kv_layers[op.layer]
-                expected = (op.num_heads + spec.num_kv_heads) * spec.k_dim + spec.num_kv_heads * spec.v_dim
+                expected = op.num_heads * spec.k_dim + spec.stored
+                _require(not spec.values_in_keys or spec.v_dim <= spec.k_dim, op, "has values that are wider than its keys")
                 _require(sum(widths) == expected, op, f"needs inputs of width {expected}, not {sum(widths)}")
                 norms = [self.weights[name] for name in (op.q_norm, op.k_norm) if name]
                 _require(norms in ([], [(spec.k_dim,)] * 2) or not op.num_heads, op, "needs norms of q and k, or neither")
@@ -200,6 +208,7 @@ class Program:
                 _require(widths[0] == widths[1], op, f"adds widths {widths}")
                 return (widths[0],)
             case Concat():
+                _require(not any(width % op.groups for width in widths), op, "has uneven groups")
                 return (sum(widths),)
             case GatherRows() | Scale() | Softcap():
                 _require(not isinstance(op, Scale) or self.weights.get(op.weight, (1,)) == (1,), op, "has a weight of more than a number")
@@ -234,6 +243,8 @@ def matrices_of(op: Op) -> tuple[tuple[str, ...], ...]:
     match op:
         case Linear():
             return (op.weights,)
+        case BlockLinear():
+            return ((op.weight,),)
         case Experts():
             return (*zip(op.gates, op.ups, strict=True), *((name,) for name in op.downs))
         case _:

@@ -13,7 +13,7 @@ from .upload import upload
 
 
 class TorchKV:
-    """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim].
+    """The cache as torch tensors: per layer k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim], which may be a view of k.
 
     Of recurrent layers, states [slots, numbers] float32 and guesses [slots, guesses, numbers].
 
@@ -36,12 +36,15 @@ class TorchKV:
         self.block_size = block_size
         self._device, self._dtype, self._is_fp8 = torch.device(device), dtype, is_fp8
         slots, stored = num_blocks * block_size, FP8 if is_fp8 else dtype
-        shapes = [(spec.num_kv_heads, spec.k_dim) for spec in layers] + [(spec.num_kv_heads, spec.v_dim) for spec in layers]
+        with_values = [spec for spec in layers if not spec.values_in_keys]
+        shapes = [(spec.num_kv_heads, spec.k_dim) for spec in layers] + [(spec.num_kv_heads, spec.v_dim) for spec in with_values]
         # Those of one shape lie in one piece of memory, so that a few calls move slots in all layers.
         stacks = {shape: torch.empty(count, slots, *shape, dtype=stored, device=device) for shape, count in Counter(shapes).items()}
         caches = {shape: iter(stack.unbind()) for shape, stack in stacks.items()}
         every = [next(caches[shape]) for shape in shapes]
-        self.k, self.v = every[: len(layers)], every[len(layers) :]
+        self.k, values = every[: len(layers)], iter(every[len(layers) :])
+        self.v = [k[..., -spec.v_dim :] if spec.values_in_keys else next(values) for k, spec in zip(self.k, layers, strict=True)]
+        self._has_values = [not spec.values_in_keys for spec in layers]
         firsts = [torch.arange(len(stack), device=device)[:, None] * slots for stack in stacks.values()]
         self._stacks = [(_copyable(stack.flatten(0, 1)), first) for stack, first in zip(stacks.values(), firsts, strict=True)]
         self._k_scratch = self._v_scratch = torch.empty(0, dtype=stored, device=device)
@@ -60,7 +63,8 @@ class TorchKV:
         if self._is_fp8:
             k, v = nearest(k), nearest(v)
         _copyable(self.k[layer]).index_copy_(0, slots, _copyable(k))
-        _copyable(self.v[layer]).index_copy_(0, slots, _copyable(v))
+        if self._has_values[layer]:
+            _copyable(self.v[layer]).index_copy_(0, slots, _copyable(v))
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at slots [n]."""

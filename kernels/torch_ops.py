@@ -24,6 +24,7 @@ from .ops import (
     Add,
     ArgMax,
     Attention,
+    BlockLinear,
     CausalConv,
     Concat,
     Embed,
@@ -138,6 +139,8 @@ class Binder:
                 return self._rms_norm(op)
             case Linear():
                 return self._linear(op)
+            case BlockLinear():
+                return self._block_linear(op)
             case LowRank():
                 return self._low_rank(op)
             case Attention():
@@ -156,8 +159,10 @@ class Binder:
                 return self._state_space(op)
             case Add(inputs=(x, y)):
                 return _elementwise(op, lambda b: b[x] + b[y])
-            case Concat(inputs=names):
+            case Concat(inputs=names, groups=1):
                 return _elementwise(op, lambda b: torch.cat([b[name] for name in names], -1))
+            case Concat(inputs=names, groups=groups):
+                return _elementwise(op, lambda b: torch.cat([b[name].unflatten(-1, (groups, -1)) for name in names], -1).flatten(1))
             case Scale(inputs=(x,), factor=factor):
                 by = self.load(op.weight) * factor if op.weight else factor
                 return _elementwise(op, lambda b: b[x] * by)
@@ -207,6 +212,16 @@ class Binder:
                 buffers[output] = torch.addmm(bias, buffers[x], matrix)
             else:
                 buffers[output] = torch.mm(buffers[x], matrix)
+
+        return step
+
+    def _block_linear(self, op: BlockLinear) -> Step:
+        blocks = self.blocks(op)
+        (x,), (output,) = op.inputs, op.outputs
+
+        def step(state: Pass) -> None:
+            rows = state.buffers[x].unflatten(-1, (op.groups, -1)).transpose(0, 1)
+            state.buffers[output] = torch.bmm(rows, blocks).transpose(0, 1).flatten(1)
 
         return step
 
@@ -334,17 +349,18 @@ class Binder:
             packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
             tokens = len(packed)
             heads = packed[:, :qk_width].view(tokens, num_rotated, spec.k_dim)
-            v = packed[:, qk_width:].view(tokens, *v_shape)
+            v = packed[:, qk_width:].view(tokens, *v_shape) if not spec.values_in_keys else None
             if normalise is not None and not op.norm_last:
                 heads = normalise(heads)
             if op.rope:
                 heads = rotated(heads, *state.rotation(op.rope))
             if normalise is not None and op.norm_last:
                 heads = normalise(heads)
-            if not num_heads:
-                state.plan.write(state.kv, layer, heads, v)
-                return
             q, k = heads[:, :num_heads], heads[:, num_heads:]
+            v = k[..., -spec.v_dim :] if v is None else v
+            if not num_heads:
+                state.plan.write(state.kv, layer, k, v)
+                return
             if growth is not None:
                 q = (q * growth.index_select(0, state.batch.positions)[:, None, None]).to(q.dtype)
             attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
@@ -403,6 +419,10 @@ class Binder:
             matrix = (self.rows if first in self._embeddings else self.load)(first).t()
         # [in, out] in memory; bfloat16 kernels, and GPUs, like the stored layout as well or better
         return matrix.contiguous() if self.dtype == torch.float32 and self.device.type == "cpu" else matrix
+
+    def blocks(self, op: BlockLinear) -> Tensor:
+        """[groups, width / groups, n]."""
+        return self.matrix((op.weight,)).t().unflatten(0, (op.groups, -1)).mT
 
     def load(self, name: str) -> Tensor:
         copy = self.weights.is_own(name) and self.device.type == "cpu"  # never a view of a file that might change

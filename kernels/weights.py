@@ -172,7 +172,7 @@ def rows_of(tensor: Tensor, rows: RowsOf) -> Tensor:
     if rows.pairs:
         turned = found[:, : rows.pairs]
         found = torch.cat((turned[:, ::2], turned[:, 1::2], found[:, rows.pairs :]), 1)
-    return found.flatten(0, 1)
+    return (found.mT if rows.runs_transposed else found).flatten(0, 1)
 
 
 def has_own_head(hf_config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> bool:

@@ -263,6 +263,15 @@ _RENAMED: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "num_shared_experts": 1,
 }
+_LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    "attention_bias": True,
+}
+_LATENT_EXPERTS: dict[str, Any] = {**_LATENT, **{name: value for name, value in _ROUTED.items() if name != "head_dim"}}
+_LATENT_YARN = {
+    **{"rope_theta": 100.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    **{"mscale": 0.7, "mscale_all_dim": 1.1},
+}
 _MULTIPLIED = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 # The configs of these by name, for older transformers lack some.
 _YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -307,6 +316,14 @@ _YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2MoeConfig",
         {**_SHARED, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {**_LATENT_EXPERTS, "q_lora_rank": None, "first_k_dense_replace": 1, "norm_topk_prob": False, "rope_parameters": _LATENT_YARN},
+    ),
+    "deepseek_v3": ("DeepseekV3Config", {**_LATENT_EXPERTS, "first_k_dense_replace": 1, "rope_parameters": _LATENT_YARN}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT_EXPERTS, "n_group": 1, "topk_group": 1}),
+    "youtu": ("YoutuConfig", _LATENT),
+    "minicpm3": ("MiniCPM3Config", {**_LATENT, "attention_bias": False, "scale_emb": 3.0, "dim_model_base": 16}),
     "dots1": ("Dots1Config", {**_ROUTED, "sliding_window": WINDOW, "max_window_layers": 1, "first_k_dense_replace": 1}),
     "solar_open": ("SolarOpenConfig", {**_ROUTED, "attention_bias": True}),
     "exaone_moe": ("ExaoneMoeConfig", {**_RENAMED, "sliding_window": WINDOW, "sliding_window_pattern": 2, "n_group": 3, "topk_group": 2}),
