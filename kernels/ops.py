@@ -81,9 +81,9 @@ class Attention:
     """Normalise and rotate q and k, write k and v to cache layer `layer`, attend.
 
     inputs hold q | k | v side by side, in one buffer or in several; without v where the layer has its values in its keys.
-    kv_layers[layer] has the kv heads, their widths and the window. num_heads 0: the inputs hold k | v, which are written and nothing else happens (outputs are empty).
-    rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves are rotated (x1 | x2),
-    not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
+    kv_layers[layer] has the kv heads, their widths and the window. num_heads 0: the inputs hold k | v, which are written and nothing
+    else happens (outputs are empty). rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves
+    are rotated (x1 | x2), not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
     norm_last: behind the rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each
     head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none.
     """
@@ -304,6 +304,6 @@ class TopK:
 
 
 Op = (
-    Embed | RMSNorm | Linear | BlockLinear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | StateSpace | Add | Concat
-    | GatherRows | Scale | Softcap | ArgMax | TopK
+    Embed | RMSNorm | Linear | BlockLinear | LowRank | Attention | Activation | Experts | LocalConv | CausalConv | GatedDelta | StateSpace
+    | Add | Concat | GatherRows | Scale | Softcap | ArgMax | TopK
 )
