@@ -184,7 +184,7 @@ def assemble(
         on_preempt=proposers.forget,
         rounds=rounds,
         lookahead=runner.lookahead,
-        guessing_lookahead=proposers.num_places_ahead if verifier.only_matches else 0,
+        guessing_lookahead=proposers.num_places_ahead if verifier.can_be_matched else 0,
         most_guesses=MAX_TREE_TOKENS if share is None else share.num_guesses,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,10 +50,6 @@ from .model_folder import Progress, find_adapter, find_folder
 from .network_plan import multiplies_fp8
 from .target_view import target_view
 
-if TYPE_CHECKING:
-    from ..kernels.transformers_layer import DraftLayer
-
-
 KEPT_GUESSES = 16
 """Of a row, beside a recurrent state, at least: checkpoints that say themselves how much they guess seldom say more."""
 
@@ -87,7 +83,6 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         bind=loading.bind,
         load_draft=loading.load_draft,
         progress=progress,
-        bind_layer=loading.bind_layer if target.plan.program is None else None,
         load_adapter=None if target.adapters is None else partial(loading.load_adapter, target.adapters),
     )
     try:
@@ -106,7 +101,10 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     caches = [[_allocated(executor, num_blocks, size, draft_room) for executor in part.executors] for part in loaded]
     seats = None if states is None else StateSeats(states.num_seats, states.num_snapshots if config.cache.enable_prefix_caching else 0)
     return_probs = speculative.rejection_sample_method in ("standard", "block")
-    proposers = open_all(loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv, seats)
+    begins_ahead = isinstance(target.executor, GraphExecutor) and not target.executor.state_layers
+    proposers = open_all(
+        loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv, seats, begins_ahead
+    )
     if target.plan.program is None:
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)
@@ -247,12 +245,6 @@ class _Loading:
             raise ConfigError("speculative config: quantization fp8 needs a GPU that multiplies 8-bit floats: use int8 or int4")
         execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
         return self._noted(bind_program(program, weights, execution, self._target.executor.bank))
-
-    def bind_layer(self, layer: DraftLayer, weights: Mapping[str, Tensor]) -> Executor:
-        from ..kernels.transformers_layer import TransformersLayerExecutor  # reads modeling code of transformers
-
-        target = self._target
-        return TransformersLayerExecutor(layer, weights, target.plan.execution.dtype, target.executor.bank, target.max_model_len)
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target

@@ -209,10 +209,14 @@ class OverlappedRunner(Runner):
         rows, verifier = [row for row in plan.rows if row.samples], self._verifier
         if not rows or verifier is None or any(row.request.params.logprobs is not None for row in rows):
             return None
-        if not verifier.only_matches and any(row.draft_token_ids for row in rows):
-            return None
         chooses = [self._wants_full_logits(row.request) for row in rows]
-        guesses = Guesses.of([(row.draft_token_ids, row.parents, own) for row, own in zip(rows, chooses, strict=True)])
+        if not verifier.only_matches:
+            drafted = [own for row, own in zip(rows, chooses, strict=True) if row.draft_token_ids]
+            # What is decreed leads to nodes where a row that draws chooses nothing, unless it would have come there by itself.
+            if drafted and (any(drafted) or not verifier.can_be_matched):
+                return None
+        paths = None if verifier.only_matches else [verifier.decreed(row) for row in rows]
+        guesses = Guesses.of([(row.draft_token_ids, row.parents, own) for row, own in zip(rows, chooses, strict=True)], paths)
         chosen = None
         if any(chooses):
             starts: list[int] = guesses.row_starts.tolist()

@@ -90,9 +90,20 @@ class Verifier:
 
     @property
     def only_matches(self) -> bool:
-        """Whether sample-and-match is all there is. Then a forward may bring what that says as `matched`, if no row wants logprobs; under
-        other rules it may where no row has a draft."""
-        return self.method == "match" and self._typical is None and self._rates is None
+        """Whether sample-and-match is all there is."""
+        return self.can_be_matched and self._rates is None
+
+    @property
+    def can_be_matched(self) -> bool:
+        """Whether a forward may bring what matching.py says as `matched`, if no row wants logprobs: by sample-and-match, and where greedy
+        rows are accepted by decree. Under other rules it may where no row has a draft."""
+        return self.method == "match" and self._typical is None
+
+    def decreed(self, row: PlanRow) -> list[int] | None:
+        """The path through the row's draft that is accepted whatever the target says; None: not by decree."""
+        if self._rates is None:
+            return None
+        return lossy.decreed_path(row.parents, self._rates, noise.uniform(_coin_keys(row)).tolist())
 
     def forget(self, request_id: str) -> None:
         """Finished, aborted or preempted. Unknown ids are fine."""
@@ -200,10 +211,10 @@ class Verifier:
             self._end(walk, lossy.typical_path(p, walk.row.draft_token_ids, walk.row.parents, rule), logits)
 
     def _decree(self, walks: list[_Walk], logits: Tensor | None) -> None:
-        assert self._rates is not None
         for walk in walks:
-            coins = noise.uniform(_coin_keys(walk.row)).tolist()
-            self._end(walk, lossy.decreed_path(walk.row.parents, self._rates, coins), logits)
+            path = self.decreed(walk.row)
+            assert path is not None
+            self._end(walk, path, logits)
 
     def _end(self, walk: _Walk, path: list[int], logits: Tensor | None) -> None:
         """Accept this path; the token behind it is the target's own."""

@@ -267,12 +267,13 @@ class GraphExecutor:
             if (rung := self.ladder.rung_of(tokens, rows, tokens)) is not None:
                 self._pass(rung, kv, hidden).work.record(self._recorder)
         if self.program.logits and self._on_gpu:
-            from .triton import continuation, following, matching, static_batch
+            from .triton import continuation, following, lookup, matching, static_batch
 
             with torch.inference_mode():
                 matching.warm_up(self.vocab_size, self.network.dtype, self.device)
                 continuation.warm_up(self.device)
                 following.warm_up(self.device)
+                lookup.warm_up(self.device)
                 static_batch.warm_up(self.device)
         progress(self.captured.describe())
 

@@ -25,10 +25,16 @@ class Guesses:
     choices: NDArray[np.int32]  # [N] which choice made from whole logits is the target's token there; -1 = its best token is
     row_starts: NDArray[np.int32]  # [R + 1] first node of each row
     depth: int  # most tokens that a row can emit
+    decreed: NDArray[np.int32] | None = None  # [N] the token that counts as the target's there, -1 = its own does; None = all its own
 
     @classmethod
-    def of(cls, drafts: Sequence[tuple[Sequence[int], Sequence[int], bool]]) -> Guesses:
-        """Of each row: its draft, its parents (-1 = the known tokens) and whether its tokens are choices from whole logits."""
+    def of(
+        cls, drafts: Sequence[tuple[Sequence[int], Sequence[int], bool]], paths: Sequence[Sequence[int] | None] | None = None
+    ) -> Guesses:
+        """Of each row: its draft, its parents (-1 = the known tokens) and whether its tokens are choices from whole logits.
+
+        paths: the nodes of each draft that are accepted whatever the target says, and no others are; None = as it says.
+        """
         parents: list[int] = []
         token_ids: list[int] = []
         choices: list[int] = []
@@ -48,8 +54,23 @@ class Guesses:
             else:
                 choices += [-1] * len(depths)
             starts.append(len(parents))
+        decreed = None if paths is None else _decreed(token_ids, starts, paths)
         arrays = (np.array(values, np.int32) for values in (parents, token_ids, choices, starts))
-        return cls(*arrays, depth=1 + deepest)
+        return cls(*arrays, depth=1 + deepest, decreed=decreed)
+
+
+def _decreed(token_ids: list[int], starts: list[int], paths: Sequence[Sequence[int] | None]) -> NDArray[np.int32]:
+    """What is to count as the target's tokens; guesses off a row's path become what nobody says."""
+    decreed = np.full(len(token_ids), -1, np.int32)
+    for start, end, path in zip(starts, starts[1:], paths, strict=False):
+        if path is None:
+            continue
+        nodes = [start, *(start + 1 + place for place in path)]
+        for node, child in zip(nodes, nodes[1:], strict=False):
+            decreed[node] = token_ids[child]
+        for node in {*range(start + 1, end)}.difference(nodes):
+            token_ids[node] = -1
+    return decreed
 
 
 def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
@@ -62,6 +83,9 @@ def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) 
     if chosen is not None:
         choices = torch.from_numpy(guesses.choices).long()
         tokens = torch.where(choices >= 0, chosen[choices.clamp(min=0)], tokens)
+    if guesses.decreed is not None:
+        decreed = torch.from_numpy(guesses.decreed)
+        tokens = torch.where(decreed >= 0, decreed, tokens)
     said: list[int] = torch.where(top[: len(tokens)].isfinite(), tokens, -1).tolist()
     parents, wanted, starts = guesses.parents.tolist(), guesses.token_ids.tolist(), guesses.row_starts.tolist()
     answers: list[list[int]] = []

@@ -60,10 +60,11 @@ def open_all(
     is_weighed: bool = False,
     target_kv: KVTensors | None = None,
     states: StateSeats | None = None,
+    begins_ahead: bool = False,
 ) -> ProposerSet:
     """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources.
 
-    is_weighed: as in ProposerSet. target_kv, states: as in Opening.
+    is_weighed: as in ProposerSet. target_kv, states: as in Opening. begins_ahead: steps are begun before the one before them has ended.
     """
     from .loading import Opening
     from .proposer_set import ProposerSet
@@ -71,7 +72,8 @@ def open_all(
     proposers: list[Proposer] = []
     for part, own_caches in zip(loaded, caches, strict=True):
         name = _unused(part.name, proposers)
-        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, states)))
+        places_ahead = num_blocks * block_size if begins_ahead else 0
+        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, states, places_ahead)))
     return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
 
 
@@ -83,7 +85,9 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
         case NgramConfig():
             from .ngram import NgramProposer
 
-            return LoadedProposer("ngram", lambda opening: NgramProposer(config, opening.name, resources.corpora))
+            return LoadedProposer(
+                "ngram", lambda opening: NgramProposer(config, opening.name, resources.corpora, opening.places_ahead)
+            )
         case NgramCacheConfig():
             from . import ngram_cache
 
@@ -135,7 +139,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
         case SyntheticConfig():
             from .synthetic import SyntheticProposer
 
-            return LoadedProposer("synthetic", lambda opening: SyntheticProposer(config, opening.name, resources.target.vocab_size))
+            vocab_size = resources.target.vocab_size
+            return LoadedProposer(
+                "synthetic", lambda opening: SyntheticProposer(config, opening.name, vocab_size, opening.places_ahead > 0)
+            )
         case PredictionConfig():
             raise AssertionError("predictions are the same for all")
 

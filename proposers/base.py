@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.layout import KVLayerSpec
@@ -142,6 +144,19 @@ class ChainsAhead:
 
     rows: Mapping[str, tuple[int, int]]  # request id -> its row of token_ids, and how many there count at most
     token_ids: Tensor  # [N, k] int64 there
+
+    @classmethod
+    def of(cls, parts: Sequence[ChainsAhead]) -> ChainsAhead:
+        """Those of several drafters. A row that more than one guesses for has the first one's."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.token_ids.shape[1] for part in parts)
+        rows: dict[str, tuple[int, int]] = {}
+        first = 0
+        for part in parts:
+            rows = {**{name: (first + row, count) for name, (row, count) in part.rows.items()}, **rows}
+            first += len(part.token_ids)
+        return cls(rows, torch.cat([F.pad(part.token_ids, (0, width - part.token_ids.shape[1])) for part in parts]))
 
 
 @record

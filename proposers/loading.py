@@ -22,7 +22,6 @@ from .draft_states import StateSeats
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..kernels.transformers_layer import DraftLayer
     from .config import DraftModelConfig, PardConfig
 
 
@@ -74,6 +73,7 @@ class Opening:
     return_probs: bool  # Draft.probs are wanted where guesses are drawn (p/q rules)
     target_kv: KVTensors | None = None  # the target's own, for those who run it (`Needs.runs_target`)
     states: StateSeats | None = None  # in the caches of recurrent executors
+    places_ahead: int = 0  # of the target's cache, where steps are begun before the one before them has ended; 0 = they are not
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,5 @@ class Resources:
     have in the same format are kept once."""
     corpora: Corpora | None = None  # what earlier requests have said, for methods that look there
     progress: Callable[[str], None] = lambda line: None
-    bind_layer: Callable[[DraftLayer, Mapping[str, Tensor]], Executor] | None = None
-    """(a layer of the target's kind, its weights) -> a network that runs as the target does. None: the target is a program."""
     load_adapter: Callable[[str, str | None], AdaptedTarget] | None = None
     """(folder or hub id of an adapter, revision) -> the target with it. Raises what explains itself. None: it has no room for one."""

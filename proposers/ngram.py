@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from ..kernels.growing_text import GrowingText, repeats
-from .base import Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs
+from .base import ChainsAhead, Draft, DraftContext, DraftRow, Feedback, KnownRow, Needs, UnderWay
 from .config import NgramConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS
 from .corpus import Corpora, Corpus
+from .early_lookup import EarlyLookups
 from .ngram_index import NgramIndex
 
 MAX_PLACES = 32
@@ -38,8 +39,9 @@ class NgramProposer:
 
     needs = Needs(hears="nothing")
 
-    def __init__(self, config: NgramConfig, name: str = "ngram", corpora: Corpora | None = None) -> None:
-        """corpora: of the shared pool; without them there is none."""
+    def __init__(self, config: NgramConfig, name: str = "ngram", corpora: Corpora | None = None, places_ahead: int = 0) -> None:
+        """corpora: of the shared pool; without them there is none. places_ahead: of the target's cache, where steps are begun before the
+        one before them has ended; 0 = they are not."""
         self.name = name
         self.max_tokens = min(config.num_speculative_tokens * config.num_branches, MAX_NUM_SPECULATIVE_TOKENS)
         self._config = config
@@ -49,6 +51,12 @@ class NgramProposer:
         self._texts: dict[str, GrowingText] = {}
         self._pools: dict[str, _Pool] = {}
         self._num_deleted = 0
+        self._early = EarlyLookups(config, places_ahead) if places_ahead and self.lookup is not None else None
+        self._guessed: dict[str, int] = {}  # guesses that rows were asked for in the latest step, of those that got some
+
+    @property
+    def num_places_ahead(self) -> int:
+        return 0 if self._early is None else self._early.num_places_ahead
 
     @property
     def lookup(self) -> NgramConfig | None:
@@ -63,7 +71,14 @@ class NgramProposer:
             if row.ceiling:
                 self._add(draft, row, index)
             draft.start_loc.append(len(draft.token_ids))
+        if self._early is not None:
+            found = zip(context.rows, draft.start_loc, draft.start_loc[1:], strict=False)
+            self._guessed = {row.request_id: row.ceiling for row, start, end in found if end > start}
         return draft
+
+    def begin(self, step: UnderWay) -> ChainsAhead | None:
+        """Where the text that is repeated goes on, guesses will be wanted again."""
+        return self._early.begin(step, self._guessed) if self._early is not None and self._guessed else None
 
     def has_guess(self, row: KnownRow) -> bool:
         return self.have_guesses([row])[0]
@@ -94,6 +109,8 @@ class NgramProposer:
     def forget(self, request_id: str) -> None:
         self._indices.pop(request_id, None)
         self._texts.pop(request_id, None)
+        if self._early is not None:
+            self._early.forget(request_id)
 
     def check(self) -> None:
         for index in self._indices.values():

@@ -206,7 +206,7 @@ class ProposerSet:
     def begin(self, step: UnderWay) -> ChainsAhead | None:
         """Let them. The time is nobody's: the target computes meanwhile. Who cannot do it guesses from now on when he is asked.
 
-        Returns what was begun, if all of it is one drafter's.
+        Returns what was begun.
         """
         begun: list[ChainsAhead] = []
         for member, early in [*self._early]:
@@ -218,7 +218,7 @@ class ProposerSet:
                     member.health.num_failures += 1
                     self._early.remove((member, early))
                     _log.warning("proposer %s begins nothing early any more: %s", member.health.name, _told(error), exc_info=error)
-        return begun[0] if len(begun) == 1 else None
+        return ChainsAhead.of(begun) if begun else None
 
     def observe(self, feedback: Feedback) -> None:
         if self.corpora is not None:

@@ -26,13 +26,17 @@ _NODES = power_of_two(1 + MAX_TREE_TOKENS)
 
 def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
     """As the reference, on the device of argmax. chosen None: no row has choices."""
-    parents, token_ids, choices, starts = upload_packed(
-        [guesses.parents, guesses.token_ids, guesses.choices, guesses.row_starts], argmax.device
-    )
+    arrays = [guesses.parents, guesses.token_ids, guesses.choices, guesses.row_starts]
+    if guesses.decreed is not None:
+        arrays.append(guesses.decreed)
+    parents, token_ids, choices, starts, *decreed = upload_packed(arrays, argmax.device)
     rows = len(guesses.row_starts) - 1
     found = torch.empty(rows, 1 + 2 * guesses.depth, dtype=torch.int32, device=argmax.device)
     if rows:
-        _match[(rows,)](argmax, top, chosen, parents, token_ids, choices, starts, found, guesses.depth, NODES=_NODES, num_warps=1)
+        by_decree = decreed[0] if decreed else None
+        _match[(rows,)](
+            argmax, top, chosen, by_decree, parents, token_ids, choices, starts, found, guesses.depth, NODES=_NODES, num_warps=1
+        )
     return found
 
 
@@ -55,7 +59,9 @@ def warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
 
 
 @triton.jit(do_not_specialize=["depth"])
-def _match(argmax_ptr, top_ptr, chosen_ptr, parents_ptr, guesses_ptr, choices_ptr, starts_ptr, found_ptr, depth, NODES: tl.constexpr):
+def _match(
+    argmax_ptr, top_ptr, chosen_ptr, decreed_ptr, parents_ptr, guesses_ptr, choices_ptr, starts_ptr, found_ptr, depth, NODES: tl.constexpr
+):
     row = tl.program_id(0)
     start = tl.load(starts_ptr + row)
     node = tl.arange(0, NODES)
@@ -67,6 +73,9 @@ def _match(argmax_ptr, top_ptr, chosen_ptr, parents_ptr, guesses_ptr, choices_pt
         choice = tl.load(choices_ptr + start + node, mask=inside, other=-1)
         own = tl.load(chosen_ptr + choice, mask=choice >= 0, other=-1).to(tl.int32)
         token = tl.where(choice >= 0, own, token)
+    if decreed_ptr is not None:
+        by_decree = tl.load(decreed_ptr + start + node, mask=inside, other=-1)
+        token = tl.where(by_decree >= 0, by_decree, token)
     top = tl.load(top_ptr + start + node, mask=inside, other=0.0).to(tl.float32)
     token = tl.where(tl.abs(top) < float("inf"), token, -1)  # not so for NaN either
 

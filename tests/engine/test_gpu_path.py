@@ -60,7 +60,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def num_early(llm: LLM) -> int:
-    """Chains that were begun before anybody knew where they would start, and then asked for."""
+    """Chains of networks that were begun before anybody knew where they would start, and then asked for."""
     learned = [p for p in llm._running().core.proposers.proposers if isinstance(p, LearnedProposer)]
     return sum(proposer.early.num_used for proposer in learned if proposer.early is not None)
 
@@ -105,6 +105,40 @@ def test_outputs_are_those_of_the_plain_executor(
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
     assert found["off"] == found[name] == expected
     assert drawn == expected_drawn
+
+
+@pytest.mark.parametrize("match", ["earliest", "latest"])
+def test_what_is_looked_up_needs_no_host(target: Path, as_on_a_gpu: None, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once texts repeat themselves, guesses come from the device, and the host finds the same ones."""
+    bias = {token: 20.0 for token in (40, 41)}  # few texts of two tokens do not
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3, "match": match}
+    with LLM(target, {**config, "adaptive": False}, **OPTIONS) as llm:
+        runner = llm._running().core.runner
+        assert isinstance(runner, OverlappedRunner)
+        found = say(llm, "ngram", max_tokens=120, temperature=0, logit_bias=bias)
+        stats = llm.stats()
+        assert stats.num_accepted_tokens > 100 and runner.num_used > 0.5 * stats.num_steps
+        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats())
+        llm._running().core.check()
+    monkeypatch.undo()
+    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+        assert found == say(plain, "off", max_tokens=120, temperature=0, logit_bias=bias)
+
+
+def test_acceptance_by_decree_needs_no_host(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synthetic acceptance is walked on the device and says what the verifier says, and the next guesses are there at once."""
+    config = {"method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_rates": [0.7], "adaptive": False}
+    options = {**OPTIONS, "allow_synthetic_acceptance": True}
+    settings: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}]
+    with LLM(target, config, **options) as llm:
+        runner = llm._running().core.runner
+        assert isinstance(runner, OverlappedRunner)
+        found = [say(llm, "synthetic", max_tokens=60, **settings[0])]
+        assert runner.num_used > 0.6 * llm.stats().num_steps and runner.num_matched > 0
+        found.append(say(llm, "synthetic", max_tokens=60, **settings[1]))
+    monkeypatch.undo()
+    with LLM(target, config, **options) as usual:
+        assert found == [say(usual, "synthetic", max_tokens=60, **params) for params in settings]
 
 
 @pytest.mark.parametrize("method", slow_but(["eagle3"], list(METHODS)))

@@ -25,6 +25,7 @@ from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch, RowStates
+from foretoken.kernels.lookup import Lookup, Lookups
 from foretoken.kernels.matching import Guesses
 from foretoken.kernels.sampling import neutral
 from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
@@ -46,6 +47,7 @@ from foretoken.kernels.triton import (
     linear,
     linear_attention,
     linear_int4,
+    lookup,
     low_rank,
     matching,
     norms,
@@ -350,6 +352,7 @@ def behind_a_pass() -> None:
     matching.warm_up(vocab_size, HALF, host)
     continuation.warm_up(host)
     following.warm_up(host)
+    lookup.warm_up(host)
     static_batch.warm_up(host)
     known = num_builds()
     ids = np.zeros(64, np.int32)
@@ -369,6 +372,9 @@ def behind_a_pass() -> None:
                     answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
                 rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
                 continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
+                texts = [Lookup(row, 100 * depth, array("i", range(99))) for row in range(places)]
+                lookups = Lookups.of(texts, host, 16, (1, depth), depth % 2 == 0, depth)
+                lookup.looked_up(lookups, empty(4096, dtype=torch.int32), answer)
                 fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
                 for made in (empty(places, depth, dtype=LONG), None):
                     batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
@@ -380,7 +386,7 @@ def behind_a_pass() -> None:
 
 
 def num_builds() -> int:
-    behind = (matching._match, continuation._lay_out, following._lay_out, static_batch._take)
+    behind = (matching._match, continuation._lay_out, following._lay_out, lookup._compare, lookup._write, static_batch._take)
     kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, *behind)
     return sum(map(_builds_of, kernels))
 

@@ -121,6 +121,23 @@ def test_drafts_are_walked_as_the_verifier_walks_them(kind: str, every: list[dic
     assert accepted > 10 and ends > 0, "the test shows nothing"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_accepted_by_decree(seed: int) -> None:
+    """The verifier's own path, with the target's token behind it, whether or not guesses would have matched."""
+    rng, verifier = random.Random(seed), Verifier(synthetic_rates=(0.8, 0.5))
+    rows: list[PlanRow] = []
+    for i in range(6):
+        request = a_request(f"{i}", seed=10 * seed + i, prompt=[i, 1, i], temperature=0.0)
+        likely = [int(model((i, 1, i)).argmax()), *(rng.randrange(24) for _ in range(7))]
+        rows.append(a_row(request, a_guess(rng, likely, rng.choice(["chains", "trees"]))))
+    target = forward(rows, model)
+    expected = verifier.verify(StepPlan(rows, 16), target).rows
+    guesses = Guesses.of([(row.draft_token_ids, row.parents, False) for row in rows], [verifier.decreed(row) for row in rows])
+    for walk in (match_there, matching.match):
+        matched = replace(target, matched=walk(target.argmax, target.top, None, guesses))
+        assert verifier.verify(StepPlan(rows, 16), matched).rows == expected
+
+
 def test_scores_that_are_not_finite_fail_their_row_alone(by_levels: Verifier) -> None:
     """On the way or off it, of rows that choose and of rows that do not."""
     rows = [a_row(a_request(f"{i}", temperature=i % 2), chain(4, 5, 6)) for i in range(8)]
