@@ -243,6 +243,7 @@ def synthetic(bench: Bench) -> Iterable[Figure]:
                 started, tokens = time.perf_counter(), engine.finish()
                 rates[method].append(tokens / (time.perf_counter() - started))
         stats = engine.core.stats()
+        yield from _ahead_figures(engine, "synthetic")
         yield from _profile_of_one(bench, engine, "synthetic", "synthetic")
     plain, guessed = (statistics.median(rates[name]) for name in ("off", "synthetic"))
     accepted = 1 + stats.num_accepted_tokens / max(stats.num_drafts, 1)
