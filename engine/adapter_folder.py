@@ -160,5 +160,7 @@ def _why_not(module: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
         return "and adapters of the head or the embedding are not served: train it without, or merge it into its base model"
     if "expert" in module:
         return "and adapters of experts are not served: merge it into its base model"
+    if module.endswith(".kv_b_proj"):
+        return "whose halves stand on both sides of attention here: adapters of it are not served, merge it into its base model"
     example = next(iter(shapes), "")
     return f"which is no linear layer of this model (one of them is {example.removesuffix('.weight')})"

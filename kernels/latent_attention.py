@@ -55,13 +55,13 @@ def latent_attention(d: DecoderBuilder, pairs: bool) -> Block:
             narrow = d.linear(f"{name}.q_a_proj", x, int(d.config["q_lora_rank"]), bias)
             of_queries, read = f"{name}.q_b_proj", d.norm(f"{name}.q_a_layernorm", narrow, eps=_EPS)
         every = plain + turned
-        q = block(name, some_rows(of_queries, read, heads, 0, plain, every), 0, plain, f"{name}.k_b_proj", transposed=True)
+        q = block(name, some_rows(of_queries, read, heads, 0, plain, every), 0, plain, f"{name}.kv_b_proj.keys", transposed=True)
         q = d.concat((some_rows(of_queries, read, heads, plain, every, every), q), f"{name}.q", heads)
         of_keys, every = f"{name}.kv_a_proj_with_mqa", rank + turned
         latent = d.norm(f"{name}.kv_a_layernorm", some_rows(of_keys, x, 1, 0, rank, every, bias), eps=_EPS)
         inputs = q, some_rows(of_keys, x, 1, rank, every, every, bias), latent
         attended = d.attend_over(KVLayerSpec(1, every, rank, values_in_keys=True), Attention(inputs, (name,), 0, heads, scale, rope))
-        attended = block(name, attended, plain, plain + values, f"{name}.v_b_proj", transposed=False)
+        attended = block(name, attended, plain, plain + values, f"{name}.kv_b_proj.values", transposed=False)
         return d.linear(f"{name}.o_proj", attended, d.hidden_size, bias)
 
     return attention

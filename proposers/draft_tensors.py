@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from ..kernels.program import Program
+from ..kernels.weights import is_part_of, rows_of
 from .checkpoint import Checkpoint
 
 _IGNORED = re.compile(r"(^|\.)(t2d$|verifier_|rotary_emb\.inv_freq$)")  # left over from training
@@ -40,9 +42,26 @@ class DraftTensors:
     def num_layers(self) -> int:
         """Counted, because published configs say 40 where the file has one."""
         count = 0
-        while self.has(f"model.layers.{count}.self_attn.q_proj.weight"):
+        while any(self.has(f"model.layers.{count}.self_attn.{queries}.weight") for queries in ("q_proj", "q_a_proj")):
             count += 1
         return max(count, 1)
 
     def _find(self, name: str) -> str | None:
         return self.checkpoint.find(*self._spellings(name))
+
+
+def program_weights(program: Program, has: Callable[[str], bool], take: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """The program's own weights, some of which are rows of a tensor. has, take: of the checkpoint, by the names that programs use."""
+    weights: dict[str, Tensor] = {}
+    wholes: dict[str, Tensor] = {}  # each is looked through once, however many weights are rows of it
+    for name, shape in program.weights.items():
+        rows = program.slices.get(name)
+        if name in program.shared:
+            continue
+        if rows is None or not (is_part_of(name, rows) or has(rows.tensor)):
+            weights[name] = take(name, *shape)
+            continue
+        if rows.tensor not in wholes:
+            wholes[rows.tensor] = take(rows.tensor, *rows.shape)
+        weights[name] = rows_of(wholes[rows.tensor], rows)
+    return weights

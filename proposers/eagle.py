@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint
 from .config import DEFAULT_NUM_SPECULATIVE_TOKENS, EagleConfig, StaticTree
 from .config_entry import SpeculativeConfigError
 from .draft_layers import readable_length
-from .draft_tensors import DraftTensors
+from .draft_tensors import DraftTensors, program_weights
 from .drafting import OwnCache, Pairing
 from .eagle_checkpoint import EagleDraft, read_draft, spellings
 from .eagle_program import TOKEN_MAP, draft_program, encoder_program
@@ -38,7 +38,7 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
 
     max_model_len = readable_length(draft.hf_config, min(target.max_model_len, config.max_model_len or target.max_model_len))
     program = fuse(draft_program(draft, tensors.has, max_model_len))
-    weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
+    weights = program_weights(program, tensors.has, tensors.take)
     if draft.token_ids is not None:
         weights[TOKEN_MAP] = draft.token_ids
     executor = resources.bind(program, weights, config.quantization)
@@ -97,11 +97,12 @@ class _Encoder:
 def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     read = "last state" if not draft.has_encoder else f"states before layers {', '.join(map(str, draft.taps))}"
-    layers = int(draft.hf_config.num_hidden_layers)
+    count = int(draft.hf_config.num_hidden_layers)
+    layers = f"{count} layer{'s' * (count > 1)}{' with latent attention' * draft.has_latent_attention}"
     embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
     vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
     lines = [
-        f"{draft.kind} in the layout of {draft.layout}, {layers} layer{'s' * (layers > 1)}, reads the target's {read}",
+        f"{draft.kind} in the layout of {draft.layout}, {layers}, reads the target's {read}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
     return (*lines, *checkpoint.leftovers())

@@ -23,10 +23,12 @@ from .draft_tensors import DraftTensors
 from .eagle_taps import tapped_layers
 from .loading import TargetView
 
+_LATENT = "deepseek_v3"
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 _LAYER_SETTINGS = (*LAYER_SETTINGS, "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _FIRST_LAYER = "model.layers.0"
-_OTHERS = {"multi-head latent attention": "kv_a_proj_with_mqa", "experts": "mlp.experts.", "attention sinks": "self_attn.sinks"}
+_ATTENTION = f"{_FIRST_LAYER}.self_attn"
+_OTHERS = {"experts": "mlp.experts.", "attention sinks": "self_attn.sinks"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class EagleDraft:
     mask_token: int | None  # P-EAGLE: stands where a guess will be
     mask_state: Tensor | None  # [states of all taps] float32, what it is paired with
     num_speculative_tokens: int | None  # what the checkpoint was made for
+
+    @property
+    def has_latent_attention(self) -> bool:
+        """As DeepSeek's (Kimi's drafters have it)."""
+        return self.hf_config.model_type == _LATENT
 
 
 def read_draft(tensors: DraftTensors, target: TargetView, config: EagleConfig) -> EagleDraft:
@@ -136,6 +143,8 @@ def _refuse_other_networks(tensors: DraftTensors, settings: _Settings) -> None:
 
 def _layer_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
+    if tensors.has(f"{_ATTENTION}.kv_a_proj_with_mqa.weight"):
+        return _latent_config(tensors, settings)
     usual = "llama" if settings.speculators_type is None else "qwen3"
     model_type = settings.layers.get("model_type", usual)
     kind = model_type if model_type in _LLAMA_LIKE else "llama"
@@ -145,7 +154,30 @@ def _layer_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfi
     num_layers = tensors.num_layers()
     if len(given.get("layer_types", ())) != num_layers:
         given.pop("layer_types", None)
-    return layer_config(kind, given, num_layers, tensors.shape(f"{_FIRST_LAYER}.self_attn.q_proj.weight")[0], settings.folder)
+    return layer_config(kind, given, num_layers, tensors.shape(f"{_ATTENTION}.q_proj.weight")[0], settings.folder)
+
+
+def _latent_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfig:
+    """Of latent attention, whatever model type it calls itself. Its sizes are those of the tensors: configs leave some out."""
+    heads = settings.layers.get("num_attention_heads")
+    rank, outputs = tensors.shape(f"{_ATTENTION}.kv_a_layernorm.weight")[0], tensors.shape(f"{_ATTENTION}.kv_b_proj.weight")[0]
+    turned, values = tensors.shape(f"{_ATTENTION}.kv_a_proj_with_mqa.weight")[0] - rank, tensors.shape(f"{_ATTENTION}.o_proj.weight")[-1]
+    if type(heads) is not int or heads < 1 or outputs % heads or values % heads or outputs <= values or turned < 1:
+        raise SpeculativeConfigError(
+            f"{settings.folder}/config.json: {heads!r} heads ('num_attention_heads') cannot have made keys and values of {outputs} numbers "
+            f"and results of {values}"
+        )
+    given = {key: settings.layers[key] for key in (*LAYER_SETTINGS, "rope_interleave") if settings.layers.get(key) is not None}
+    given |= {
+        "q_lora_rank": tensors.shape(f"{_ATTENTION}.q_a_proj.weight")[0] if tensors.has(f"{_ATTENTION}.q_a_proj.weight") else None,
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": turned,
+        "head_dim": turned,
+        "v_head_dim": values // heads,
+        "qk_nope_head_dim": (outputs - values) // heads,
+        "attention_bias": tensors.has(f"{_ATTENTION}.kv_a_proj_with_mqa.bias"),
+    }
+    return layer_config(_LATENT, given, tensors.num_layers(), 0, settings.folder)
 
 
 def _check_width(settings: _Settings, hf_config: PreTrainedConfig, target: TargetView, may_differ: bool) -> None:

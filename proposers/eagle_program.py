@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
+from ..kernels.latent_attention import latent_attention
+from ..kernels.layer_order import Block
 from ..kernels.layout import FINAL
 from ..kernels.ops import Concat, Linear, Op, RMSNorm
 from ..kernels.program import Program, row_program
@@ -27,11 +29,11 @@ def draft_program(draft: EagleDraft, has: Callable[[str], bool], max_model_len: 
 
     EAGLE (Li et al. 2024): x = fc([E; f]), which the first layer attends to without a norm; scores are the target's head of what
     the last layer writes. EAGLE-3 (Li et al. 2025): the first layer attends to [norm(E); norm(f)], E is never in the residual;
-    a norm stands before the head. Further layers are those of a Llama. has: whether the checkpoint holds a weight.
+    a norm stands before the head. Further layers are those of a Llama, or have latent attention like the first. has: whether the
+    checkpoint holds a weight.
     """
     d = DecoderBuilder(draft.hf_config, max_model_len, torch.float32)
-    rope = d.rope(partial=True)
-    windows = d.windows() if d.config.get("layer_types") else [d.window()] * d.num_layers
+    attention = latent_attention(d, d.flag("rope_interleave")) if draft.has_latent_attention else _attention(d, has)
     feature = d.input(FEATURE, d.hidden_size)
     embedding, head = draft.embedding, draft.head
     embedded = d.embed(embedding.scale, embedding.weight, embedding.rows, "embedded")
@@ -43,12 +45,9 @@ def draft_program(draft: EagleDraft, has: Callable[[str], bool], max_model_len: 
         read = d.concat((d.norm(f"{layer(0)}.input_layernorm", embedded), normed), "pair")
     boundaries = [x]
     for i in range(d.num_layers):
-        name = f"{layer(i)}.self_attn"
         if i:
             read = d.norm(f"{layer(i)}.input_layernorm", x)
-        qkv = d.qkv(i, read, has(f"{name}.q_proj.bias"))
-        head_norms, bias = has(f"{name}.q_norm.weight"), has(f"{name}.o_proj.bias")
-        x = d.add(x, d.attend(i, qkv, rope, windows[i], head_norms=head_norms, bias=bias), f"{layer(i)}.middle")
+        x = d.add(x, attention(i, read), f"{layer(i)}.middle")
         fed = d.mlp(i, d.norm(f"{layer(i)}.post_attention_layernorm", x), has(f"{layer(i)}.mlp.gate_proj.bias"))
         x = d.add(x, fed, hidden(i + 1))
         boundaries.append(x)
@@ -60,6 +59,19 @@ def draft_program(draft: EagleDraft, has: Callable[[str], bool], max_model_len: 
         token_map=TOKEN_MAP if draft.token_ids is not None else "",
         shared=frozenset(table.weight for table in (embedding, head) if table.is_shared),
     )
+
+
+def _attention(d: DecoderBuilder, has: Callable[[str], bool]) -> Block:
+    """As a Llama's, with the norms and biases that are there."""
+    rope = d.rope(partial=True)
+    windows = d.windows() if d.config.get("layer_types") else [d.window()] * d.num_layers
+
+    def attention(i: int, x: str) -> str:
+        name = f"{layer(i)}.self_attn"
+        qkv = d.qkv(i, x, has(f"{name}.q_proj.bias"))
+        return d.attend(i, qkv, rope, windows[i], head_norms=has(f"{name}.q_norm.weight"), bias=has(f"{name}.o_proj.bias"))
+
+    return attention
 
 
 def encoder_program(draft: EagleDraft, has: Callable[[str], bool], state_width: int) -> Program:

@@ -15,16 +15,16 @@ from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
 from ..kernels.model_config import config_class
 from ..kernels.program import Program
-from ..kernels.weights import is_part_of, rows_of
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
+from .draft_tensors import program_weights
 from .drafting import OwnCache, Pairing
 from .features import Features
-from .guessing import FEATURE, ChainGuesser, Drawing, Network, unchanged
+from .guessing import ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
-from .mtp_checkpoint import GATED, MtpModule, find_module
-from .mtp_program import draft_program, gated_draft_program, glm_draft_program, published, published_with_layer
+from .mtp_checkpoint import GATED, NUMBERED, MtpModule, find_module
+from .mtp_program import draft_program, gated_draft_program, numbered_draft_program, published, published_with_layer
 
 _DENSE = ("qwen2", "qwen3", "llama")
 
@@ -38,10 +38,8 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
         executor = _dense(module, config, resources)
     elif module.kind in GATED.values():
         executor = _gated(module, config, resources)
-    elif module.kind == "GLM-4 MoE":
-        executor = _behind(module, config, resources)
     else:
-        executor = _as_in_transformers(module, config, resources)
+        executor = _numbered(module, config, resources)
     num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
 
     def open(opening: Opening) -> LearnedProposer:
@@ -78,26 +76,18 @@ def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Execut
     return resources.bind(program, _weights(module, program, published_with_layer), config.quantization)
 
 
-def _behind(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    program = fuse(glm_draft_program(_layer_config(module, resources.target, ("glm4_moe",)), resources.target))
+def _numbered(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
+    program = fuse(numbered_draft_program(_layer_config(module, resources.target, tuple(NUMBERED)), resources.target))
     return resources.bind(program, _weights(module, program, published), config.quantization)
 
 
 def _weights(module: MtpModule, program: Program, published: Callable[[str], str]) -> dict[str, Tensor]:
-    """The program's own, of the module's tensors. published: what the module calls a weight."""
-    weights: dict[str, Tensor] = {}
-    wholes: dict[str, Tensor] = {}  # each is looked through once, however many weights are rows of it
-    for name, shape in program.weights.items():
-        rows = program.slices.get(name)
-        if name in program.shared:
-            continue
-        if rows is None or not (is_part_of(name, rows) or module.has(published(rows.tensor))):
-            weights[name] = module.take(published(name), *shape)
-            continue
-        if rows.tensor not in wholes:
-            wholes[rows.tensor] = module.take(published(rows.tensor), *rows.shape)
-        weights[name] = rows_of(wholes[rows.tensor], rows)
-    return weights
+    """published: what the module calls a weight."""
+
+    def take(name: str, *shape: int) -> Tensor:
+        return module.take(published(name), *shape)
+
+    return program_weights(program, lambda name: module.has(published(name)), take)
 
 
 def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...]) -> PretrainedConfig:
@@ -112,6 +102,7 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
     model_type = given.get("model_type")
     if model_type not in types:
         raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(types)} can be run")
+    given.pop("mlp_layer_types", None)  # of the target's layers
     kinds = given.pop("layer_types", None) or ["full_attention"]
     kinds = kinds[-1:] if model_type in _DENSE else ["full_attention"]
     try:
@@ -124,22 +115,6 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
             "take the MTP layer that was trained for this target"
         )
     return hf_config
-
-
-def _as_in_transformers(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    from ..kernels.transformers_layer import STATE, DraftLayer
-
-    assert STATE == FEATURE
-    target = resources.target
-    if config.quantization not in (None, "none"):
-        raise SpeculativeConfigError(
-            f"{module.kind}'s MTP layer runs through transformers, which has no {config.quantization} weights: leave 'quantization' out"
-        )
-    if resources.bind_layer is None:
-        raise SpeculativeConfigError(f"{module.kind}'s MTP layer needs a target that runs through transformers: set executor to torch")
-    hf_config = config_class(target.config["model_type"]).from_dict(dict(target.config))
-    layer = DraftLayer(hf_config)
-    return resources.bind_layer(layer, {name: module.take(name, *shape) for name, shape in layer.shapes().items()})
 
 
 def _found(module: MtpModule) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from .config_entry import SpeculativeConfigError
 from .detection import tensor_shapes
 from .loading import TargetView
 
-Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "Qwen3-Next", "Qwen3.5"]
+Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Qwen3-Next", "Qwen3.5"]
 
-_BEHIND_THE_LAYERS: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE"}
+NUMBERED: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE", "glm4_moe_lite": "GLM-4.7-Flash"}
+"""Model types whose modules are numbered as if they were further layers, and hold one of the target's own with experts."""
 GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5"}
 """Model types whose modules share all but their layers, which are the target's own with attention."""
 _ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -63,9 +64,9 @@ class MtpModule:
 
 
 def brings_module(folder: Path, model_type: str) -> bool:
-    """Whether a target of this type has a module of its own in its folder, of a kind that runs as a program."""
+    """Whether a target of this type has a module of its own in its folder."""
     names = tensor_shapes(folder)
-    if _BEHIND_THE_LAYERS.get(model_type) == "GLM-4 MoE":
+    if model_type in NUMBERED:
         return bool(draft_layer_names(names))
     own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ()))
     return any(name.startswith(own) for name in names)
@@ -94,9 +95,9 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
         return "speculators", "mtp_layers.", 0
     model_type = target.config.get("model_type")
     if any(name.startswith(f"model.layers.{target.num_layers}.") for name in names):
-        if model_type not in _BEHIND_THE_LAYERS:
+        if model_type not in NUMBERED:
             raise SpeculativeConfigError(f"MTP layers of model type {model_type!r} are not available; leave out method mtp")
-        return _BEHIND_THE_LAYERS[model_type], "model.layers.", target.num_layers
+        return NUMBERED[model_type], "model.layers.", target.num_layers
     if any(name.startswith(_SHARED_BY_GATED) for name in names):
         if model_type not in GATED:
             raise SpeculativeConfigError(

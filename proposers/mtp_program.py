@@ -1,6 +1,7 @@
-"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next, and GLM's.
+"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next, and those
+that DeepSeek and GLM publish as one more layer.
 
-Knows no tensors. DeepSeek's run through transformers (kernels/transformers_layer.py).
+Knows no tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from transformers import PretrainedConfig
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.expert_families import experts_and_one_shared, experts_and_shared, glm_attention
+from ..kernels.latent_attention import latent_attention
 from ..kernels.layout import FINAL
 from ..kernels.program import Program
 from ..kernels.recurrent_families import gated_attention
@@ -59,13 +61,14 @@ def gated_draft_program(hf_config: PretrainedConfig, target: TargetView, has_exp
     return _guessing(d, d.norm("norm", x), (read, x), target)
 
 
-def glm_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
+def numbered_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
     """o = layer(eh_proj([enorm(E); hnorm(f)])), scores = the target's head of shared_head.norm(o).
 
-    (GLM-4.5: GLM team 2025; DeepSeek-AI 2024.) The layer is one of the target's that have experts. hf_config: of the one layer.
+    (DeepSeek-AI 2024, section 2.2, with the halves in the order that the published weights want; GLM-4.5: GLM team 2025.) The layer is
+    one of the target's that have experts. hf_config: of the one layer.
     """
     d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
-    attention = glm_attention(d)
+    attention = latent_attention(d, d.flag("rope_interleave")) if "kv_lora_rank" in d.config else glm_attention(d)
     state = d.norm("hnorm", d.input(FEATURE, d.hidden_size))
     token = d.norm("enorm", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
     read = d.linear("eh_proj", d.concat((token, state), "pair"), d.hidden_size)

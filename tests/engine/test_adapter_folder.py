@@ -46,15 +46,17 @@ def bank_of(loaded: LoadedModel) -> AdapterBank:
     return loaded.adapters
 
 
-@pytest.mark.parametrize("family", [*RECURRENT, "glm4"])
+@pytest.mark.parametrize("family", [*RECURRENT, "glm4", "deepseek_v3"])
 @pytest.mark.parametrize("prefix", slow_but(["model."], ["model.", "model.language_model."]))
 def test_it_is_as_if_it_were_merged(family: str, prefix: str, tmp_path: Path) -> None:
     """Queries lie beside their gates, what belongs to one key head together, and dimensions that turn together beside each other."""
     target = write(family, tmp_path / "target")
-    pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if not re.search("experts|sparse_moe", name)}
+    pairs: Pairs = {name: pair for name, pair in pairs_for(target, 1).items() if not re.search("experts|sparse_moe|kv_b_proj", name)}
     kinds = {"qwen3_next": "linear_attn.in_proj_qkvz", "lfm2": "conv.in_proj", "lfm2_moe": "conv.in_proj", "glm4": "self_attn.k_proj"}
+    kinds["deepseek_v3"] = "self_attn.kv_a_proj_with_mqa"
     parts = "mamba.in_proj" if "granite" in family else kinds.get(family, "linear_attn.in_proj_qkv")
-    assert {"model.layers.1.self_attn.q_proj.weight", f"model.layers.0.{parts}.weight"} <= pairs.keys()
+    queries = "q_b_proj" if family == "deepseek_v3" else "q_proj"
+    assert {f"model.layers.1.self_attn.{queries}.weight", f"model.layers.0.{parts}.weight"} <= pairs.keys()
     adapter = save_adapter(tmp_path / "adapter", {name.replace("model.", prefix, 1): pair for name, pair in pairs.items()})
     loaded = load(target, AdapterRoom(2, 4))
     bank = bank_of(loaded)
@@ -77,3 +79,11 @@ def test_what_is_no_linear_layer_of_the_text_model_is_refused(tmp_path: Path) ->
         folder = save_adapter(tmp_path / module, {f"{module}.weight": (down, its)})
         with pytest.raises(ModelLoadError, match=told):
             read_adapter(folder, bank.shapes, bank.rank, bank.slices)
+
+
+def test_the_halves_of_latent_attention_are_refused(tmp_path: Path) -> None:
+    bank = bank_of(load(write("deepseek_v3", tmp_path / "target"), AdapterRoom(1, 4)))
+    module = "model.layers.0.self_attn.kv_b_proj"
+    folder = save_adapter(tmp_path / "adapter", {f"{module}.weight": (torch.zeros(4, 16), torch.zeros(80, 4))})
+    with pytest.raises(ModelLoadError, match=f"adapts {module}, whose halves .* merge it into its base model"):
+        read_adapter(folder, bank.shapes, bank.rank, bank.slices)

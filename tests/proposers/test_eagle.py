@@ -135,7 +135,7 @@ def test_a_small_ingestion_budget_only_delays(make: MakeDrafter, name: str) -> N
     assert checked == 3  # 17 entries and one more each step, four a step: behind for five steps
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3, NVIDIA", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3, NVIDIA", "eagle3, latent attention", "p-eagle"])
 @pytest.mark.parametrize("asks", [False, True])
 def test_prefix_cache_hits_change_nothing(make: MakeDrafter, name: str, asks: bool) -> None:
     """A second request takes over three blocks of a first one, whatever follows them, while both live."""

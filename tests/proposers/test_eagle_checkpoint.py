@@ -23,6 +23,7 @@ from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.detection import detect_method
 
 Change = Callable[[dict[str, Any]], Any]
+LATENT = "eagle3, latent attention"
 
 
 def edit(drafter: Drafter, config: Mapping[str, Any] = {}, tensors: Change = lambda t: None) -> Drafter:
@@ -55,6 +56,7 @@ def test_every_layout_is_recognised_by_its_content(tmp_path: Path, name: str) ->
         ("eagle3, qwen3", ["before layers 2, 3, 5, 7, 8", "the target's vocabulary; embedding: its own, head: its own"]),
         ("eagle3, speculators", ["EAGLE-3 in the layout of speculators, 2 layers", "before layers 1, 4, 7"]),
         ("eagle3, last state", ["the target's last state", "40 tokens"]),
+        (LATENT, ["EAGLE-3 in the layout of EAGLE, 2 layers with latent attention, reads", "before layers 1, 4, 7"]),
         ("p-eagle", ["P-EAGLE in the layout of speculators", "embedding: its own"]),
     ],
 )
@@ -105,10 +107,10 @@ def assert_same_guesses(folder: Path, *ways: Published) -> None:
     assert first and all(other == first for other in others)
 
 
-@pytest.mark.parametrize("stored", ["fp8", "w4a16"])
-def test_quantised_weights_guess_as_the_same_numbers_in_plain(tmp_path: Path, stored: str) -> None:
-    drafter = Drafter.write(PUBLISHED["eagle3"], tmp_path)
-    plain = quantise(drafter.folder, stored, re.compile(r"(proj|fc)\.weight$"))
+@pytest.mark.parametrize(("name", "stored"), [("eagle3", "fp8"), ("eagle3", "w4a16"), (LATENT, "fp8")])
+def test_quantised_weights_guess_as_the_same_numbers_in_plain(tmp_path: Path, name: str, stored: str) -> None:
+    drafter = Drafter.write(PUBLISHED[name], tmp_path)
+    plain = quantise(drafter.folder, stored, re.compile(r"(proj|mqa|fc)\.weight$"))
     assert stored != "fp8" or detect_method(str(drafter.folder)) == "eagle3"
     assert "unused" not in found(drafter)
     quantised = first_confidence(drafter)
@@ -174,7 +176,11 @@ def put(name: str, tensor: Tensor) -> Change:
         ("eagle3", {"norm_before_fc": True, "fc_norm": True}, None, "only one can be meant"),
         ("eagle3", {"eagle_config": {"use_mtp_layernorm": True}}, None, "'use_mtp_layernorm' to True"),
         ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, None, "'parallel_draft_step' above 1"),
-        ("eagle3", {}, put("midlayer.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2)), "multi-head latent attention"),
+        (LATENT, {"num_attention_heads": 3}, None, "3 heads .* cannot have made keys and values of 152 numbers and results of 128"),
+        (LATENT, {"num_attention_heads": None}, None, "None heads .* cannot have made"),
+        (LATENT, {"num_attention_heads": 8}, None, "q_b_proj.weight' in .* is 56 x 12, but 88 x 12 is needed"),
+        (LATENT, {}, drop("midlayer.self_attn.kv_b_proj.weight"), "has no tensor 'layers.0.self_attn.kv_b_proj.weight'"),
+        (LATENT, {}, drop("layers.1.self_attn.q_b_proj.weight"), "has no tensor 'layers.1.self_attn.q_b_proj.weight'"),
         ("eagle", {}, put("embed_layernorm.weight", torch.ones(32)), r"norms that no known drafter of its kind has \(embed_layernorm"),
         ("eagle", {}, put("layers.0.input_layernorm.weight", torch.ones(32)), "norms that no known drafter of its kind has"),
         ("eagle3", {}, put("midlayer.mlp.experts.0.up_proj.weight", torch.zeros(2, 2)), "a drafter with experts"),

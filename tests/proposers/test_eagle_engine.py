@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from eagle_checkpoints import EAGLE1, Drafter, Published, sizes
-from eagle_reference import Spec
+from eagle_reference import Latent, Spec
 from fixed_k import fixed
 from ten_tokens import DRAWN, FASTEST, GREEDY, NETWORKS, TOKEN_IDS, drafts_of
 from variants import slow_but
@@ -33,16 +33,26 @@ DEMO = Spec(
     mask_token=7,
 )
 # What they are called in the order of the config.
-METHODS = {"eagle": "EAGLE", "eagle3": "EAGLE-3", "eagle3_2": "EAGLE-3 as a tree", "eagle3_3": "EAGLE-2's tree", "eagle3_4": "P-EAGLE"}
+METHODS = {
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE-3",
+    "eagle3_2": "EAGLE-3 as a tree",
+    "eagle3_3": "EAGLE-2's tree",
+    "eagle3_4": "P-EAGLE",
+    "eagle3_5": "EAGLE-3 with latent attention",
+    "eagle3_6": "EAGLE-2's tree with latent attention",
+}
 
 
 def configured(folder: Path) -> list[dict[str, Any]]:
     eagle1 = replace(DEMO, kind=EAGLE1.kind, taps=EAGLE1.taps, own_head=False, draft_vocab=DEMO.vocab)
     parallel = replace(DEMO, parallel=True)
+    latent = replace(DEMO, latent=Latent(q_rank=48, rank=64, plain=32, turned=16, values=32))
     published = {
         "eagle": Published(eagle1, {"model_type": "llama", **sizes(eagle1), "tie_word_embeddings": True}),
         "eagle3": Published(DEMO, {"model_type": "llama", **sizes(DEMO), "draft_vocab_size": 10}),
         "p-eagle": Published(parallel, {"model_type": "llama", **sizes(parallel), "draft_vocab_size": 10, "mask_token_id": 7}),
+        "latent": Published(latent, {"model_type": "deepseek_v3", **sizes(latent), "draft_vocab_size": 10}),
     }
     at: dict[str, str] = {}
     for name, one in published.items():
@@ -54,6 +64,8 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         {"model": at["eagle3"], "speculative_token_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]},
         {"model": at["eagle3"], "eagle_topk": 4, "num_steps": 3, "num_draft_tokens": 14},
         {"model": at["p-eagle"], "num_speculative_tokens": 4},
+        {"model": at["latent"], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": at["latent"], "eagle_topk": 4, "num_steps": 3, "num_draft_tokens": 14},
     ]
 
 

@@ -23,8 +23,8 @@ from variants import slow_but
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import KVLayerSpec
 from foretoken.proposers.base import Draw
-from foretoken.proposers.config_entry import SpeculativeConfigError
 
 NATIVE = native.availability().isa is not None
 text = partial(pretended_engine.text, vocab=300)
@@ -56,7 +56,7 @@ def test_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) ->
 
 
 @pytest.mark.skipif(not NATIVE, reason="no native executor here")
-@pytest.mark.parametrize("name", ["mimo", "glm", *GATED])
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", *GATED])
 def test_native_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
     check_steps(targets[name], Execution(torch.float32))
 
@@ -189,10 +189,9 @@ def test_several_modules_are_counted_and_the_first_is_used(tmp_path: Path) -> No
     assert check(target, engine.step(accept(0))) == 1
 
 
-def test_layers_run_by_transformers_have_no_narrow_weights(targets: dict[str, MtpTarget]) -> None:
-    with pytest.raises(SpeculativeConfigError, match="leave 'quantization' out"):
-        targets["deepseek"].load(quantization="int8")
-    targets["deepseek"].load(quantization="none")
+@pytest.mark.parametrize("name", ["deepseek", "glm_flash"])
+def test_latent_attention_keeps_a_latent_and_a_key_that_turns(targets: dict[str, MtpTarget], name: str) -> None:
+    assert targets[name].load().executors[0].kv_layers == (KVLayerSpec(1, 16 + 8, 16, values_in_keys=True),)
 
 
 def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engine: Any) -> tuple[list[Any], list[Any]]:
@@ -219,7 +218,14 @@ def test_texts_are_those_without_speculation(targets: dict[str, MtpTarget], name
     assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
 
 
-@pytest.mark.parametrize("name", ["mimo", "glm", "qwen3_5"])
+@pytest.mark.parametrize("name", slow_but(["deepseek"], ["deepseek", "glm", "glm_flash"]))
+def test_texts_of_targets_that_transformers_runs_are_those_without_speculation(targets: dict[str, MtpTarget], name: str) -> None:
+    plain, guessed = plain_and_guessed(targets[name].folder, {"temperature": 0}, 3, executor="transformers")
+    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
+    assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
+
+
+@pytest.mark.parametrize("name", ["mimo", "glm", "deepseek", "glm_flash", "qwen3_5"])
 def test_a_target_that_brings_a_layer_is_guessed_for_by_it_unless_somebody_says_otherwise(
     targets: dict[str, MtpTarget], name: str, tmp_path: Path
 ) -> None:

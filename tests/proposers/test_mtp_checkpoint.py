@@ -32,7 +32,7 @@ def without(part: str) -> Change:
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
     first, second = target.load().found
@@ -40,6 +40,7 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         "mimo": ("MiMo, 1 module (model.mtp_layers.0.*)", "[state; embedding]"),
         "deepseek": ("DeepSeek-V3, 1 module (model.layers.2.*)", "[embedding; state]"),
         "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
+        "glm_flash": ("GLM-4.7-Flash, 1 module (model.layers.2.*)", "[embedding; state]"),
         "qwen3_next": ("Qwen3-Next, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5_moe": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
@@ -114,10 +115,10 @@ def test_the_first_of_several_gated_modules_is_used(tmp_path: Path) -> None:
     assert "2 modules, of which the first" in told[0] and told[2:] == ("unused tensors: mtp.other",)
 
 
-@pytest.mark.parametrize("name", ["mimo", "qwen3_next"])
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "qwen3_next"])
 def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
-    plain = quantise(target.folder, "fp8", re.compile(r"mtp.*proj\.weight$"))
+    plain = quantise(target.folder, "fp8", re.compile(r"(mtp|layers\.2\.).*(proj|mqa)\.weight$"))
 
     def guess() -> list[float]:
         engine = target.run(num_speculative_tokens=2)
@@ -131,10 +132,11 @@ def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, 
     assert quantised and guess() == quantised
 
 
-def test_missing_experts_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["mlp.experts.3.up_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj"])
+def test_missing_tensors_are_called_as_they_are_published(tmp_path: Path, part: str) -> None:
     target = write("deepseek", tmp_path / "deepseek")
-    edit(target.folder, without("model.layers.2.mlp.experts.3.up_proj"))
-    with pytest.raises(SpeculativeConfigError, match="no tensor 'model.layers.2.mlp.experts.3.up_proj.weight'"):
+    edit(target.folder, without(f"model.layers.2.{part}"))
+    with pytest.raises(SpeculativeConfigError, match=f"no tensor 'model.layers.2.{part}.weight'"):
         target.load()
 
 

@@ -51,7 +51,7 @@ def assert_confidence(guess: Guess, reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "eagle3, speculators"], indirect=True)
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "eagle3, speculators", "eagle3, latent attention"], indirect=True)
 def test_a_dynamic_tree_is_eagle_2s(drafter: Drafter, execution: Execution) -> None:
     engine = drafter.run(execution, tree=DynamicTree(top_k=3, depth=4, num_nodes=11))
     engine.add("a", text(1, 9))

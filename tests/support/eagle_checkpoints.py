@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_reference import FINAL, Reference, Spec, Target, random_weights
+from eagle_reference import FINAL, Latent, Reference, Spec, Target, random_weights
 from pretended_engine import TORCH, PretendedEngine, block_size, opened
 from pretended_target import resources
 from safetensors.torch import save_file
@@ -66,6 +66,9 @@ def _published() -> dict[str, Published]:
     nvidia = Spec(draft_vocab=40, layers=2, taps=(2, 5, 8), fc_norm=True, qkv_bias=True, out_bias=True)
     no_taps = Spec(taps=(FINAL,), draft_vocab=40)
     parallel = Spec(draft_vocab=50, layers=2, own_embedding=True, parallel=True, norm_before_fc=True)
+    kimi = Spec(layers=2, latent=Latent(stretch=4.0), own_embedding=True, taps=(1, 4, 7), fc_norm=True, norm_output=True, theta=500.0)
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
+    halves = Spec(draft_vocab=40, latent=Latent(q_rank=0, pairs=False))
     nested = {"model_type": "llama", **sizes(spec31, rope_parameters={"rope_theta": 10000.0, "rope_type": "default"})}
     return {
         "eagle": Published(
@@ -138,6 +141,29 @@ def _published() -> dict[str, Published]:
                 **sizes(no_taps),
                 "draft_vocab_size": 40,
                 "eagle_config": {"use_aux_hidden_state": False},
+            },
+            rename=_midlayer,
+        ),
+        "eagle3, latent attention": Published(  # as Kimi's, whose config says more of experts than of the drafter
+            kimi,
+            {
+                "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+                "model_type": "kimi_k2",
+                **sizes(kimi, num_key_value_heads=4, kv_lora_rank=16, n_routed_experts=1, first_k_dense_replace=0),
+                **{"rope_theta": 500.0, "rope_scaling": yarn},
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]},
+                "fc_norm": True,
+                "norm_output": True,
+            },
+            rename=_midlayer,
+        ),
+        "eagle3, latent attention, whole queries": Published(
+            halves,
+            {
+                "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+                "model_type": "deepseek_v3",
+                **sizes(halves, rope_interleave=False),
+                "draft_vocab_size": 40,
             },
             rename=_midlayer,
         ),

@@ -18,6 +18,19 @@ FINAL = -1
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention."""
+
+    q_rank: int = 12  # 0 = queries have one weight
+    rank: int = 16
+    plain: int = 6  # dimensions of a head
+    turned: int = 8
+    values: int = 32
+    pairs: bool = True  # dimensions 2 i and 2 i + 1 turn together, else i and i + n
+    stretch: float = 1.0  # YaRN's factor, from a text of 16 tokens
+
+
+@dataclass(frozen=True)
 class Spec:
     """What a checkpoint is to hold."""
 
@@ -47,6 +60,7 @@ class Spec:
     parallel: bool = False
     mask_token: int = 59
     token_ids: tuple[int, ...] = ()  # the draft vocabulary; () = drawn
+    latent: Latent | None = None
 
     @property
     def state_width(self) -> int:
@@ -83,11 +97,13 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
             matrix(f"{layer}.input_layernorm.weight", spec.hidden)
         if i == 0 and spec.kind == "eagle3":
             matrix(f"{layer}.hidden_norm.weight", spec.hidden)
-        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)):
+        for part, shape in _latent_shapes(spec, spec.latent, width) if spec.latent is not None else ():
+            matrix(f"{layer}.self_attn.{part}.weight", *shape)
+        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)) if spec.latent is None else ():
             matrix(f"{layer}.self_attn.{part}_proj.weight", heads * spec.head_dim, width)
             if spec.qkv_bias:
                 matrix(f"{layer}.self_attn.{part}_proj.bias", heads * spec.head_dim)
-        matrix(f"{layer}.self_attn.o_proj.weight", spec.hidden, spec.heads * spec.head_dim)
+        matrix(f"{layer}.self_attn.o_proj.weight", spec.hidden, spec.heads * (spec.latent.values if spec.latent else spec.head_dim))
         if spec.out_bias:
             matrix(f"{layer}.self_attn.o_proj.bias", spec.hidden)
         for part in ("q", "k") if spec.head_norms else ():
@@ -110,6 +126,17 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
     if spec.parallel:
         weights["mask_hidden"] = torch.randn(1, 1, spec.state_width, generator=generator)
     return weights
+
+
+def _latent_shapes(spec: Spec, sizes: Latent, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    queries, rank = spec.heads * (sizes.plain + sizes.turned), sizes.q_rank
+    of_queries = [("q_a_proj", (rank, width)), ("q_a_layernorm", (rank,)), ("q_b_proj", (queries, rank))]
+    return [
+        *(of_queries if rank else [("q_proj", (queries, width))]),
+        ("kv_a_proj_with_mqa", (sizes.rank + sizes.turned, width)),
+        ("kv_a_layernorm", (sizes.rank,)),
+        ("kv_b_proj", (spec.heads * (sizes.plain + sizes.values), sizes.rank)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -216,22 +243,47 @@ class Reference:
         return x
 
     def _attention(self, name: str, x: Tensor, first: int) -> Tensor:
+        if self.spec.latent is not None:
+            return self._latent_attention(name, x, first, self.spec.latent)
         spec, count = self.spec, len(x)
         q, k, v = (self._linear(f"{name}.{part}_proj", x).view(count, -1, spec.head_dim) for part in "qkv")
         if spec.head_norms:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         q, k = self._rotate(q, first), self._rotate(k, first)
         k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(spec.head_dim)
+        return self._attend(name, q, k, v)
+
+    def _latent_attention(self, name: str, x: Tensor, first: int, sizes: Latent) -> Tensor:
+        """As published (DeepSeek-AI 2024): keys and values of each head are made whole."""
+        queries, read = f"{name}.q_proj", x
+        if sizes.q_rank:
+            queries, read = f"{name}.q_b_proj", self._norm(f"{name}.q_a_layernorm", self._linear(f"{name}.q_a_proj", x), 1e-6)
+        q, q_turned = self._linear(queries, read).unflatten(-1, (self.spec.heads, -1)).split((sizes.plain, sizes.turned), -1)
+        latent, k_turned = self._linear(f"{name}.kv_a_proj_with_mqa", x).split((sizes.rank, sizes.turned), -1)
+        made = self._linear(f"{name}.kv_b_proj", self._norm(f"{name}.kv_a_layernorm", latent, 1e-6))
+        k, v = made.unflatten(-1, (self.spec.heads, -1)).split((sizes.plain, sizes.values), -1)
+        k_turned = k_turned[:, None].expand(-1, self.spec.heads, -1)
+        q_turned, k_turned = (self._rotate(t, first, sizes) for t in (q_turned, k_turned))
+        q = torch.cat([q, q_turned], -1) * (1 + 0.1 * math.log(sizes.stretch)) ** 2
+        return self._attend(name, q, torch.cat([k, k_turned], -1), v)
+
+    def _attend(self, name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        count = len(q)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), -torch.inf)
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
         return self._linear(f"{name}.o_proj", attended.reshape(count, -1))
 
-    def _rotate(self, x: Tensor, first: int) -> Tensor:
-        half = self.spec.head_dim // 2
-        angles = torch.arange(first, first + len(x))[:, None] * self.spec.theta ** -(torch.arange(half) / half)
+    def _rotate(self, x: Tensor, first: int, sizes: Latent | None = None) -> Tensor:
+        half = x.shape[-1] // 2
+        speeds = self.spec.theta ** -(torch.arange(half) / half)
+        if sizes is not None and sizes.stretch != 1:  # YaRN (Peng et al. 2023): what turns less than 32 times slows down by and by
+            least, most = (half * math.log(16 / (2 * math.pi * turns)) / math.log(self.spec.theta) for turns in (32, 1))
+            share = ((torch.arange(half) - max(math.floor(least), 0)) / (math.ceil(most) - max(math.floor(least), 0))).clamp(0, 1)
+            speeds = speeds * (1 - share) + speeds / sizes.stretch * share
+        angles = torch.arange(first, first + len(x))[:, None] * speeds
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        a, b = x[..., :half], x[..., half:]
+        a, b = (x[..., ::2], x[..., 1::2]) if sizes is not None and sizes.pairs else (x[..., :half], x[..., half:])
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
@@ -254,8 +306,8 @@ class Reference:
         spread[:, torch.arange(self.spec.draft_vocab) + self.weights["d2t"]] = probs
         return spread
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.eps).sqrt() * self.weights[f"{name}.weight"]
+    def _norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + (eps or self.spec.eps)).sqrt() * self.weights[f"{name}.weight"]
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.weights[f"{name}.weight"].T

@@ -27,8 +27,6 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderL
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
-from foretoken.kernels.transformers_layer import TransformersLayerExecutor
-from foretoken.kernels.transformers_model import TransformersExecutor
 from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
@@ -68,9 +66,25 @@ def _mimo() -> Any:
     return transformers.Qwen2Config(**_SIZES, **announced)
 
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 32,
+}
+
+
 def _deepseek() -> Any:
-    heads: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
-    return transformers.DeepseekV3Config(**_SIZES, **_EXPERTS, **heads, num_key_value_heads=4, n_group=2, topk_group=1)
+    stretched = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128}
+    rope = {**stretched, "mscale": 0.7, "mscale_all_dim": 1.1}
+    return transformers.DeepseekV3Config(**_SIZES, **_EXPERTS, **_LATENT, n_group=2, topk_group=1, rope_parameters=rope)
+
+
+def _glm_flash() -> Any:
+    experts = {name: number for name, number in _EXPERTS.items() if name != "first_k_dense_replace"}
+    return transformers.Glm4MoeLiteConfig(**_SIZES, **experts, **_LATENT, rope_interleave=False)
 
 
 def _glm() -> Any:
@@ -97,7 +111,7 @@ def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
 
 _SHARED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
-CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm}
+CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash}
 GATED: dict[str, Callable[[], Any]] = {
     "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
     "qwen3_5": _gated(transformers.Qwen3_5TextConfig),
@@ -135,23 +149,13 @@ class MtpTarget:
             return (output[-1] @ self.head.T).softmax(-1)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        is_program = self.name != "deepseek"
-        files = [self.folder / "model.safetensors"]
-        network: Any = (
-            load_program_executor(files, self.hf_config, execution)
-            if is_program
-            else TransformersExecutor.load(self.folder, self.hf_config, torch.float32)
-        )
+        network: Any = load_program_executor([self.folder / "model.safetensors"], self.hf_config, execution)
 
         def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
             return bind_program(program, weights, execution, network.bank)
 
-        def bind_layer(layer: Any, weights: Mapping[str, Tensor]) -> Executor:
-            return TransformersLayerExecutor(layer, weights, torch.float32, network.bank, MAX_MODEL_LEN)
-
         find: Any = lambda name, _: Path(name)  # noqa: E731
-        resources = Resources(self.view(), find, bind, cast(Any, None), bind_layer=None if is_program else bind_layer)
-        return mtp.load(MtpConfig(**settings), resources)
+        return mtp.load(MtpConfig(**settings), Resources(self.view(), find, bind, cast(Any, None)))
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
         return opened(self.load(execution, **settings), execution, return_probs)
@@ -312,6 +316,8 @@ def _gated_reference(name: str, hf_config: Any, layers: Mapping[str, Tensor], mo
 def _transformers_reference(model: Any, folder: Path) -> Scores:
     """transformers' own MTP model, which reads the same file."""
     model.config.name_or_path, model.config.dtype = str(folder), torch.float32
+    if not hasattr(model.config, "num_mtp_layers"):  # transformers knows no MTP layers of GLM-4.7-Flash
+        model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = 1, ["sparse"]
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
     model.set_attn_implementation("eager")
     reference: Any = MtpModel.from_pretrained(model)
