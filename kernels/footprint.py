@@ -16,7 +16,7 @@ from .fp8 import FP8, Fp8Matrix
 from .int4 import Int4Matrix
 from .layout import kv_bytes_per_block
 from .native_abi import INT4_TILE, PANEL
-from .ops import Embed, Experts
+from .ops import BlockLinear, Embed, Experts
 from .program import Program, matrices_of, wide_products
 
 _CACHES = {None: None, "int8": torch.int8, "fp8": FP8}
@@ -46,11 +46,11 @@ def product_bytes(program: Program, dtype: torch.dtype, quantization: Quantizati
 
 
 def _product_bytes(program: Program, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, int]:
-    """Weight of a product -> its bytes. With fp8 the head stays as it is, and some products always do."""
+    """Weight of a product -> its bytes. With fp8 the head stays as it is, and some products always do, those of blocks too."""
     found: dict[str, int] = {}
     wide = wide_products(program)
     for op in program.ops:
-        narrow = None if wide.intersection(op.outputs) else quantization
+        narrow = None if wide.intersection(op.outputs) or isinstance(op, BlockLinear) else quantization
         for name in chain.from_iterable(matrices_of(op)):
             shape = program.weights[name]
             if narrow == "int4":

@@ -26,6 +26,7 @@ def latent_attention(d: DecoderBuilder, pairs: bool) -> Block:
     """
     sizes = "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
     rank, plain, turned, values = (int(d.config[name]) for name in sizes)
+    d.head_dim = turned  # of what turns: not all configs say so
     rope, bias, heads = d.rope(partial=True), d.flag("attention_bias"), d.num_heads
     if 2 * len(d.ropes[rope].inv_freq) != turned:
         raise UnsupportedModel(f"a rotary embedding of other than {turned} dimensions")

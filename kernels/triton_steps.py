@@ -16,12 +16,28 @@ from .execution import Quantization
 from .expert_weights import ExpertWeights
 from .fp8 import Fp8Matrix
 from .int4 import Int4Matrix
-from .ops import Activation, ArgMax, Attention, CausalConv, Embed, Experts, GatedDelta, GatherRows, Linear, LowRank, Op, RMSNorm, StateSpace
+from .ops import (
+    Activation,
+    ArgMax,
+    Attention,
+    BlockLinear,
+    CausalConv,
+    Embed,
+    Experts,
+    GatedDelta,
+    GatherRows,
+    Linear,
+    LowRank,
+    Op,
+    RMSNorm,
+    StateSpace,
+)
 from .program import matrices_of
 from .torch_ops import MATRIX, Binder, Pass, Step
 from .triton.activations import activation, gated_activation
 from .triton.argmax import best_of_rows
 from .triton.attention import LOG2_E, ragged_paged_attention
+from .triton.block_linear import block_linear
 from .triton.cache_write import rotate_and_store
 from .triton.causal_conv import causal_conv, trace
 from .triton.expert_routes import Router
@@ -52,7 +68,7 @@ class TritonKernels:
         skinny_rows: int = MAX_ROWS,
     ) -> None:
         """is_batch_invariant: tiles and splits that depend on nothing but the network. quantization: fp8 or int4, of the weights of
-        all products; but with fp8 the head's only if narrow_head. skinny_rows: products of more rows are cuBLAS's; 0 = all are."""
+        all products but BlockLinears; with fp8 the head's only if narrow_head. skinny_rows: those of more rows are cuBLAS's; 0 = all."""
         self.is_batch_invariant = is_batch_invariant
         self.quantization: Quantization | None = quantization
         self._narrow_head = narrow_head
@@ -69,6 +85,8 @@ class TritonKernels:
                 return _rms_norm(op, bind)
             case Linear():
                 return _linear(op, self._product(op, bind), bind.own_buffers)
+            case BlockLinear():
+                return _block_linear(op, bind, self.is_batch_invariant)
             case LowRank():
                 return _low_rank(op, bind)
             case Attention():
@@ -207,6 +225,16 @@ def _linear(op: Linear, product: Product, own_buffers: frozenset[str]) -> Step:
     return step
 
 
+def _block_linear(op: BlockLinear, bind: Binder, is_fixed: bool) -> Step:
+    weight = bind.matrix((op.weight,)).t().contiguous()
+    (x,), (output,) = op.inputs, op.outputs
+
+    def step(state: Pass) -> None:
+        state.buffers[output] = block_linear(state.buffers[x], weight, op.groups, is_fixed)
+
+    return step
+
+
 def _low_rank(op: LowRank, bind: Binder) -> Step:
     factors, of_many = bind.factors(op), bind(op)
     x, output, residual = op.inputs[0], op.outputs[0], op.inputs[1] if len(op.inputs) == 2 else None
@@ -235,21 +263,26 @@ def _rms_norm(op: RMSNorm, bind: Binder) -> Step:
 def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
     spec, layer, num_heads = bind.kv_layers[op.layer], op.layer, op.num_heads
     k_start = num_heads * spec.k_dim
-    v_start = k_start + spec.num_kv_heads * spec.k_dim
+    k_width = spec.num_kv_heads * spec.k_dim
     sinks = bind.sinks(op)
     sinks = None if sinks is None else sinks * LOG2_E
     q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if op.k_norm else None for name in (op.q_norm, op.k_norm))
+    # Queries in a buffer of their own stay there.
+    queries = op.inputs[0] if len(op.inputs) > 1 and bind.widths[op.inputs[0]] == k_start else None
+    names = op.inputs if queries is None else op.inputs[1:]
     growth = bind.growth(op)
     grow = None if growth is None else _at_positions(growth)
 
     def step(state: Pass) -> None:
         buffers, batch = state.buffers, state.batch
-        packed = buffers[op.inputs[0]] if len(op.inputs) == 1 else torch.cat([buffers[name] for name in op.inputs], -1)
+        packed = buffers[names[0]] if len(names) == 1 else torch.cat([buffers[name] for name in names], -1)
         tokens = len(packed)
+        q = packed[:, :k_start] if queries is None else buffers[queries]
+        k, v = packed[:, packed.shape[1] - spec.stored :].tensor_split([k_width], -1)
         q = rotate_and_store(
-            packed[:, :k_start].view(tokens, num_heads, spec.k_dim) if num_heads else None,
-            packed[:, k_start:v_start].view(tokens, spec.num_kv_heads, spec.k_dim),
-            packed[:, v_start:].view(tokens, spec.num_kv_heads, spec.v_dim),
+            q.view(tokens, num_heads, spec.k_dim) if num_heads else None,
+            k.view(tokens, spec.num_kv_heads, spec.k_dim),
+            None if spec.values_in_keys else v.view(tokens, spec.num_kv_heads, spec.v_dim),
             state.kv.k[layer],
             state.kv.v[layer],
             batch.slot_mapping,

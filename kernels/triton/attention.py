@@ -19,6 +19,8 @@ from .launch import MULTIPROCESSORS, ceil_div, power_of_two, shared_bytes
 
 LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 32
+_MAX_LATENT_SPLITS = 128  # where all heads share one of keys, nothing but a token's places can be shared out
+_JOINED_NUMBERS = 2**14  # that one program joins
 _FIXED_TILE = 16
 _MOST_STAGES_BYTES = 128 * 1024  # of shared memory, for the largest tiles of wide heads with as many stages as pay
 
@@ -59,6 +61,17 @@ class _Tiles:
             return cls(64, 64, 4, 3, 4 * MULTIPROCESSORS)
         return cls(128, 64, 8, 3, MULTIPROCESSORS)
 
+    @classmethod
+    def latent(cls, rows: int, v_dim: int, cache: Tensor, dtype: torch.dtype, shared: int, is_fixed: bool) -> _Tiles:
+        """Where values are in the keys. Of 64 rows of 512 sums take half of all registers: where there are more to hold, 32 rows do."""
+        if dtype == torch.float32:
+            return cls(16, 16, 8, 1, 2 * MULTIPROCESSORS)
+        has_room = shared >= _MOST_STAGES_BYTES
+        is_narrow = cache.itemsize == 1
+        rows = min(rows, 64 if has_room and not is_narrow and not is_fixed else 32)
+        places = 16 if rows > 16 and (is_narrow or is_fixed or not has_room) else 32
+        return cls(rows, places if v_dim > 256 else 2 * places, 8 if rows > 16 or is_narrow or is_fixed else 4, 3, 2 * MULTIPROCESSORS)
+
 
 def ragged_paged_attention(
     q: Tensor,
@@ -73,12 +86,12 @@ def ragged_paged_attention(
 ) -> Tensor:
     """Attention of q [T, heads, k_dim] over what the cache holds, [T, heads, v_dim]. Who sees whom is said by RaggedBatch.
 
-    k_cache [slots, kv_heads, k_dim], v_cache [slots, kv_heads, v_dim]: one layer of TorchKV, already written, in q's dtype or
-    in float8. Padding tokens, those behind the last row too, get zeros. The launch depends on shapes alone (T, rows, width of
-    the block tables), so that a CUDA graph holds for all values. split_places: the context is cut at its multiples (a multiple
-    of 64), with the same tiles for any batch, so that a causal token's result is the same bits in all of them. None = as suits
-    the batch. sinks: [heads] float32, those of ops.Attention times log2(e). Scratch: SCRATCH_BYTES, or what a single token needs if
-    that is more.
+    k_cache [slots, kv_heads, k_dim], v_cache [slots, kv_heads, v_dim]: one layer of TorchKV, already written, in q's dtype or in
+    float8; v_cache may be a view of the keys' last v_dim numbers. Padding tokens, those behind the last row too, get zeros. The
+    launch depends on shapes alone (T, rows, width of the block tables), so that a CUDA graph holds for all values. split_places: the
+    context is cut at its multiples (a multiple of 64), with the same tiles for any batch, so that a causal token's result is the
+    same bits in all of them. None = as suits the batch. sinks: [heads] float32, those of ops.Attention times log2(e). Scratch:
+    SCRATCH_BYTES, or what a single token needs if that is more.
     """
     tokens, heads, k_dim = q.shape
     kv_heads, v_dim = v_cache.shape[1:]
@@ -87,23 +100,30 @@ def ragged_paged_attention(
     if not tokens:
         return out
     group = heads // kv_heads
+    k_own = k_dim - v_dim if v_cache.stride(0) > kv_heads * v_dim else k_dim  # numbers of a key that are no values
     dim = power_of_two(max(k_dim, v_dim), 16)
     # Numbers of 8 bits are widened in registers, which there are too few of for more places.
     most_places = 64 if split_places is not None or k_cache.itemsize == 1 else 128
     wanted = _FIXED_TILE if split_places is not None else power_of_two(ceil_div(tokens, max(num_rows, 1)) * group, 16)
-    tiles = _Tiles.of(wanted, dim, q.dtype, shared_bytes(q.device), most_places)
+    if k_own == k_dim:
+        tiles, parts, most_splits = _Tiles.of(wanted, dim, q.dtype, shared_bytes(q.device), most_places), 1, _MAX_SPLITS
+    else:
+        wanted = power_of_two(group, wanted)
+        tiles = _Tiles.latent(wanted, v_dim, k_cache, q.dtype, shared_bytes(q.device), split_places is not None)
+        parts = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= tiles.rows)
+        group, most_splits = group // parts, _MAX_LATENT_SPLITS
     block_m = power_of_two(group, tiles.rows)
     tile_tokens = block_m // group
     max_places = width * batch.block_size
     # Of a token's pieces, programs share what there is; where there are enough programs without that, one folds them all.
     pieces = ceil_div(max_places, tiles.places if split_places is None else split_places)
-    splits = _splits(tiles, tokens, tile_tokens, num_rows, kv_heads, pieces)
+    splits = _splits(tiles, tokens, tile_tokens, num_rows, kv_heads * parts, pieces)
     step, partial, lse, spans = tokens, out, out, out
     if split_places is None:
-        pieces = splits = max(1, min(splits, _MAX_SPLITS, SCRATCH_BYTES // (tokens * _token_scratch_bytes(heads, v_dim, 1))))
+        pieces = splits = max(1, min(splits, most_splits, SCRATCH_BYTES // (tokens * _token_scratch_bytes(heads, v_dim, 1))))
     elif splits > 1:
         step = min(tokens, max(SCRATCH_BYTES // _token_scratch_bytes(heads, v_dim, pieces), 1))
-        splits = _splits(tiles, step, tile_tokens, num_rows, kv_heads, pieces)
+        splits = _splits(tiles, step, tile_tokens, num_rows, kv_heads * parts, pieces)
         spans = torch.empty(step, 2, dtype=torch.int32, device=q.device)
     if splits > 1:
         partial = torch.empty(step, heads, pieces, v_dim, dtype=torch.float32, device=q.device)
@@ -114,7 +134,7 @@ def ragged_paged_attention(
         # Token t of row r is in tile t // tile_tokens + r or in the one before.
         first_tile = max(first_token // tile_tokens - 1, 0)
         end_tile = (end_token - 1) // tile_tokens + num_rows + 1
-        attend[(end_tile - first_tile, kv_heads, splits)](
+        attend[(end_tile - first_tile, kv_heads * parts, splits)](
             q,
             k_cache,
             v_cache,
@@ -144,10 +164,12 @@ def ragged_paged_attention(
             first_tile,
             pieces,
             KV_HEADS=kv_heads,
+            PARTS=parts,
             GROUP=group,
             K_DIM=k_dim,
+            K_OWN=k_own,
             V_DIM=v_dim,
-            K_PAD=power_of_two(k_dim, 16),
+            K_PAD=power_of_two(k_own, 16),
             V_PAD=power_of_two(v_dim, 16),
             ROWS_PAD=power_of_two(num_rows + 1, _LEAST_ROWS_PAD),
             BLOCK_SIZE=batch.block_size,
@@ -166,11 +188,14 @@ def ragged_paged_attention(
             **options,
         )
         if splits > 1:
-            grid, shape = (end_token - first_token, heads), {"HEADS": heads, "V_DIM": v_dim, "V_PAD": power_of_two(v_dim)}
+            grid, shape, v_pad = (end_token - first_token, heads), {"HEADS": heads, "V_DIM": v_dim}, power_of_two(v_dim)
             if split_places is None:
-                join[grid](partial, lse, out, sinks, splits, **shape, SPLITS_PAD=_MAX_SPLITS, num_warps=4, **options)
+                columns = min(v_pad, _JOINED_NUMBERS // most_splits)
+                shape |= {"COLUMNS": columns, "SPLITS_PAD": most_splits}
+                join[(*grid, v_pad // columns)](partial, lse, out, sinks, splits, **shape, num_warps=4, **options)
             else:
-                fold[grid](partial, lse, spans, out, sinks, pieces, first_token, **shape, AHEAD=8, num_warps=1, **options)
+                shape |= {"V_PAD": v_pad, "AHEAD": 8}
+                fold[grid](partial, lse, spans, out, sinks, pieces, first_token, **shape, num_warps=1, **options)
     return out
 
 

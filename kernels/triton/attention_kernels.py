@@ -3,7 +3,9 @@
 A program takes a tile of query tokens of one row, with all query heads that share a kv head, and walks the row's places in
 tiles of its own (Dao 2023, "FlashAttention-2"). Where there are fewer such tiles than the GPU has room for, several programs
 share a tile's places and a second launch joins their results ("Flash-Decoding"). Which row a program works on it finds itself
-from query_start_loc.
+from query_start_loc. Of more heads than a tile has rows, programs take a part.
+
+Where values are the last numbers of the keys, behind K_OWN others (latent attention), they are fetched once, for scores and sums.
 
 Where bits must not depend on the batch, places are cut at fixed points, and the pieces of a token are folded one by one in their
 order: by the program that walks them all, or by the second launch. Both do the very same arithmetic (`_folded`).
@@ -53,8 +55,10 @@ def attend(
     first_tile,
     pieces,
     KV_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     K_DIM: tl.constexpr,
+    K_OWN: tl.constexpr,
     V_DIM: tl.constexpr,
     K_PAD: tl.constexpr,
     V_PAD: tl.constexpr,
@@ -76,7 +80,8 @@ def attend(
     # behind the last row is one more row, of padding. The longest walks, those of a prompt's last tokens, start first.
     # Where SPLIT_PLACES is given, this launch has tokens first_token to end_token - 1, whose tiles begin no earlier than first_tile.
     tile = first_tile + tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    part = tl.program_id(1)
+    kv_head = part // PARTS
     split = tl.program_id(2)
     index = tl.arange(0, ROWS_PAD)
     starts = tl.load(starts_ptr + index, mask=index <= num_rows, other=1 << 30)
@@ -96,18 +101,18 @@ def attend(
     token = row_start + offset + m // GROUP
     is_row = (m // GROUP < TILE_TOKENS) & (token < row_end)
     is_asked = is_row
-    head = kv_head * GROUP + m % GROUP
+    head = part * GROUP + m % GROUP
     v_dim = tl.arange(0, V_PAD)
-    out_row = token.to(tl.int64) * (KV_HEADS * GROUP) + head
+    out_row = token.to(tl.int64) * (KV_HEADS * PARTS * GROUP) + head
     scratch_row = out_row
     if SPLIT_PLACES > 0:
         is_asked = is_row & (token >= first_token) & (token < end_token)
-        scratch_row = (token - first_token).to(tl.int64) * (KV_HEADS * GROUP) + head
+        scratch_row = (token - first_token).to(tl.int64) * (KV_HEADS * PARTS * GROUP) + head
     out_mask = is_asked[:, None] & (v_dim < V_DIM)[None, :]
     if is_padding:
         wait_for_inputs(EARLY)
         if IS_SPLIT and SPLIT_PLACES > 0:
-            _store_span(spans_ptr, token - first_token, is_asked, m, kv_head + split, 0, 0, GROUP)
+            _store_span(spans_ptr, token - first_token, is_asked, m, part + split, 0, 0, GROUP)
         elif IS_SPLIT:
             tl.store(lse_ptr + scratch_row * splits + split, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_asked)
         else:
@@ -134,7 +139,11 @@ def attend(
 
     k_dim = tl.arange(0, K_PAD)
     q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * K_DIM + k_dim[None, :]
-    q = tl.load(q_at, mask=is_row[:, None] & (k_dim < K_DIM)[None, :], other=0.0)
+    q = tl.load(q_at, mask=is_row[:, None] & (k_dim < K_OWN)[None, :], other=0.0)
+    q_of_values = q
+    if K_OWN < K_DIM:
+        q_at = q_ptr + token.to(tl.int64)[:, None] * q_stride + head[:, None] * K_DIM + K_OWN + v_dim[None, :]
+        q_of_values = tl.load(q_at, mask=is_row[:, None] & (v_dim < V_DIM)[None, :], other=0.0)
     table = tables_ptr + row.to(tl.int64) * table_stride
     step_positions = positions_ptr + row_start - first  # of a place of this step
     # Tiles of places start at multiples of BLOCK_N, whatever the row's range is.
@@ -143,7 +152,7 @@ def attend(
         first_piece = base // SPLIT_PLACES
         end_piece = tl.cdiv(end, SPLIT_PLACES)
         if IS_SPLIT:
-            _store_span(spans_ptr, token - first_token, is_asked, m, kv_head + split, first_piece, end_piece, GROUP)
+            _store_span(spans_ptr, token - first_token, is_asked, m, part + split, first_piece, end_piece, GROUP)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, V_PAD), tl.float32)
@@ -151,8 +160,9 @@ def attend(
             begin = tl.maximum(base, piece * SPLIT_PLACES)
             stop = tl.minimum(end, (piece + 1) * SPLIT_PLACES)
             result, lse = _attended(
-                q, k_ptr, v_ptr, table, step_positions, has_slot, begin, begin, stop, low, end, tree, own_place, position, bits, kv_head,
-                scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
+                q, q_of_values, k_ptr, v_ptr, table, step_positions, has_slot, begin, begin, stop, low, end, tree, own_place, position,
+                bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
+                BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
             )  # fmt: skip
             if IS_SPLIT:
                 at = scratch_row * pieces + piece
@@ -182,8 +192,9 @@ def attend(
         if HAS_OPEN_TILES:
             seen_by_all = tl.maximum(begin, tl.minimum(stop, tl.minimum(first + offset + 1, tree) // BLOCK_N * BLOCK_N))
         result, lse = _attended(
-            q, k_ptr, v_ptr, table, step_positions, has_slot, begin, seen_by_all, stop, low, end, tree, own_place, position, bits, kv_head,
-            scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, HAS_OPEN_TILES,
+            q, q_of_values, k_ptr, v_ptr, table, step_positions, has_slot, begin, seen_by_all, stop, low, end, tree, own_place, position,
+            bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
+            BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, HAS_OPEN_TILES,
         )  # fmt: skip
         if IS_SPLIT:
             at = scratch_row * splits + split
@@ -207,6 +218,7 @@ def _store_span(spans_ptr, token, is_asked, m, program, first_piece, end_piece, 
 @triton.jit
 def _attended(
     q,
+    q_of_values,
     k_ptr,
     v_ptr,
     table,
@@ -227,6 +239,7 @@ def _attended(
     window,
     KV_HEADS: tl.constexpr,
     K_DIM: tl.constexpr,
+    K_OWN: tl.constexpr,
     V_DIM: tl.constexpr,
     K_PAD: tl.constexpr,
     V_PAD: tl.constexpr,
@@ -247,16 +260,18 @@ def _attended(
         for start in range(begin, seen_by_all, BLOCK_N):
             following = _blocks(table, start + BLOCK_N, low, end, BLOCK_SIZE, BLOCK_N)
             acc, peak, total = _walk(
-                acc, peak, total, q, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position, bits, kv_head,
-                scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
+                acc, peak, total, q, q_of_values, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position,
+                bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
+                BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
             )  # fmt: skip
             block = following
     block = _blocks(table, seen_by_all, low, end, BLOCK_SIZE, BLOCK_N)
     for start in range(seen_by_all, stop, BLOCK_N):
         following = _blocks(table, start + BLOCK_N, low, end, BLOCK_SIZE, BLOCK_N)
         acc, peak, total = _walk(
-            acc, peak, total, q, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position, bits, kv_head,
-            scale, cap, window, KV_HEADS, K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, True,
+            acc, peak, total, q, q_of_values, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position,
+            bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
+            BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, True,
         )  # fmt: skip
         block = following
     has_result = has_slot & (total != 0.0)
@@ -297,6 +312,7 @@ def _walk(
     peak,
     total,
     q,
+    q_of_values,
     k_ptr,
     v_ptr,
     block,
@@ -314,6 +330,7 @@ def _walk(
     window,
     KV_HEADS: tl.constexpr,
     K_DIM: tl.constexpr,
+    K_OWN: tl.constexpr,
     V_DIM: tl.constexpr,
     K_PAD: tl.constexpr,
     V_PAD: tl.constexpr,
@@ -327,7 +344,7 @@ def _walk(
     place = start + tl.arange(0, BLOCK_N)
     k_dim = tl.arange(0, K_PAD)
     v_dim = tl.arange(0, V_PAD)
-    k_mask = (k_dim < K_DIM)[:, None]
+    k_mask = (k_dim < K_OWN)[:, None]
     v_mask = (v_dim < V_DIM)[None, :]
     in_range = (place >= low) & (place < end)
     if MASKED:
@@ -339,6 +356,14 @@ def _walk(
     # e4m3 by way of float32: straight to bfloat16 each number goes through a unit that takes longer than reading it does.
     k = tl.load(k_ptr + entry[None, :] * K_DIM + k_dim[:, None], mask=k_mask, other=0.0).to(tl.float32).to(q.dtype)
     scores = tl.dot(q, k, input_precision="ieee")
+    # Numbers of 8 bits are widened in registers, by each product where it wants them: a tile that two share would be fetched too late.
+    SHARED: tl.constexpr = K_OWN < K_DIM and k_ptr.dtype.element_ty.primitive_bitwidth > 8
+    if SHARED:
+        v = tl.load(v_ptr + entry[:, None] * K_DIM + v_dim[None, :], mask=v_mask, other=0.0).to(q.dtype)
+        scores = tl.dot(q_of_values, tl.trans(v), scores, input_precision="ieee")
+    elif K_OWN < K_DIM:
+        c = tl.load(v_ptr + entry[None, :] * K_DIM + v_dim[:, None], mask=tl.trans(v_mask), other=0.0).to(tl.float32).to(q.dtype)
+        scores = tl.dot(q_of_values, c, scores, input_precision="ieee")
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), whose limits need no care
         scores = cap * (1.0 - 2.0 / (tl.exp2(scores * (scale * 2.8853900817779268)) + 1.0))
@@ -358,7 +383,9 @@ def _walk(
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(peak - base)
-    v = tl.load(v_ptr + entry[:, None] * V_DIM + v_dim[None, :], mask=v_mask, other=0.0).to(tl.float32).to(q.dtype)
+    if not SHARED:
+        PLACE: tl.constexpr = V_DIM if K_OWN == K_DIM else K_DIM
+        v = tl.load(v_ptr + entry[:, None] * PLACE + v_dim[None, :], mask=v_mask, other=0.0).to(tl.float32).to(q.dtype)
     total = total * decay + tl.sum(weights, 1)
     acc = tl.dot(weights.to(q.dtype), v, acc * decay[:, None], input_precision="ieee")
     return acc, new_peak, total
@@ -373,15 +400,17 @@ def join(
     splits,
     HEADS: tl.constexpr,
     V_DIM: tl.constexpr,
-    V_PAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One head of one token: the mean of its pieces, weighted by their exponential sums; zeros if none has seen anything."""
+    """Columns of a head of a token: the mean of its pieces, weighted by their exponential sums; zeros if none has seen anything."""
     await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     piece = tl.arange(0, SPLITS_PAD)
-    dim = tl.arange(0, V_PAD)
+    dim = tl.arange(0, COLUMNS)
+    if COLUMNS < V_DIM:
+        dim += tl.program_id(2) * COLUMNS
     lse = tl.load(lse_ptr + row * splits + piece, mask=piece < splits, other=float("-inf"))
     peak = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))

@@ -22,7 +22,7 @@ _HEADS = 4
 def rotate_and_store(
     q: Tensor | None,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -36,7 +36,8 @@ def rotate_and_store(
     """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None).
 
     q [T, heads, k_dim], k [T, kv_heads, k_dim], v [T, kv_heads, v_dim]: views into one buffer will do, as long as the heads of a
-    token lie side by side. k_cache, v_cache: one layer of TorchKV, e4m3 too. slot_mapping, positions [T] int64; slot -1 is written nowhere.
+    token lie side by side. k_cache, v_cache: one layer of TorchKV, e4m3 too; v None: the values are in the keys. slot_mapping,
+    positions [T] int64; slot -1 is written nowhere.
     table [length, 2 n]: cosines, then sines (`rope_table_values`); None = no rotation; dimensions past 2 n stay as they are.
     q_norm, k_norm [k_dim]: weights of an RMS norm over each head, whatever is stored less one already added; None = no norm.
     norm_last: the norms come behind the rotation, which leaves lengths as they are.
@@ -47,8 +48,8 @@ def rotate_and_store(
     out = None if q is None else torch.empty(tokens, heads, k_dim, dtype=q.dtype, device=q.device)
     if not tokens:
         return out
-    q_blocks, kv_blocks = ceil_div(heads, _HEADS), ceil_div(kv_heads, _HEADS)
-    _rotate_and_store[(tokens, q_blocks + 2 * kv_blocks)](
+    q_blocks, kv_blocks, v_dim = ceil_div(heads, _HEADS), ceil_div(kv_heads, _HEADS), 0 if v is None else v.shape[2]
+    _rotate_and_store[(tokens, q_blocks + (1 if v is None else 2) * kv_blocks)](
         q,
         k,
         v,
@@ -62,16 +63,16 @@ def rotate_and_store(
         k_norm,
         0 if q is None else q.stride(0),
         k.stride(0),
-        v.stride(0),
+        0 if v is None else v.stride(0),
         eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         K_DIM=k_dim,
-        V_DIM=v.shape[2],
+        V_DIM=v_dim,
         ROTATED=rotated,
         ROTATED_PAD=power_of_two(rotated),
         REST_PAD=power_of_two(k_dim - 2 * rotated),
-        V_PAD=power_of_two(v.shape[2]),
+        V_PAD=power_of_two(v_dim),
         HAS_NORM=k_norm is not None,
         NORM_LAST=norm_last,
         HEAD_BLOCK=_HEADS,
@@ -156,7 +157,7 @@ def _rotate_and_store(
             HAS_NORM,
             NORM_LAST,
         )
-    else:
+    elif V_DIM > 0:
         head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
         dim = tl.arange(0, V_PAD)[None, :]
         kept = (head < kv_heads) & (dim < V_DIM)

@@ -16,6 +16,7 @@ from variants import slow_but
 from foretoken.kernels.execution import Quantization
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.ops import BlockLinear
 from foretoken.kernels.program import matrices_of, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 
@@ -96,7 +97,7 @@ def test_sums_that_take_the_place_of_their_residuals_spoil_no_state_that_is_want
         assert plain is not None and found.logits is not None and torch.equal(plain, found.logits)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "youtu"])
 def test_a_cache_of_8_bit_floats_holds_what_the_references_does(family: str, device: str) -> None:
     """Nearly: what is added up in another order may be rounded to the next number."""
     reference, triton = networks(family, torch.float32, device, has_fp8_cache=True)
@@ -114,7 +115,10 @@ def test_a_cache_of_8_bit_floats_holds_what_the_references_does(family: str, dev
             assert torch.equal(moved, wanted) and not torch.equal(moved[0], moved[1])
 
 
-@pytest.mark.parametrize(("family", "has_fp8_cache"), [("qwen3", False), ("qwen3", True), ("qwen3_moe", False)])
+@pytest.mark.parametrize(
+    ("family", "has_fp8_cache"),
+    [("qwen3", False), ("qwen3", True), ("qwen3_moe", False), ("glm4_moe_lite", False), ("deepseek_v3", True)],
+)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, family: str, has_fp8_cache: bool, device: str) -> None:
     """Alone, among others, as part of a chain, in a later chunk."""
@@ -131,7 +135,7 @@ def test_batch_invariant_networks_say_the_same_bits(dtype: torch.dtype, family: 
     assert torch.equal(whole, torch.cat([part for part in parts if part is not None]))
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "youtu"])
 def test_8_bit_weights_are_near_the_whole_ones(family: str, device: str) -> None:
     reference, triton = networks(family, torch.bfloat16, device, quantization="fp8", narrow_head=True)
     caches = reference.allocate(12, BLOCK_SIZE), triton.allocate(12, BLOCK_SIZE)
@@ -149,6 +153,7 @@ def test_8_bit_weights_are_near_the_whole_ones(family: str, device: str) -> None
         ("qwen3", torch.bfloat16, False, 8),
         ("qwen3", torch.bfloat16, True, 8),
         ("qwen3_moe", torch.float32, False, 8),
+        ("youtu", torch.float32, False, 8),
     ],
 )
 def test_4_bit_weights_are_multiplied_as_they_are(
@@ -160,11 +165,13 @@ def test_4_bit_weights_are_multiplied_as_they_are(
 
     monkeypatch.setattr(linear_int4, "SKINNY_ROWS", 8)
     monkeypatch.setattr(linear_int4, "TILED_ROWS", tiled_rows)
-    # experts that are a small part of a tile would be read for its padding
-    program = small_program(family, **SIZES, **({"moe_intermediate_size": 96} if family == "qwen3_moe" else {}))
+    # experts that are a small part of a tile would be read for its padding; rows that are looked up are whole
+    own = {"qwen3_moe": {"moe_intermediate_size": 96}, "youtu": {"tie_word_embeddings": False, "q_lora_rank": 64, "intermediate_size": 256}}
+    program = small_program(family, **SIZES | own.get(family, {}))
     weights = random_weights(program)
     wide = wide_products(program)
-    products = {name for op in program.ops if not wide.intersection(op.outputs) for name in chain.from_iterable(matrices_of(op))}
+    narrow_ops = [op for op in program.ops if not isinstance(op, BlockLinear) and not wide.intersection(op.outputs)]
+    products = {name for op in narrow_ops for name in chain.from_iterable(matrices_of(op))}
     whole = {name: Int4Matrix.of(weight.to(dtype)).weight() if name in products else weight for name, weight in weights.items()}
     reference = TorchExecutor(program, whole, torch.float32)
     kernels = TritonKernels(is_batch_invariant, "int4")

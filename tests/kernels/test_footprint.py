@@ -19,7 +19,7 @@ from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
-from foretoken.kernels.ops import Linear
+from foretoken.kernels.ops import BlockLinear, Linear
 from foretoken.kernels.program import Program, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import network_program
@@ -96,6 +96,16 @@ def test_8_bit_weights_leave_the_head() -> None:
     wide, narrow = (torch_weight_bytes(program, Execution(torch.bfloat16, quantization, device="cuda")) for quantization in (None, "fp8"))
     layers = [shape for name, shape in program.weights.items() if "proj" in name]
     assert wide - narrow == sum(outputs * inputs - 4 * outputs for outputs, inputs in layers)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_blocks_keep_their_bits_on_a_gpu(quantization: Quantization) -> None:
+    program = network_program(tiny_config("youtu"))
+    blocks = [program.weights[op.weight] for op in program.ops if isinstance(op, BlockLinear)]
+    assert len(blocks) == 2 * len(program.kv_layers)
+    others = replace(program, ops=tuple(op for op in program.ops if not isinstance(op, BlockLinear)))
+    foretold, narrow = (product_bytes(some, torch.bfloat16, quantization) for some in (program, others))
+    assert foretold - narrow == sum(2 * outputs * inputs for outputs, inputs in blocks)
 
 
 native_only = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)

@@ -35,6 +35,7 @@ from foretoken.kernels.triton import (
     argmax,
     attention,
     attention_kernels,
+    block_linear,
     cache_write,
     causal_conv,
     chain,
@@ -66,17 +67,28 @@ def empty(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
 
 
 def attend(tokens: int, rows: int, dim: int, heads: int = 32, kv_heads: int = 8, cache: torch.dtype = HALF, **options: object) -> None:
+    batch = ragged(tokens, rows, bool(options.pop("has_first", False)))
+    k, v = empty(2, 16, kv_heads, dim, dtype=cache)
+    attention.ragged_paged_attention(empty(tokens, heads, dim), k, v, batch, 0.1, **options)  # type: ignore[arg-type]
+
+
+def attend_latent(
+    tokens: int, rows: int, heads: int, cache: torch.dtype = HALF, rank: int = 512, turned: int = 64, **options: object
+) -> None:
+    k = empty(16, 1, turned + rank, dtype=cache)
+    batch = ragged(tokens, rows, has_first=False)
+    attention.ragged_paged_attention(empty(tokens, heads, turned + rank), k, k[..., turned:], batch, 0.1, **options)  # type: ignore[arg-type]
+
+
+def ragged(tokens: int, rows: int, has_first: bool) -> RaggedBatch:
     """Block tables are those of 16384 places."""
-    has_first = options.pop("has_first", False)
-    batch = RaggedBatch(
+    return RaggedBatch(
         *(empty(tokens, dtype=LONG) for _ in range(3)),
         *(empty(*shape, dtype=INT) for shape in [(rows + 1,), (rows,), (rows, 1024), (rows,)]),
         *(empty(n, dtype=LONG) for n in (tokens, rows, rows)),
         block_size=16,
         first_places=empty(rows, dtype=INT) if has_first else None,
     )
-    k, v = empty(2, 16, kv_heads, dim, dtype=cache)
-    attention.ragged_paged_attention(empty(tokens, heads, dim), k, v, batch, 0.1, **options)  # type: ignore[arg-type]
 
 
 def one_of_each() -> None:
@@ -116,12 +128,53 @@ def attention_over_float8() -> None:
     attend(2048, 4, 256, cache=FP8)
 
 
+def latent_attention() -> None:
+    """Of DeepSeek-V2-Lite (16 heads), GLM-4.7-Flash (20), MiniCPM3 (40, narrower ones) and DeepSeek-V3 (128), in few rows of a tile."""
+    for heads in (16, 20):
+        attend_latent(1, 1, heads)
+    attend_latent(1, 1, 16, FP8)
+    attend_latent(9, 1, 16, split_places=512)
+    small_latent_ones()
+
+
+def other_latent_attention() -> None:
+    for heads in (16, 20, 128):
+        attend_latent(9, 1, heads, FP8)
+        for cache in (HALF, FP8):
+            attend_latent(64, 64, heads, cache, split_places=512)
+    for cache in (HALF, FP8):
+        attend_latent(1, 1, 40, cache, 256, 32)
+    attend_latent(64, 64, 16, FP8, window=4096, softcap=50.0)
+
+
+def latent_attention_of_many_rows() -> None:
+    for tokens, rows, heads in [(1, 1, 128), (4, 1, 16), (2048, 4, 16), (2048, 4, 20), (2048, 4, 128)]:
+        attend_latent(tokens, rows, heads)
+
+
+def small_latent_ones() -> None:
+    """What stands before attention and behind it. heads, and the widths that a block goes from and to."""
+    places = empty(9, dtype=LONG)
+    for heads, plain, values in [(16, 128, 128), (20, 192, 256), (128, 128, 128)]:
+        for cache in (HALF, FP8):
+            k_cache = empty(16, 1, 576, dtype=cache)
+            q, k = empty(9, heads, 576), empty(9, 1, 576)
+            cache_write.rotate_and_store(q, k, None, k_cache, k_cache[..., 64:], places, places, empty(4096, 64))
+        for rows in (1, 32, 2048):
+            block_linear.block_linear(empty(rows, heads * plain), empty(heads * 512, plain), heads)
+            block_linear.block_linear(empty(rows, heads * 512), empty(heads * values, 512), heads)
+
+
 def attention_on_a_desktop() -> None:
     """Tiles that take the most memory, where a program has 99 KiB of it."""
     attention.shared_bytes = lambda device: 99 * 1024
     for dim in (128, 256, 512):
         attend(2048, 4, dim)
         attend(9, 1, dim)
+    for tokens in (1, 4, 2048):
+        for cache in (HALF, FP8):
+            attend_latent(tokens, 1, 16, cache)
+            attend_latent(tokens, 1, 40, cache, 256, 32)
 
 
 def attention_of_any_number_of_rows() -> None:
@@ -312,6 +365,7 @@ def early() -> None:
     activations.gated_activation(x, None, "silu")
     q, k, v = (empty(1, heads, 128) for heads in (32, 8, 8))
     cache_write.rotate_and_store(q, k, v, empty(16, 8, 128), empty(16, 8, 128), places, places, empty(4096, 128))
+    block_linear.block_linear(x, empty(8192, 256), 16)
     argmax.best_of_rows(x)
     adapters_of(1, 16, 4, 4096, 14336, 14336)
     linear_int4.dequantised(four_bits(4096, 4096), 0, 4096, HALF)
@@ -399,6 +453,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     group.__name__: group
     for group in (
         one_of_each, attention_of_llama, attention_of_others, attention_over_float8, attention_on_a_desktop,
+        latent_attention, other_latent_attention, latent_attention_of_many_rows,
         attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, other_recurrent_layers, small_ones,
         chains, early, choices, of_tests, behind_a_pass,
     )

@@ -67,3 +67,18 @@ def test_equals_torch(
     wanted_v[slot_mapping[kept]] = v[kept]
     close(k_cache, wanted_k)
     assert torch.equal(v_cache, wanted_v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_in_the_keys_are_written_once(dtype: torch.dtype):
+    """The same as of a cache with values beside, which are nobody's here; what does not turn is as it was."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(3, 5, 40, generator=generator).to(DEVICE, dtype), torch.randn(3, 1, 40, generator=generator).to(DEVICE, dtype)
+    slots, positions = torch.tensor([4, -1, 0], device=DEVICE), torch.tensor([9, 2, 30], device=DEVICE)
+    table = rope_table_values(RopeTable((1.0, 0.1, 0.02, 0.003)), 64, dtype, DEVICE)
+    beside, within = (torch.full((6, 1, 40), 9.0, dtype=dtype, device=DEVICE) for _ in range(2))
+    wanted = rotate_and_store(q, k, k, beside, beside.clone(), slots, positions, table)
+    found = rotate_and_store(q, k, None, within, within[..., 8:], slots, positions, table)
+    assert wanted is not None and found is not None and torch.equal(found, wanted)
+    assert torch.equal(within, beside) and torch.equal(within[slots[[0, 2]], :, 8:], k[[0, 2], :, 8:])
+    assert (within[1:4] == 9).all()

@@ -94,6 +94,25 @@ def test_attention(group: str, tmp_path: Path):
             check_attention(one)
 
 
+@pytest.mark.parametrize("group", slow_but(["latent_attention"], ["latent_attention", "other_latent_attention"]))
+def test_latent_attention(group: str, tmp_path: Path):
+    for one in build(group, tmp_path):
+        if one["name"] == "attend":
+            check_attention(one)
+        if one["name"] == "_block_linear":
+            assert "wgmma" in one["code"] or "mma.sync" in one["code"], "no tensor cores"
+
+
+@pytest.mark.slow
+def test_latent_attention_of_many_rows(tmp_path: Path):
+    """Sums of 64 rows are half of all registers: what lies in memory for them is but addresses, and masks of what comes behind the loop."""
+    for one in built("latent_attention_of_many_rows", tmp_path):
+        assert one["spilled_bytes"] <= 352 and one["shared_bytes"] <= SHARED_BYTES
+        if one["name"] == "attend":
+            check_attention(one)
+            assert "m64n256k16" in one["code"]
+
+
 @pytest.mark.slow
 def test_attention_fits_where_programs_have_less_memory(tmp_path: Path):
     """As on Ada, and on Ampere and Blackwell for desktops: of heads as wide as Gemma's, too."""
@@ -138,7 +157,7 @@ def test_recurrent_layers(group: str, tmp_path: Path):
 def test_programs_that_come_early_wait_before_they_write_and_before_they_read_what_a_pass_writes(tmp_path: Path):
     found = build("early", tmp_path)
     names = {"attend", "join", "fold", "_linear", "_linear_int4", "_rms_norm", "_quantise", "_activation", "_rotate_and_store", "_best"}
-    names |= {"_route", "_group", "_visit", "_add_up", "_inner", "_outer", "_trace", "_convolve", "_scan", "_gated_norm"}
+    names |= {"_route", "_group", "_visit", "_add_up", "_inner", "_outer", "_trace", "_convolve", "_scan", "_gated_norm", "_block_linear"}
     names |= {"_lay_out", "_choose", "_rows_of"}
     assert {one["name"] for one in found} == names | {"_dequantise"}
     writes = r"st\.global|cp\.async(?!\.bulk\.prefetch)|cp\.reduce|atom|red\."

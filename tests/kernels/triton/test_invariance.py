@@ -16,7 +16,7 @@ from foretoken.kernels.triton_steps import TritonKernels
 Row = tuple[list[int], int, list[int]]  # tokens, how many are in the cache, blocks
 
 
-@pytest.mark.parametrize("family", slow_but(["llama"], ["llama", "ministral3", "hunyuan", "cohere2", "gpt_oss"]))
+@pytest.mark.parametrize("family", slow_but(["llama", "youtu"], ["llama", "youtu", "ministral3", "hunyuan", "cohere2", "gpt_oss"]))
 def test_scores_do_not_depend_on_what_else_runs(family: str):
     """And are those of the reference."""
     program = small_program(family, hidden_size=64, intermediate_size=96, vocab_size=320)
