@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers
 from decoding import Decoding
 from pairs import Pair, assert_near, random_tokens
 from tiny_models import FAMILIES, WITH_EXPERTS, tiny_config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from foretoken.kernels.decoder import decoder_program, supports
 from foretoken.kernels.execution import Execution
@@ -122,3 +124,15 @@ def test_what_is_not_understood_is_not_supported() -> None:
     assert [what for what, config in odd.items() if supports(config)] == []
     with pytest.raises(UnsupportedModel, match="dynamic"):
         decoder_program(dynamic)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "billions", "cache"),
+    [("glm4_moe_lite", 29.94, 64 + 512), ("youtu", 1.96, 64 + 512), ("minicpm3", 4.07, 32 + 256)],
+)
+def test_latent_attention_of_models_as_they_are_published(model_type: str, billions: float, cache: int) -> None:
+    """The defaults of their configs, which leave out what tiny ones say: GLM-4.7-Flash, Youtu-LLM-2B, MiniCPM3-4B."""
+    program = decoder_program(CONFIG_MAPPING[model_type]())
+    assert round(sum(math.prod(shape) for shape in program.weights.values()) / 1e9, 2) == billions
+    assert {layer.stored for layer in program.kv_layers} == {cache}
+    assert program.buffers
