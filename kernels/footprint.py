@@ -84,6 +84,12 @@ def cache_bytes(program: Program, execution: Execution, tokens: int) -> int:
     return kv_bytes_per_block(program.kv_layers, tokens, _CACHES[execution.kv_cache] or execution.dtype)
 
 
+def native_cache_bytes(program: Program, execution: Execution, tokens: int) -> int:
+    """The same in the native executor, which keeps values that lie in keys once more, in the order in which it reads values."""
+    layers = tuple(replace(layer, values_in_keys=False) for layer in program.kv_layers)
+    return cache_bytes(replace(program, kv_layers=layers), execution, tokens)
+
+
 def _packed_bytes(outputs: int, inputs: int, execution: Execution) -> int:
     outputs = -(-outputs // PANEL) * PANEL
     match execution.quantization:

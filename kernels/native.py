@@ -35,7 +35,7 @@ from .native_library import ISAS, Availability, availability, load, set_threads,
 from .native_lowering import Lowered, NotLowered, lower
 from .native_weights import PackedWeight, WeightMemory, shortened
 from .ngram_table import NgramTable
-from .ops import Embed, Experts, Linear
+from .ops import BlockLinear, Embed, Experts, Linear
 from .program import Program, matrices_of
 from .rounds import ROW_BYTES, Drafter, RoundsLimits, RoundsOutput, adapters_of, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
@@ -73,8 +73,9 @@ def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBan
     """Whether the tensors, and what the bank has packed for a native executor, are all that the program shares."""
     linears = ((*op.weights, *filter(None, op.biases)) for op in program.ops if isinstance(op, Linear))
     experts = ((*names, *op.biases) for op in program.ops if isinstance(op, Experts) for names in matrices_of(op))
+    blocks = ((op.weight,) for op in program.ops if isinstance(op, BlockLinear))
     rows = ((op.weight,) for op in program.ops if isinstance(op, Embed))
-    return bank.completes((*linears, *experts, *rows), PACKED, program.shared, weights)
+    return bank.completes((*linears, *experts, *blocks, *rows), PACKED, program.shared, weights)
 
 
 _NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float32)

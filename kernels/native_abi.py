@@ -44,7 +44,7 @@ class OpKind(IntEnum):
 
 PANEL = 16  # outputs packed side by side
 INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: nibbles and group scales
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 640
 MOST_INPUTS = 128 * 1024  # of a linear layer
 MAX_THREADS = 256
 FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "relu2": 6, "clamped_swiglu": 7}
@@ -120,6 +120,7 @@ class NativeOp(ctypes.Structure):
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("norm_last", c_int32),
+        ("values_in_keys", c_int32),
         ("sinks", c_void_p),
         ("rate", c_void_p),
         ("step", c_void_p),

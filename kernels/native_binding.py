@@ -189,7 +189,7 @@ class BoundOps:
             case Add():
                 op.kind = OpKind.ADD
             case Concat():
-                op.kind = OpKind.CONCAT
+                op.kind, op.groups = OpKind.CONCAT, step.groups
             case GatherRows():
                 op.kind = OpKind.GATHER_ROWS
             case Scale():
@@ -205,7 +205,7 @@ class BoundOps:
     def _bind_product(self, op: NativeOp, product: Product) -> None:
         op.kind = OpKind.LINEAR
         op.weights = ctypes.pointer(self._weights.product(product).struct)
-        op.is_head = product.is_head
+        op.is_head, op.groups = product.is_head, product.groups
         op.scale, op.softcap = product.scale, product.softcap
         op.outputs = self._program.buffers[product.linear.outputs[0]]
         op.num_inputs = 1
@@ -246,7 +246,7 @@ class BoundOps:
         spec = self._program.kv_layers[attention.layer]
         op.kind = OpKind.ATTENTION
         op.layer, op.num_heads, op.kv_heads = attention.layer, attention.num_heads, spec.num_kv_heads
-        op.k_dim, op.v_dim, op.window = spec.k_dim, spec.v_dim, spec.window or 0
+        op.k_dim, op.v_dim, op.window, op.values_in_keys = spec.k_dim, spec.v_dim, spec.window or 0, spec.values_in_keys
         op.scale, op.softcap, op.eps = attention.scale, attention.softcap or 0.0, attention.norm_eps
         if attention.rope:
             table = self._weights.ropes[attention.rope]

@@ -13,6 +13,7 @@ from .native_abi import MAX_TAPS, PANEL
 from .ops import (
     Activation,
     Attention,
+    BlockLinear,
     CausalConv,
     Concat,
     Experts,
@@ -32,7 +33,10 @@ from .program import Program, readers
 
 @dataclass(frozen=True)
 class Product:
-    """A Linear with what is computed on the way in and out: act(softcap(scale * (norm(x) @ w.T + bias + residual)))."""
+    """A Linear with what is computed on the way in and out: act(softcap(scale * (norm(x) @ w.T + bias + residual))).
+
+    groups: as in BlockLinear, which is a product of which so many parts of equal length read a run of columns each.
+    """
 
     linear: Linear
     norm: RMSNorm | None = None
@@ -41,6 +45,7 @@ class Product:
     softcap: float = 0.0
     output: str = ""
     is_head: bool = False
+    groups: int = 1
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -106,7 +111,13 @@ def _fold(program: Program) -> list[Step]:
                 raise NotLowered(f"experts whose width is no multiple of {PANEL}")
             if isinstance(op, LowRank) and not _is_residual(op, behind, read_by):
                 raise NotLowered("a LowRank that is not the residual of the product behind it")
-            steps += _one_input(op) if isinstance(op, Attention) else [op]
+            match op:
+                case Attention():
+                    steps += _two_inputs(op, program)
+                case BlockLinear():
+                    steps.append(_blocks(op, program))
+                case _:
+                    steps.append(op)
             continue
         product = Product(op, norm=norms.get(op.inputs[0]))
         while True:
@@ -137,12 +148,21 @@ def _is_residual(added: LowRank, behind: Op | None, read_by: dict[str, list[Op]]
     return isinstance(behind, Linear) and behind.inputs[1:] == added.outputs and len(read_by[added.outputs[0]]) == 1
 
 
-def _one_input(attention: Attention) -> list[Step]:
-    """q, k and v side by side in one buffer, as the native attention reads them."""
-    if len(attention.inputs) == 1:
+def _two_inputs(attention: Attention, program: Program) -> list[Step]:
+    """q in one buffer, k and v side by side in another, or all in one: as the native attention reads them."""
+    names, q_width = attention.inputs, attention.num_heads * program.kv_layers[attention.layer].k_dim
+    alone = names[:1] if program.buffers[names[0]] == q_width else ()
+    together = names[len(alone) :]
+    if len(together) == 1:
         return [attention]
-    name = "|".join(attention.inputs)
-    return [Concat(attention.inputs, (name,)), replace(attention, inputs=(name,))]
+    name = "|".join(names)  # of all of them: another layer may read the same keys
+    return [Concat(together, (name,)), replace(attention, inputs=(*alone, name))]
+
+
+def _blocks(op: BlockLinear, program: Program) -> Product:
+    if (outputs := program.weights[op.weight][0] // op.groups) % PANEL:
+        raise NotLowered(f"a product by blocks of {outputs} outputs, no multiple of {PANEL}")
+    return Product(Linear(op.inputs, op.outputs, (op.weight,)), groups=op.groups)
 
 
 def _in_any_order(program: Program) -> set[str]:

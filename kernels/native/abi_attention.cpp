@@ -48,7 +48,7 @@ EXPORT bool ft_attention(int isa, const AttentionOp* op, const BatchView* batch,
   AttentionOp own = *op;
   const foretoken::CacheLayer& cache = own.cache;
   AttentionPlan plan;
-  if (own.num_heads) plan.build(*batch, own.num_heads / cache.kv_heads, cache.kv_heads, own.window, threads);
+  if (own.num_heads) plan.build(*batch, own.num_heads / cache.kv_heads, cache.kv_heads, cache.k_dim + cache.v_dim, own.window, threads);
   std::vector<int> units(size_t(plan.num_units()));
   std::iota(units.begin(), units.end(), 0);
   if (seed) std::shuffle(units.begin(), units.end(), std::minstd_rand(unsigned(seed)));

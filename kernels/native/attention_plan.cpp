@@ -8,6 +8,10 @@ namespace {
 #include "ops/attention_places.h"
 
 constexpr int kTileVectors = 16;
+// Where threads would be idle and there is so much to do in a segment (its effort times the numbers of a place), as where all heads share wide keys, a
+// tile has fewer vectors, down to so many. Each tile reads all places, so it gains less than it divides.
+constexpr int kFewestVectors = 4;
+constexpr int64_t kLongEffort = 4 << 20;
 // Tiles of a row that stay together, so that their keys and values are read from memory once: up to so many, if that leaves so many segments
 // of such items for each thread.
 constexpr int kItemTiles = 4, kItemSegments = 2;
@@ -28,12 +32,12 @@ constexpr int within(int low, int high, int first, int end) {
 }  // namespace
 
 // Vectors of one row, each over all its segments.
-void AttentionPlan::find_tiles(const BatchView& batch, int heads_per_kv, int window) {
+void AttentionPlan::find_tiles(const BatchView& batch, int heads_per_kv, int window, int most_vectors) {
   tiles_.clear();
   const auto add = [&](int row, int first, int tokens, int tree, auto&& seen_by) {
     const int vectors = tokens * heads_per_kv;
-    for (int vector = 0; vector < vectors; vector += kTileVectors) {
-      const int count = std::min(kTileVectors, vectors - vector);
+    for (int vector = 0; vector < vectors; vector += most_vectors) {
+      const int count = std::min(most_vectors, vectors - vector);
       const int token = first + vector / heads_per_kv, last = first + (vector + count - 1) / heads_per_kv;
       if (std::all_of(batch.slots + token, batch.slots + last + 1, [](int64_t slot) { return slot < 0; })) continue;
       const Places seen = seen_by(token, last);
@@ -52,6 +56,15 @@ void AttentionPlan::find_tiles(const BatchView& batch, int heads_per_kv, int win
       add(row, token, 1, 1, [&](int, int) { return tree_places(batch, row, token, window, order, count); });
     }
   }
+}
+
+// Of a tile in a segment.
+int64_t AttentionPlan::longest_effort() const {
+  int64_t longest = 0;
+  for (const Tile& tile : tiles_) {
+    longest = std::max(longest, int64_t(tile.all.num_vectors + kReadingEffort) * std::min(tile.high - tile.low, kSegment));
+  }
+  return longest;
 }
 
 void AttentionPlan::find_items(int most_tiles) {
@@ -80,15 +93,19 @@ int64_t AttentionPlan::effort_of(const Item& item, int first_segment, int end_se
   return effort + int64_t(kReadingEffort) * within(low, high, first_segment, end_segment);
 }
 
-void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads, int window, int threads) {
+void AttentionPlan::build(const BatchView& batch, int heads_per_kv, int kv_heads, int dims, int window, int threads) {
   tasks_.clear();
   runs_.clear();
   units_.clear();
   groups_.clear();
   states_ = state_vectors_ = 0;
-  find_tiles(batch, heads_per_kv, window);
   int64_t segments = 0, total = 0;
-  for (const Tile& tile : tiles_) segments += tile.all.end_segment - tile.all.first_segment;
+  for (int vectors = kTileVectors; vectors >= kFewestVectors; vectors /= 2) {
+    find_tiles(batch, heads_per_kv, window, vectors);
+    segments = 0;
+    for (const Tile& tile : tiles_) segments += tile.all.end_segment - tile.all.first_segment;
+    if (2 * segments * kv_heads > threads || longest_effort() * dims < kLongEffort) break;
+  }
   find_items(int(std::clamp<int64_t>(segments * kv_heads / (threads * kItemSegments), 1, kItemTiles)));
   for (const Item& item : items_) total += effort_of(item, item.first_segment, item.end_segment);
   const bool is_one_task = tiles_.size() == 1 && segments <= 1;  // a head cannot be shared anyway

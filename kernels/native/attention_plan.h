@@ -12,7 +12,8 @@ namespace foretoken {
 
 class AttentionPlan {
  public:
-  void build(const BatchView& batch, int heads_per_kv, int kv_heads, int window, int threads);
+  // dims: numbers of a key and its value.
+  void build(const BatchView& batch, int heads_per_kv, int kv_heads, int dims, int window, int threads);
 
   // A unit is some tasks, and about as much work as any other. All units of an op must have run before another op with this plan starts.
   int num_units() const { return int(units_.size()); }
@@ -50,7 +51,8 @@ class AttentionPlan {
     int end_task, end_run;              // the first are where those of the unit before it end
   };
 
-  void find_tiles(const BatchView& batch, int heads_per_kv, int window);
+  void find_tiles(const BatchView& batch, int heads_per_kv, int window, int most_vectors);
+  int64_t longest_effort() const;
   void find_items(int most_tiles);
   int64_t effort_of(const Item& item, int first_segment, int end_segment) const;
   void end_units_before(int unit);

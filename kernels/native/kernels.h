@@ -17,7 +17,7 @@ constexpr int kBlockSize = 16;   // slots of a cache block
 constexpr int kSegment = 256;    // places attended to in one piece, from multiples of 256 on; decides rounding, so never tuned per call
 constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
 constexpr int kMaxTree = 64;     // tree tokens of a row
-constexpr int kMaxHeadDim = 512; // k_dim and v_dim: what fits into kAttentionScratch
+constexpr int kMaxHeadDim = 640; // k_dim and v_dim: what fits into kAttentionScratch
 constexpr int kMaxTaps = 16;     // of a causal convolution
 constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that lie together: for k_dim 128 half of L1
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
@@ -160,8 +160,11 @@ struct AttentionOp {
   const float* k_norm;
   float norm_eps;
   bool norm_last;               // behind the rotation instead
-  const float* input;           // [T, input_stride]: q | k | v
-  int64_t input_stride;
+  const float* q;               // [T, q_stride]
+  int64_t q_stride;
+  const float* k;               // [T, kv_stride]
+  const float* v;               // [T, kv_stride]; null = of each key as it is stored, the last v_dim numbers
+  int64_t kv_stride;
   void* queries;                // scratch [kv_heads][T padded to 16][heads per kv head][k_pad], cache's type (int8: bfloat16), scaled by `scale`
   float* out;                   // [T, out_stride]: heads side by side, v_dim each; or ...
   uint16_t* narrow_out;         // ... the same as bfloat16, null = not
@@ -300,7 +303,7 @@ struct Kernels {
 };
 
 constexpr size_t kLinearScratch = 768 * 1024;
-constexpr size_t kAttentionScratch = 512 * 1024;
+constexpr size_t kAttentionScratch = 576 * 1024;
 
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();

@@ -23,6 +23,12 @@ constexpr int kFewRows = 64;
 constexpr int kFloatsPerUnit = 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+// Of a prepared row.
+int64_t row_bytes(const PackedLinear& weights) {
+  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : weights.precision == Precision::kBFloat16 ? 2 : 1;
+  const auto bytes = int64_t(round_up(size_t(weights.inputs * element), 64));
+  return bytes % 4096 ? bytes : bytes + 64;  // else a column of rows would fall into one set of the cache
+}
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 bool reads_other_rows(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kLocalConv; }
@@ -62,7 +68,7 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
   }
   for (const Op& op : ops_) {
     if (op.kind == OpKind::kLinear) {
-      measure(*op.weights);
+      measure(*op.weights, op.groups);
     } else if (op.kind == OpKind::kAttention) {
       most_.queries = std::max(most_.queries, size_t(std::max(op.num_heads, 1)) * round_up(size_t(op.k_dim), 32) * sizeof(float));
     } else if (op.kind == OpKind::kTopK) {
@@ -86,9 +92,10 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
 
 Network::~Network() = default;
 
-void Network::measure(const PackedLinear& weights) {
-  most_.prepared = std::max(most_.prepared, size_t(weights.inputs) * 4 + 128);
-  most_.groups = std::max(most_.groups, size_t(weights.inputs / kGroup));
+void Network::measure(const PackedLinear& weights, int groups) {
+  most_.prepared = std::max(most_.prepared, size_t(groups) * size_t(row_bytes(weights)));
+  most_.runs = std::max(most_.runs, size_t(groups));
+  most_.groups = std::max(most_.groups, size_t(groups) * size_t(weights.inputs / kGroup));
 }
 
 void Network::set_shortlist(const PackedLinear* weights) {
@@ -110,7 +117,7 @@ void Network::find_narrow_buffers() {
       const int id = op.inputs[i];
       const bool rounds = op.kind == OpKind::kLinear && !op.normalise && op.weights->precision == Precision::kBFloat16 &&
                           !(op.is_head && shortlist_);
-      if (!rounds || width(id) != op.weights->inputs) may_be_narrow_[size_t(id)] = false;
+      if (!rounds || width(id) != op.groups * op.weights->inputs) may_be_narrow_[size_t(id)] = false;
     }
     if (op.residual >= 0) may_be_narrow_[size_t(op.residual)] = false;
   }
@@ -157,7 +164,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   // 2. memory that all threads share, made before any of them starts
   const size_t visits = rows * most_.experts, prepared = visits ? visits + 16 : rows;  // an expert's rows begin anywhere
   prepared_.get<char>(prepared * most_.prepared);
-  scales_.get<float>(prepared);
+  scales_.get<float>(prepared * most_.runs);
   input_sums_.get<int32_t>(prepared * most_.groups + 1);
   expert_inner_.get<float>(visits * most_.expert_width);
   expert_results_.get<float>(visits * most_.expert_out);
@@ -201,7 +208,7 @@ void Network::plan_phases(bool chooses) {
       ++end;
     }
     const bool prepares = end < num_ops && prepares_together(ops_[size_t(end)]);  // with the ops before it, row by row
-    if (prepares) floats += weights_of(ops_[size_t(end)]).inputs;
+    if (prepares) floats += width(ops_[size_t(end)].inputs[0]);
     if (end > i || prepares) rows_phase(i, end, prepares, rows_of(ops_[size_t(i)]), floats);
     i = end;
     if (i == num_ops) break;
@@ -373,23 +380,7 @@ ReadAhead Network::read_ahead(const Phase& phase, const char* next) const {
 void Network::run_panels(const Phase& phase, int first, int count, int thread) {
   Worker& worker = workers_[size_t(thread)];
   const Op& op = ops_[size_t(phase.first_op)];
-  const int rows = rows_of(op);
   const PackedLinear& weights = weights_of(op);
-  PreparedRows x;
-  if (weights.precision == Precision::kFloat32 && !op.normalise) {
-    const int stride = width(op.inputs[0]);
-    x = {buffer(op.inputs[0]), int64_t(stride) * 4, nullptr, nullptr, rows};
-  } else if (const Place input = place_of(op.inputs[0]); input.narrow) {
-    x = {input.narrow, input.stride * 2, nullptr, nullptr, rows};
-  } else if (prepares_together(op)) {
-    x = prepared_memory(weights, rows, prepared_, scales_, input_sums_);
-  } else {
-    x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.input_sums);
-    if (worker.prepared_op != phase.first_op) {
-      prepare_rows(op, weights, buffer(op.inputs[0]), 0, rows, x, nullptr);
-      worker.prepared_op = phase.first_op;
-    }
-  }
   Epilogue epilogue = epilogue_of(op);
   if (op.is_head) {
     epilogue.out = logits_;
@@ -402,12 +393,42 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
     epilogue.narrow_out = output.narrow;
     epilogue.out_stride = output.stride;
   }
-  const int first_panel = first * kPanelsPerUnit;
-  const int num_panels = std::min(count * kPanelsPerUnit, weights.outputs / kPanel - first_panel);
-  make_residual(phase.first_op, first_panel, num_panels);
+  const int panels = weights.outputs / kPanel, group_panels = panels / op.groups;
+  const int first_panel = first * kPanelsPerUnit, end_panel = std::min(first_panel + count * kPanelsPerUnit, panels);
+  make_residual(phase.first_op, first_panel, end_panel - first_panel);
   const ReadBehind behind = read_behind(phase, uint32_t(first), thread);
-  kernels_.linear(weights, x, epilogue, first_panel, num_panels, behind, worker.linear.get<char>(0));
+  for (int panel = first_panel, next; panel < end_panel; panel = next) {
+    const int group = panel / group_panels;
+    next = std::min((group + 1) * group_panels, end_panel);
+    const PreparedRows x = input_of(phase.first_op, group, worker);
+    kernels_.linear(weights, x, epilogue, panel, next - panel, next < end_panel ? ReadBehind{} : behind, worker.linear.get<char>(0));
+  }
   if (behind.then) worker.ahead = read_ahead(phase, behind.then);
+}
+
+// What panels of a group read: its run of the input's columns.
+PreparedRows Network::input_of(int number, int group, Worker& worker) {
+  const Op& op = ops_[size_t(number)];
+  const PackedLinear& weights = weights_of(op);
+  const int rows = rows_of(op), stride = width(op.inputs[0]), column = group * (stride / op.groups);
+  if (weights.precision == Precision::kFloat32 && !op.normalise) {
+    return {buffer(op.inputs[0]) + column, int64_t(stride) * 4, nullptr, nullptr, rows};
+  }
+  if (const Place input = place_of(op.inputs[0]); input.narrow) return {input.narrow + column, input.stride * 2, nullptr, nullptr, rows};
+  if (prepares_together(op)) return prepared_together(op, group);
+  PreparedRows x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.input_sums);
+  if (worker.prepared_op != number || worker.prepared_group != group) {
+    prepare_rows(op, weights, buffer(op.inputs[0]) + column, 0, rows, x, nullptr);
+    worker.prepared_op = number;
+    worker.prepared_group = group;
+  }
+  return x;
+}
+
+// Memory that all threads share: the rows of a group behind those of the one before it.
+PreparedRows Network::prepared_together(const Op& op, int group) {
+  const int rows = rows_of(op), first = group * int(round_up(size_t(rows), 16));
+  return rows_from(weights_of(op), prepared_memory(weights_of(op), rows, prepared_, scales_, input_sums_), first, rows);
 }
 
 // All but where the result goes.
@@ -425,9 +446,10 @@ Epilogue Network::epilogue_of(const Op& op) const {
   return epilogue;
 }
 
-// Rows first .. end - 1 of x, which are as wide as the op's input.
+// Rows first .. end - 1 of x: the op's input, or a group's run of its columns.
 void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead) {
-  Prepare prepare = prepare_of(weights, x, width(op.inputs[0]), rows);
+  Prepare prepare = prepare_of(weights, x, width(op.inputs[0]) / op.groups, rows);
+  prepare.x_stride = width(op.inputs[0]);
   prepare.normalise = op.normalise != 0;
   prepare.centred = op.centred != 0;
   prepare.norm_weight = op.norm_weight;
@@ -452,10 +474,12 @@ Prepare Network::prepare_of(const PackedLinear& weights, const float* x, int wid
 }
 
 PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums) {
-  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : weights.precision == Precision::kBFloat16 ? 2 : 1;
-  int64_t stride = int64_t(round_up(size_t(weights.inputs * element), 64));
-  if (stride % 4096 == 0) stride += 64;  // else a column of rows would fall into one set of the cache
-  return {data.get<char>(0), stride, scales.get<float>(0), input_sums.get<int32_t>(0), rows};
+  return {data.get<char>(0), row_bytes(weights), scales.get<float>(0), input_sums.get<int32_t>(0), rows};
+}
+
+PreparedRows Network::rows_from(const PackedLinear& weights, const PreparedRows& all, int first, int count) {
+  const int64_t groups = weights.precision == Precision::kInt4 ? weights.inputs / kGroup : 1;
+  return {static_cast<const char*>(all.data) + first * all.stride, all.stride, all.scales + first, all.input_sums + first * groups, count};
 }
 
 }  // namespace foretoken

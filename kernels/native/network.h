@@ -63,7 +63,8 @@ struct Op {
   int32_t renormalise;          // experts: the weights of a row's experts add up to 1, before they are scaled
   int32_t sigmoid;              // experts: scores are sigmoids, else a softmax
   int32_t top_groups;           // experts: a row's come from so many groups
-  int32_t groups;               // norm: runs of columns, each by itself; experts: of neighbours; local conv: runs of columns that share a kernel, ...
+  int32_t groups;               // norm, linear, concat: runs of columns, each by itself; experts: of neighbours; local conv: runs of columns that
+                                // share a kernel, ...
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear, weights of experts
   float least, most;            // state space: of a token's step
@@ -77,6 +78,7 @@ struct Op {
   const float* q_norm;
   const float* k_norm;
   int32_t norm_last;            // attention: these norms come behind the rotation
+  int32_t values_in_keys;       // attention: as in KVLayerSpec
   const float* sinks;           // attention: [num_heads] or null
   const float* rate;            // gated delta, state space: [num_heads] of how fast its memory fades, ...
   const float* step;            // ... and what is added to each token's
@@ -262,7 +264,7 @@ class Network : private Job {
   };
   struct Worker {
     Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, scores, by_token, panels, recurrence;
-    int prepared_op = -1;
+    int prepared_op = -1, prepared_group = 0;  // whose input `prepared` holds, and which run of its columns
     ReadAhead ahead{};
     CacheAhead cache_ahead{};  // of the first unit of attention that the thread will probably run ...
     int attention_op = -1;     // ... for this op
@@ -289,7 +291,7 @@ class Network : private Job {
     int64_t key;                        // of the noise, where the temperature is not 0
   };
 
-  void measure(const PackedLinear& weights);
+  void measure(const PackedLinear& weights, int groups = 1);
   void start(const RunRequest& request, bool chooses);
   void plan_phases(bool chooses);
   void plan_attention();
@@ -328,7 +330,10 @@ class Network : private Job {
   void run_op_on_rows(const Op& op, int first, int end, Worker& worker);
   static Prepare prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows);
   void prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead);
-  PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
+  static PreparedRows prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums);
+  static PreparedRows rows_from(const PackedLinear& weights, const PreparedRows& all, int first, int count);
+  PreparedRows prepared_together(const Op& op, int group);
+  PreparedRows input_of(int number, int group, Worker& worker);
   Epilogue epilogue_of(const Op& op) const;
   AttentionOp attention_of(const Op& op, Worker& worker) const;
   int first_unit(const AttentionPlan& plan, int thread) const;
@@ -375,7 +380,7 @@ class Network : private Job {
   std::vector<int> place_widths_;       // of the widest buffer of each place
   struct {
     size_t prepared = 0, queries = 0;   // bytes
-    size_t groups = 0, ranked = 0, ranks = 0;  // numbers
+    size_t runs = 1, groups = 0, ranked = 0, ranks = 0;  // numbers; runs: of columns that are prepared by themselves
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
     size_t routed = 0;                  // experts that there are
     size_t convolved = 0;               // columns

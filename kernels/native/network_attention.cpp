@@ -17,12 +17,13 @@ void Network::plan_attention() {
     if (op.kind != OpKind::kAttention || !op.num_heads) continue;
     size_t known = 0;
     while (known < planned.size() && !(planned[known]->window == op.window && planned[known]->num_heads == op.num_heads &&
-                                       planned[known]->kv_heads == op.kv_heads && planned[known]->v_dim == op.v_dim)) {
+                                       planned[known]->kv_heads == op.kv_heads && planned[known]->k_dim == op.k_dim &&
+                                       planned[known]->v_dim == op.v_dim)) {
       ++known;
     }
     if (known == planned.size()) {
       planned.push_back(&op);
-      plans_[known].build(batch_, op.num_heads / op.kv_heads, op.kv_heads, op.window, int(workers_.size()));
+      plans_[known].build(batch_, op.num_heads / op.kv_heads, op.kv_heads, op.k_dim + op.v_dim, op.window, int(workers_.size()));
       partials = std::max(partials, plans_[known].partial_floats(op.v_dim));
     }
     plan_of_op_[i] = &plans_[known];
@@ -56,8 +57,12 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   attention.norm_eps = op.eps;
   attention.norm_last = op.norm_last != 0;
   attention.ahead = &worker.ahead;
-  attention.input = buffer(op.inputs[0]);
-  attention.input_stride = width(op.inputs[0]);
+  const int q_width = op.num_heads * op.k_dim, last = op.inputs[op.num_inputs - 1];  // of one input, or of two: q, and what is written
+  attention.q = buffer(op.inputs[0]);
+  attention.q_stride = width(op.inputs[0]);
+  attention.k = buffer(last) + (op.num_inputs == 1 ? q_width : 0);
+  attention.v = op.values_in_keys ? nullptr : attention.k + op.kv_heads * op.k_dim;
+  attention.kv_stride = width(last);
   attention.queries = const_cast<Scratch&>(queries_).get<char>(0);
   if (op.num_heads) {
     const Place output = place_of(op.output);

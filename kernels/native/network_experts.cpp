@@ -77,10 +77,7 @@ void Network::run_experts(const Phase& phase, int first, int end, Worker& worker
 
 // What visits read, from one of them on.
 PreparedRows Network::visits_from(const PackedLinear& weights, int visit, int count) {
-  const PreparedRows all = prepared_memory(weights, count, prepared_, scales_, input_sums_);
-  const int64_t groups = weights.precision == Precision::kInt4 ? weights.inputs / kGroup : 1;
-  const auto* data = static_cast<const char*>(all.data) + visit * all.stride;
-  return {data, all.stride, all.scales + visit, all.input_sums + visit * groups, count};
+  return rows_from(weights, prepared_memory(weights, count, prepared_, scales_, input_sums_), visit, count);
 }
 
 // Some units of an expert's product: its panels by turns with those of the other busy ones, for nobody knows in advance how many are.

@@ -12,8 +12,11 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
   if (phase.prepares) {
     const Op& linear = ops_[size_t(phase.end_op)];
     const PackedLinear& weights = weights_of(linear);
-    PreparedRows rows = prepared_memory(weights, rows_of(linear), prepared_, scales_, input_sums_);
-    prepare_rows(linear, weights, buffer(linear.inputs[0]), first, end, rows, &worker.ahead);
+    for (int group = 0; group < linear.groups; ++group) {
+      PreparedRows rows = prepared_together(linear, group);
+      const float* x = buffer(linear.inputs[0]) + group * (width(linear.inputs[0]) / linear.groups);
+      prepare_rows(linear, weights, x, first, end, rows, &worker.ahead);
+    }
   }
 }
 
@@ -51,11 +54,13 @@ void Network::run_op_on_rows(const Op& op, int first, int end, Worker& worker) {
       break;
     }
     case OpKind::kConcat:
-      for (int input = 0, column = 0; input < op.num_inputs; column += width(op.inputs[input++])) {
-        const int part = width(op.inputs[input]);
-        for (int r = 0; r < rows; ++r) {
-          std::memcpy(y + int64_t(r) * out + column, buffer(op.inputs[input]) + int64_t(first + r) * part, size_t(part) * sizeof(float));
+      for (int input = 0, column = 0; input < op.num_inputs; ++input) {
+        const int part = width(op.inputs[input]) / op.groups;
+        const float* from = buffer(op.inputs[input]) + int64_t(first) * op.groups * part;
+        for (int run = 0; run < rows * op.groups; ++run) {
+          std::memcpy(y + int64_t(run) * (out / op.groups) + column, from + int64_t(run) * part, size_t(part) * sizeof(float));
         }
+        column += part;
       }
       break;
     case OpKind::kGatherRows:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from variants import slow_but
 
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, Quantization
-from foretoken.kernels.footprint import cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
+from foretoken.kernels.footprint import cache_bytes, native_cache_bytes, native_weight_bytes, product_bytes, torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.ops import BlockLinear, Linear
 from foretoken.kernels.program import Program, wide_products
@@ -109,10 +109,25 @@ def test_blocks_keep_their_bits_on_a_gpu(quantization: Quantization) -> None:
 
 
 native_only = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+LATENT = tiny_config("deepseek_v3", first_k_dense_replace=3, qk_rope_head_dim=32, attention_bias=False)
 
 
 @native_only
-@pytest.mark.parametrize("config", [network(), tiny_config("qwen3_5"), tiny_config("granite_hybrid")], ids=lambda config: config.model_type)
+@pytest.mark.parametrize("kv_cache", [None, "int8"])
+def test_values_in_keys_are_kept_once_but_in_the_native_executor(kv_cache: Literal["int8"] | None) -> None:
+    program, execution = network_program(LATENT), Execution(torch.bfloat16, kv_cache=kv_cache)
+    weights, of_keys, of_values = random_weights(program), 3 * (32 + 32), 3 * 32  # in each layer what turns, and the latent one
+    stored_once = TorchExecutor(program, weights, torch.bfloat16).kv_block_bytes(16)
+    assert stored_once == cache_bytes(program, Execution(torch.bfloat16), 16) == 16 * of_keys * 2
+    scales = 3 * 2 * 4 * 16 if kv_cache else 0
+    assert native.NativeExecutor(program, weights, execution).kv_block_bytes(16) == native_cache_bytes(program, execution, 16) + scales
+    assert native_cache_bytes(program, execution, 16) == 16 * (of_keys + of_values) * (1 if kv_cache else 2)
+
+
+@native_only
+@pytest.mark.parametrize(
+    "config", [network(), tiny_config("qwen3_5"), tiny_config("granite_hybrid"), LATENT], ids=lambda config: config.model_type
+)
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_native_weights_are_as_large_as_foretold(quantization: Quantization | None, config: transformers.PretrainedConfig) -> None:
     """With an embedding of its own: rows of dtype that no pass reads whole."""

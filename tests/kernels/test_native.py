@@ -125,6 +125,7 @@ OPS: dict[str, tuple[Op, ...]] = {
         Softcap(("c",), ("d",), 1.5),
         Activation(("d",), ("y",), "silu", gated=True),
     ),
+    "runs side by side": (Linear(("x",), ("g",), ("gate",)), Concat(("g", "x", "g"), ("y",), groups=8)),
     "experts": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "silu", 2, renormalise=False)),
     "experts, renormalised": (Linear(("x",), ("r",), ("router",)), Experts(("x", "r"), ("y",), *EXPERTS, "gelu", 2, renormalise=True)),
     "experts with biases, clamped": (

@@ -69,8 +69,9 @@ def test_ops_and_a_network_on_emulated_tiles(tmp_path: Path) -> None:
     units = {NATIVE / "isa_amx.cpp": [*VECTORS, *EMULATED, "-O1"], NATIVE / "isa_avx512_bf16.cpp": VECTORS}
     units[NATIVE / "abi.cpp"] = [f'-DFT_SOURCES="{sources_digest(NATIVE)}"']
     library = build(tmp_path, dict.fromkeys([*common, CHECKS / "emulated_cpu.cpp"], []) | units, [], ["-shared"])
-    wanted = "amx or integer_products or (any_arrangement and window and bfloat16)"
-    tests = [HERE / "test_native_ops.py", HERE / "test_native_invariance.py"]
+    wanted = "(amx and (bfloat16 or not shapes)) or integer_products or (any_arrangement and bfloat16 and (window or latent))"
+    files = "test_native_ops.py", "test_native_blocks.py", "test_native_attention.py", "test_native_invariance.py"
+    tests = [HERE / name for name in files]
     pytest_command = [sys.executable, "-m", "pytest", "-v", "-p", "emulated_library", "-p", "no:cacheprovider", "-k", wanted]
     report = run(*pytest_command, *tests, NATIVE_LIBRARY=str(library), PYTHONPATH=str(CHECKS), OMP_NUM_THREADS="1")
     assert "bfloat16-amx] PASSED" in report and "SKIPPED" not in report, report

@@ -10,7 +10,7 @@ import torch
 from attention_reference import attention_reference
 from native_attention import ISA_NUMBERS, TYPES, Layer, Row, Shape, context_slots, deal, each_isa, each_type, needs_library, ragged
 
-from foretoken.kernels.native_abi import CacheType
+from foretoken.kernels.native_abi import MAX_HEAD_DIM, CacheType
 from foretoken.kernels.native_kv import BLOCK_SIZE
 
 pytestmark = needs_library
@@ -36,6 +36,8 @@ SHAPES: dict[str, Shape] = {
     "wide, 9 heads, norms behind, sinks": Shape(
         kv_heads=1, group=9, k_dim=80, v_dim=112, rope_half=40, norm=True, norm_last=True, grows=True, sinks=True
     ),
+    "latent": Shape(kv_heads=1, group=20, k_dim=576, v_dim=512, rope_half=32, scale=0.05, values_in_keys=True),
+    "values in odd keys": Shape(kv_heads=2, group=5, k_dim=45, v_dim=36, rope_half=9, norm=True, scale=0.3, values_in_keys=True),
     "window, sinks": Shape(window=19, sinks=True),
     "long window, softcap": Shape(window=200, softcap=4.0, scale=0.5),
 }
@@ -81,6 +83,17 @@ def test_equals_the_reference(name: str, type: CacheType):
 @each_isa
 def test_shapes(name: str, type: CacheType, isa: int):
     compare(replace(SHAPES[name], type=type), BATCHES["mixed"], isa, padding=5)
+
+
+@each_isa
+def test_scores_of_wide_heads_do_not_overflow(isa: int):
+    """Of an int8 cache, where all numbers of a query and of its key are the largest that there are."""
+    shape = Shape(type=CacheType.INT8, kv_heads=1, group=1, k_dim=MAX_HEAD_DIM, v_dim=32, rope_half=0, scale=1 / MAX_HEAD_DIM)
+    layer = Layer(shape)
+    x = torch.ones(2, shape.width)
+    x[0, shape.k_dim :] *= -1  # the first token's key and value
+    out = layer.run(ragged([Row(0, 2)], [[1]]), 3 * x, isa)
+    torch.testing.assert_close(out[1], torch.full((1, 32), 3.0), rtol=0.01, atol=0.0)
 
 
 def random_rows(rng: random.Random, most: int) -> list[Row]:

@@ -37,6 +37,7 @@ INVARIANT_SHAPES: dict[str, Shape] = {
     "plain": Shape(kv_heads=1),
     "window, sinks": Shape(kv_heads=1, window=90, group=2, sinks=True),
     "odd": Shape(kv_heads=2, group=7, k_dim=20, v_dim=24, rope_half=10, softcap=5.0, norm=True, norm_last=True, grows=True),
+    "latent": Shape(kv_heads=1, group=20, k_dim=72, v_dim=64, rope_half=4, values_in_keys=True),
     "one head": Shape(kv_heads=1, group=1, k_dim=32, v_dim=128, rope_half=16),
 }
 
@@ -73,6 +74,22 @@ def test_however_many_threads_share_a_step_it_has_the_same_bits(contexts: tuple[
     expected = layer.run(batch, x)
     assert torch.isfinite(expected).all()
     for threads in (2, 3, 4, 5, 7, 16, 64):
+        assert torch.equal(layer.run(batch, x, threads=threads, seed=threads), expected), f"{threads} threads"
+
+
+@each_type
+def test_heads_over_one_wide_key_have_the_same_bits_however_they_are_divided(type: CacheType):
+    """More threads than tiles and segments: there are fewer vectors in a tile, then."""
+    shape = Shape(kv_heads=1, group=16, k_dim=576, v_dim=512, values_in_keys=True, type=type)
+    rows = [Row(250, 1, [-1, 0, -1])]
+    blocks = deal(rows, random.Random(1))
+    layer, generator = Layer(shape), torch.Generator().manual_seed(4)
+    layer.fill(context_slots(rows, blocks), generator)
+    batch = ragged(rows, blocks)
+    x = torch.randn(len(batch.token_ids), shape.width, generator=generator)
+    expected = layer.run(batch, x)
+    assert torch.isfinite(expected).all()
+    for threads in (8, 16, 64):
         assert torch.equal(layer.run(batch, x, threads=threads, seed=threads), expected), f"{threads} threads"
 
 

@@ -44,9 +44,10 @@ def _threads() -> Iterator[None]:
     native.set_threads(1)
 
 
-@pytest.fixture(
-    scope="module", params=slow_but(["qwen3", "window", "experts"], ["qwen3", "window", "experts", "gpt_oss", "layer norms"])
-)
+MODELS = ["qwen3", "window", "experts", "latent", "gpt_oss", "layer norms"]
+
+
+@pytest.fixture(scope="module", params=slow_but(MODELS[:4], MODELS))
 def model(request: pytest.FixtureRequest) -> Model:
     sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": VOCAB, "max_position_embeddings": 512}
@@ -55,6 +56,10 @@ def model(request: pytest.FixtureRequest) -> Model:
     elif request.param == "experts":
         groups = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}
         config = transformers.Glm4MoeConfig(**sizes, **groups, n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=48)
+    elif request.param == "latent":
+        sizes |= {"q_lora_rank": 40, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 32}
+        sizes |= {"num_key_value_heads": 6, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        config = transformers.DeepseekV3Config(**sizes, n_group=4, topk_group=2, first_k_dense_replace=1)
     elif request.param == "gpt_oss":
         config = transformers.GptOssConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=100)
     elif request.param == "layer norms":

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import transformers
+from tiny_models import tiny_config
 
 from foretoken.kernels.adapters import adapted
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
+from foretoken.kernels.layout import KVLayerSpec
 from foretoken.kernels.native_lowering import Lowered, NotLowered, Product, lower
-from foretoken.kernels.ops import Activation, Add, Attention, GatherRows, Linear, LocalConv, LowRank, Op, RMSNorm
+from foretoken.kernels.ops import Activation, Add, Attention, BlockLinear, Concat, GatherRows, Linear, LocalConv, LowRank, Op, RMSNorm
 from foretoken.kernels.program import Program
 
 
@@ -70,6 +72,32 @@ def test_a_norm_that_a_local_conv_reads_too_is_no_part_of_a_product() -> None:
     weights = {"norm": (8,), "kernels": (4, 8), "conv": (1, 1, 8)}
     lowered = lower(Program(ops, weights, (), {}, 0, 16, (), "y", "", None, {"x": 8}))
     assert [type(step) for step in lowered.steps] == [RMSNorm, Product, LocalConv]
+
+
+def test_latent_attention_reads_queries_where_they_are_and_writes_keys_alone() -> None:
+    lowered = lower(fuse(decoder_program(tiny_config("deepseek_v3"))))
+    number = next(i for i, step in enumerate(lowered.steps) if isinstance(step, Attention))
+    keys, attention, values = lowered.steps[number - 1 : number + 2]
+    assert isinstance(keys, Concat) and isinstance(attention, Attention) and isinstance(values, Product)
+    assert attention.inputs[1:] == keys.outputs and attention.inputs[0] not in keys.inputs
+    assert lowered.widths[lowered.buffers[keys.outputs[0]]] == 8 + 32  # what turns, and the latent one
+    assert values.groups == 4 and values.inputs == attention.outputs
+    _check_places(lowered)
+
+
+def test_layers_that_share_keys_have_buffers_of_their_own() -> None:
+    ops = tuple(Attention((q, "k", "v"), (f"y{layer}",), layer, 1, 1.0) for layer, q in enumerate(("q", "r")))
+    lowered = lower(Program(ops, {}, (KVLayerSpec(1, 8, 8),) * 2, {}, 0, 16, (), "y1", "", None, dict.fromkeys("qrkv", 8)))
+    assert len(lowered.buffers) == len(lowered.widths) == len(lowered.places) == 8
+
+
+def test_blocks_are_whole_panels_and_fold_no_norm() -> None:
+    ops: tuple[Op, ...] = RMSNorm(("x",), ("n",), "norm", 1e-6), BlockLinear(("n",), ("y",), "w", 2)
+    program = Program(ops, {"norm": (8,), "w": (32, 4)}, (), {}, 0, 16, (), "y", "", None, {"x": 8})
+    steps = lower(program).steps
+    assert [type(step) for step in steps] == [RMSNorm, Product]
+    with pytest.raises(NotLowered, match="8 outputs, no multiple of 16"):
+        lower(replace(program, weights={"norm": (8,), "w": (16, 4)}))
 
 
 def test_memory_is_shared_only_by_buffers_that_are_never_needed_together() -> None:

@@ -50,8 +50,11 @@ class AttentionOp(ctypes.Structure):
         ("k_norm", c_void_p),
         ("norm_eps", c_float),
         ("norm_last", c_bool),
-        ("input", c_void_p),
-        ("input_stride", c_int64),
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("kv_stride", c_int64),
         ("queries", c_void_p),
         ("out", c_void_p),
         ("narrow_out", c_void_p),
@@ -77,6 +80,7 @@ class Shape:
     norm_last: bool = False
     grows: bool = False
     scale: float = 0.125
+    values_in_keys: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -84,7 +88,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        return (self.num_heads + self.kv_heads) * self.k_dim + self.kv_heads * self.v_dim
+        return (self.num_heads + self.kv_heads) * self.k_dim + self.kv_heads * (0 if self.values_in_keys else self.v_dim)
 
 
 class Layer:
@@ -131,8 +135,11 @@ class Layer:
             k_norm=self.k_norm.data_ptr() if shape.norm else None,
             norm_eps=1e-6,
             norm_last=shape.norm_last,
-            input=x.data_ptr(),
-            input_stride=x.shape[1],
+            q=x.data_ptr(),
+            q_stride=x.shape[1],
+            k=x.data_ptr() + 4 * num_heads * shape.k_dim,
+            v=None if shape.values_in_keys else x.data_ptr() + 4 * (num_heads + shape.kv_heads) * shape.k_dim,
+            kv_stride=x.shape[1],
             out=None if narrow else out.data_ptr(),
             narrow_out=out.data_ptr() if narrow else None,
             out_stride=out.shape[1],
@@ -145,10 +152,10 @@ class Layer:
     def heads(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [T, heads, dim] of x, normalised and rotated in torch."""
         shape = self.shape
-        sizes = [shape.num_heads * shape.k_dim, shape.kv_heads * shape.k_dim, shape.kv_heads * shape.v_dim]
-        q, k, v = x.split(sizes, 1)
+        q, k, v = x.tensor_split([shape.num_heads * shape.k_dim, (shape.num_heads + shape.kv_heads) * shape.k_dim], 1)
         q, k = self._rotate(q, positions, self.q_norm), self._rotate(k, positions, self.k_norm)
-        return q * self.growth[positions][:, None, None] if shape.grows else q, k, v.unflatten(1, (-1, shape.v_dim))
+        v = k[..., -shape.v_dim :] if shape.values_in_keys else v.unflatten(1, (-1, shape.v_dim))
+        return q * self.growth[positions][:, None, None] if shape.grows else q, k, v
 
     def _rotate(self, x: Tensor, positions: Tensor, weight: Tensor) -> Tensor:
         x = x.unflatten(1, (-1, self.shape.k_dim))

@@ -2,7 +2,7 @@
 // output over places in order, whichever other vectors and blocks are computed with it.
 
 // What a 4-byte lane of the products holds, and how 16 of them are read from the cache: a float, a pair of bfloat16, or a pair of
-// int16 whose counterparts in the cache are int8. Sums of the latter are exact: 2^15 * 2^7 * kMaxHeadDim (or kSegment) is at most 2^31.
+// int16 whose counterparts in the cache are int8. Sums of the latter are exact: see most_of_query, and 2^15 * 2^7 * kSegment is below 2^31.
 struct FloatLane {
   using Sum = Vec;
   static constexpr int kPlaces = 1;  // of a row of V, and dimensions of a row of K

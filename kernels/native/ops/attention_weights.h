@@ -108,8 +108,12 @@ inline float soften(float* scores, char* weights, int low, int high, const Scale
   return kScaled ? quantise_weights(scales, scores, weights, first, end) : 1.0f;
 }
 
+// What a query's numbers may be in an int8 cache's products, for their sums to be int32.
+inline float most_of_query(int k_pad) { return float(min_of(32767, 0x7fffffff / (127 * k_pad))); }
+
 // Queries of an int8 cache: from bfloat16 to int16 with a scale each, NaN for one that is not finite.
 inline void quantise_queries(const uint16_t* from, int vectors, int k_pad, int16_t* to, float* scales) {
+  const float limit = most_of_query(k_pad);
   for (int i = 0; i < vectors; ++i, from += k_pad, to += k_pad) {
     Vec greatest = zero(), poison = zero();
     for (int d = 0; d < k_pad; d += 16) {
@@ -118,8 +122,8 @@ inline void quantise_queries(const uint16_t* from, int vectors, int k_pad, int16
       poison = poison + (x - x);
     }
     const float most = max_lanes(greatest);
-    scales[i] = most / kLargest + sum_lanes(poison);
-    const Vec inverse = splat(most > 0.0f ? kLargest / most : 0.0f);
+    scales[i] = most / limit + sum_lanes(poison);
+    const Vec inverse = splat(most > 0.0f ? limit / most : 0.0f);
     for (int d = 0; d < k_pad; d += 16) {
       const Int q = to_ints(load_bf16(from + d) * inverse);
       store_halves(to + d, narrow_shorts(q));

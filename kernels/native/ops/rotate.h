@@ -113,15 +113,14 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
   const int k_dim = cache.k_dim, v_dim = cache.v_dim, k_pad = cache.k_pad;
   const int group = op.num_heads / cache.kv_heads;  // query heads of this kv head
   const int64_t position = batch.positions[token], slot = batch.slots[token];
-  const float* q = op.input + token * op.input_stride;
-  const float* k = q + int64_t(op.num_heads) * k_dim + int64_t(kv_head) * k_dim;
-  const float* v = q + int64_t(op.num_heads + cache.kv_heads) * k_dim + int64_t(kv_head) * v_dim;
+  const float* q = op.q + token * op.q_stride + int64_t(kv_head) * group * k_dim;
+  const float* k = op.k + token * op.kv_stride + int64_t(kv_head) * k_dim;
+  const float* v = op.v ? op.v + token * op.kv_stride + int64_t(kv_head) * v_dim : nullptr;
   alignas(64) float head[kMaxHeadDim], values[kMaxHeadDim];
   if (token + 1 < batch.num_tokens) {  // the next token's: other cores have written much of it
-    const float *next_q = q + int64_t(kv_head) * group * k_dim + op.input_stride;
-    for (int i = 0; i < group * k_dim; i += 16) fetch_line(next_q + i);
-    for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.input_stride + i);
-    for (int i = 0; i < v_dim; i += 16) fetch_line(v + op.input_stride + i);
+    for (int i = 0; i < group * k_dim; i += 16) fetch_line(q + op.q_stride + i);
+    for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.kv_stride + i);
+    for (int i = 0; v && i < v_dim; i += 16) fetch_line(v + op.kv_stride + i);
   }
   NextLines next{op, batch, ahead};
   next.fetch();
@@ -129,6 +128,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
 
   if (slot >= 0) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
+    if (!v) v = head + k_dim - v_dim;
     for (int i = 0; i < cache.v_pad; i += 16) store(values + i, load_some(v + i, v_dim - i));
     char* block = cache.base + slot / kBlockSize * cache.block_bytes + kv_head * cache.head_bytes;
     write_slot(cache, block, int(slot % kBlockSize), head, values);
@@ -142,7 +142,7 @@ inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int 
   const int64_t first = ((kv_head * rows + token) * group) * k_pad;
   const Vec scale = splat(op.growth ? op.scale * op.growth[position] : op.scale);
   for (int g = 0; g < group; ++g) {
-    normalise_and_rotate(op, q + int64_t(kv_head * group + g) * k_dim, op.q_norm, position, k_dim, k_pad, head);
+    normalise_and_rotate(op, q + int64_t(g) * k_dim, op.q_norm, position, k_dim, k_pad, head);
     for (int i = 0; i < k_pad; i += 16) {
       const Vec x = load(head + i) * scale;
       if (cache.type == CacheType::kFloat32) {
