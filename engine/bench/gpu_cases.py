@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -140,6 +141,36 @@ def attention(bench: Bench) -> Iterable[Figure]:
     rate = rows * context * kv_heads * dim * 2 * k.element_size() / seconds
     yield Figure("attention", f"{rows} rows of {context}", seconds * 1e6, "us", note=f"{rate / 1e12:.2f} TB/s")
     yield Figure("attention", "share of the bandwidth", rate / bench.ceilings.copied, "", 0.8)
+
+
+def latent(bench: Bench) -> Iterable[Figure]:
+    """Attention over latent keys with values in them, and the products of its heads: 16 of them, of DeepSeek-V2-Lite's sizes."""
+    effort, device = bench.effort, bench.device
+    if kernels_for(device) is None:
+        yield Figure("latent", "left out", 0.0, "", note="there is no Triton here")
+        return
+    from ...kernels.torch_executor import on_device
+    from ...kernels.triton.attention import ragged_paged_attention
+    from ...kernels.triton.block_linear import block_linear
+
+    heads, rank, turned, plain = 16, 512, 64, 128
+    for rows in (1, effort.attention_rows):
+        context = effort.attention_context
+        tables = -(-context // BLOCK)
+        keys = torch.randn(rows * tables * BLOCK, 1, turned + rank, device=device).to(effort.dtype)
+        q = torch.randn(rows, heads, turned + rank, device=device).to(effort.dtype)
+        moved = on_device(_rows_of_one(rows, context, tables), device)
+        attend = partial(ragged_paged_attention, q, keys, keys[..., turned:], moved, (turned + plain) ** -0.5)
+        seconds = graph_seconds(attend, device, effort.runs)
+        share = rows * context * (turned + rank) * keys.element_size() / seconds / bench.ceilings.copied
+        yield Figure("latent", f"{rows} rows of {context}", seconds * 1e6, "us", note=f"{share:.2f} of the bandwidth")
+    weight = torch.randn(heads * rank, plain, device=device).to(effort.dtype)
+    for rows in (1, 8, 64, 512):
+        x = torch.randn(rows, heads * plain, device=device).to(effort.dtype)
+        blocks = weight.view(heads, rank, plain).mT
+        ours = graph_seconds(partial(block_linear, x, weight, heads), device, effort.runs)
+        theirs = graph_seconds(lambda x=x, blocks=blocks: x.view(-1, heads, plain).transpose(0, 1) @ blocks, device, effort.runs)
+        yield Figure("latent", f"products of heads, {rows} rows", ours * 1e6, "us", note=f"cuBLAS {theirs * 1e6:.1f} us")
 
 
 def _rows_of_one(rows: int, context: int, blocks: int) -> RaggedBatch:
@@ -447,6 +478,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
     "recurrent": recurrent,
     "decode": decode,
     "attention": attention,
+    "latent": latent,
     "profile": profile,
     "synthetic": synthetic,
     "eagle": eagle,
