@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.h kernels/native/ops/*.h)
 
 .PHONY: help serve test test-all lint sanitize gpu-check install clean
@@ -32,8 +33,8 @@ lint: install  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-test: lint  ## ruff, pyright and the tests (under 20 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: lint  ## ruff, pyright and the tests (15 minutes on 2 cores; WORKERS=0: in one process, for a debugger)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: lint $(VENV)/.clients  ## everything, the slow checks and the clients too
 	$(BIN)/python -m pytest $(ARGS)
