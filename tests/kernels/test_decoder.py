@@ -132,6 +132,8 @@ def test_what_is_not_understood_is_not_supported() -> None:
 )
 def test_latent_attention_of_models_as_they_are_published(model_type: str, billions: float, cache: int) -> None:
     """The defaults of their configs, which leave out what tiny ones say: GLM-4.7-Flash, Youtu-LLM-2B, MiniCPM3-4B."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers does not know it")
     program = decoder_program(CONFIG_MAPPING[model_type]())
     assert round(sum(math.prod(shape) for shape in program.weights.values()) / 1e9, 2) == billions
     assert {layer.stored for layer in program.kv_layers} == {cache}
