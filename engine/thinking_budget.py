@@ -22,12 +22,14 @@ PATIENCE = 3
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """max_tokens of reasoning between `begin` and `end`. inside: the output begins behind `begin`."""
+    """max_tokens of reasoning between `begin` and `end`. inside: the output begins behind `begin`. call: ends reasoning, too, as what
+    it begins; "" if nothing does."""
 
     max_tokens: int
     begin: str
     end: str
     inside: bool
+    call: str = ""
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or self.max_tokens < 0:
@@ -42,7 +44,7 @@ class ThinkingState:
     ) -> None:
         """end_ids: the end marker in tokens. piece(token): its bytes. The output starts behind token_ids."""
         self._limit = budget.max_tokens
-        self._begin, self._end = budget.begin.encode(), budget.end.encode()
+        self._begin, self._ends = budget.begin.encode(), tuple(marker.encode() for marker in (budget.end, budget.call) if marker)
         self._end_ids = end_ids
         self._piece = piece
         self._token_ids = token_ids
@@ -98,9 +100,9 @@ class ThinkingState:
                 return _Place("inside", tail=said[len(self._begin) :])
             waits = self._begin.startswith(said) and len(text) <= MAX_SPACE + len(self._begin)
             return _Place("before", tail=text) if waits else _Place("after")
-        if self._end in text:
+        if any(end in text for end in self._ends):
             return _Place("after")
-        return _Place("inside", place.num_tokens + 1, text[-max(len(self._end) - 1, 4) :])
+        return _Place("inside", place.num_tokens + 1, text[-max(*(len(end) - 1 for end in self._ends), 4) :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .tools.scanner import Content, Reasoning, Scanner, Waiting
+from .tools.sections import KimiK2
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,13 @@ class ReasoningFormat:
     begins_inside: bool = False  # an answer without a marker at its start is reasoning up to the end marker
     answer: tuple[str, str] | None = None  # markers of what follows the reasoning
     turn: str = ""  # begins another message behind the reasoning
+    call: str = ""  # begins calls, and so ends reasoning as well; it belongs to what follows
     lead: str = ""  # begins the answer's message, reasoning or not; a prompt that is continued has it
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The markers that end reasoning."""
+        return (self.end, self.call) if self.call else (self.end,)
 
     def inside(self, prompt: str, continued: str | None = None) -> bool:
         """Whether what follows this prompt begins inside of reasoning. continued: the message of the assistant that it goes on with.
@@ -39,12 +46,16 @@ class ReasoningFormat:
 _THINK, _THINK_AT_ONCE = ReasoningFormat(), ReasoningFormat(begins_inside=True)
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": _THINK_AT_ONCE,
+    "minimax_m2": _THINK_AT_ONCE,
     "qwen3": _THINK,
+    "deepseek_v3": _THINK,  # V3.1: not at all unless the prompt begins it
+    "ernie45": ReasoningFormat(begins_inside=True, answer=("<response>", "</response>")),
     "glm45": _THINK,
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),  # 3.2
     "granite3_3": ReasoningFormat(answer=("<response>", "</response>")),
     "hunyuan_a13b": ReasoningFormat(answer=("<answer>", "</answer>")),
+    "kimi_k2": ReasoningFormat(call=KimiK2.opening),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "olmo3": _THINK_AT_ONCE,
     "openai_gptoss": ReasoningFormat(
@@ -56,9 +67,9 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 
 def detected(template: str) -> ReasoningFormat | None:
     """The format that a chat template speaks of; None if it speaks of none that is known."""
-    for name in ("openai_gptoss", "mistral", "seed_oss", "gemma4", "granite", "granite3_3", "hunyuan_a13b"):
+    for name in ("openai_gptoss", "mistral", "seed_oss", "gemma4", "granite", "granite3_3", "hunyuan_a13b", "kimi_k2"):
         format = REASONING_FORMATS[name]
-        if all(word in template for word in (format.begin, format.end, *(format.answer or ()))):
+        if all(word in template for word in (format.begin, format.end, format.call, *(format.answer or ()))):
             return format
     # Some only drop the reasoning of earlier turns: whether there is any is then the model's matter, which writes the first marker, too.
     return _THINK if _THINK.end in template else None
@@ -79,9 +90,13 @@ class ReasoningParser(Scanner):
         if self.inside:
             yield from self.space()
             self.settle()
-            if not (yield from self.until((self._format.end,), Reasoning)):
+            if not (marker := (yield from self.until(self._format.ends, Reasoning))):
                 return
             self.inside = False
+            if marker == self._format.call:
+                self._at -= len(marker)
+                self.settle()
+                return
             yield from self.space()
             self.settle()
         if self._format.answer is not None:
@@ -102,7 +117,7 @@ class ReasoningTokens:
     def __init__(self, format: ReasoningFormat, inside: bool, piece: Callable[[int], bytes]) -> None:
         """piece(token): its bytes."""
         self.count = 0
-        self._begin, self._end = format.begin.encode(), format.end.encode()
+        self._begin, self._ends = format.begin.encode(), tuple(marker.encode() for marker in format.ends)
         self._inside = inside
         self._piece = piece
         self._num_read = 0
@@ -121,5 +136,5 @@ class ReasoningTokens:
                 self._is_over = not self._inside and not self._begin.startswith(self._tail)
             if self._inside:
                 self.count = self._num_read
-                self._is_over = self._end in self._tail
-                self._tail = self._tail[-len(self._end) :]
+                self._is_over = any(end in self._tail for end in self._ends)
+                self._tail = self._tail[-max(map(len, self._ends)) :]

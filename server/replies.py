@@ -83,7 +83,7 @@ class ReplyFormats:
         """What holds the reasoning of a reply to max_tokens; None if it has no bound, or the model does not reason."""
         if max_tokens is None or self._reasoning is None:
             return None
-        return ThinkingBudget(max_tokens, self._reasoning.begin, self._reasoning.end, self._inside(prompt))
+        return ThinkingBudget(max_tokens, self._reasoning.begin, self._reasoning.end, self._inside(prompt), self._reasoning.call)
 
     def _inside(self, prompt: ChatPrompt) -> bool:
         return self._reasoning is not None and self._reasoning.inside(prompt.text, prompt.continued)
@@ -128,6 +128,7 @@ class Reply:
         self._parallel = parallel
         self._include_reasoning = include_reasoning
         self.num_calls = 0
+        self._ids: set[str] = set()
         self._arguments: list[str] = []  # of the last one
 
     @property
@@ -160,10 +161,10 @@ class Reply:
                 return {"content": text}
             case Reasoning(text):
                 return _reasoning(text) if self._include_reasoning else None
-            case CallBegun(name):
+            case CallBegun(name, id):
                 self.num_calls += 1
                 self._arguments = []
-                call = {"id": self._new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+                call = {"id": self._id(id), "type": "function", "function": {"name": name, "arguments": ""}}
             case Arguments(text):
                 self._arguments.append(text)
                 call = {"function": {"arguments": text}}
@@ -171,9 +172,12 @@ class Reply:
             return None
         return {"tool_calls": [{"index": self.num_calls - 1} | call]}
 
-    def _new_id(self) -> str:
+    def _id(self, written: str | None) -> str:
+        """The model's own id, which its template shows it again; one of ours if it wrote none, or the same one twice."""
         assert self._tools is not None, "a call without a parser of calls"
-        return self._tools.new_id()
+        id = self._tools.new_id() if written is None or written in self._ids else written
+        self._ids.add(id)
+        return id
 
 
 def message(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _thoughts(reasoning: ReasoningFormat | None, inside: bool, spell: Spell) -> 
     if reasoning is None:
         return "start: "
     end = spell(reasoning.end)
-    rules = text_rules("thoughts", "*", reasoning.end, end) + "GAP: /[ \\n]{0,4}/\n"
+    rules = text_rules("thoughts", "*", reasoning.end, end, reasoning.ends[1:]) + "GAP: /[ \\n]{0,4}/\n"
     between = spell(reasoning.turn) if reasoning.turn else "GAP"
     return rules + (f"start: thoughts {between} " if inside else f"start: ({spell(reasoning.begin)} thoughts {between})? ")
 

@@ -9,21 +9,27 @@ from .mistral import Mistral, MistralList
 from .openai import CHANNEL, OpenAI
 from .parser import ToolParser
 from .pythonic import Lfm2, Olmo3, Pythonic
-from .qwen3_xml import GlmXml, Qwen3Xml, SeedXml
+from .qwen3_xml import GlmXml, MiniMaxM2, Qwen3Xml, SeedXml
+from .sections import FENCE, DeepSeekV3, DeepSeekV31, KimiK2
 
 FORMATS: dict[str, type[ToolParser]] = {  # a format's own name comes before those of the models that share it
+    "deepseek_v3": DeepSeekV3,
+    "deepseek_v31": DeepSeekV31,
     "functiongemma": FunctionGemma,
     "gemma4": Gemma4,
     "glm45": GlmXml,
     "glm47": GlmXml,
     "granite": Granite,
     "hermes": Hermes,
+    "ernie45": Hermes,
     "granite4": Hermes,
     "hunyuan_a13b": Hunyuan,
+    "kimi_k2": KimiK2,
     "lfm2": Lfm2,
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,
     "llama_nemotron_json": Nemotron,
+    "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
     "mistral_list": MistralList,
     "olmo3": Olmo3,
@@ -51,7 +57,9 @@ def detected(template: str) -> type[ToolParser] | None:
         return Mistral if "[ARGS]" in template else MistralList
     if any(word in template for word in ("<|/tool|>", Phi4Mini.closing, "functools[")):
         return Phi4Mini
-    for format in (FunctionGemma, Gemma4, Granite, Hunyuan, Nemotron, SeedXml):
+    if DeepSeekV31.opening in template:
+        return DeepSeekV3 if FENCE in template else DeepSeekV31
+    for format in (FunctionGemma, Gemma4, Granite, Hunyuan, KimiK2, MiniMaxM2, Nemotron, SeedXml):
         if format.opening in template:
             return format
     if any(word in template for word in (Lfm2.opening, "<|tool_list_start|>", "List of tools: [")):

@@ -1,6 +1,7 @@
 """Calls with bare texts for values, of which a function's schema alone tells whether they are JSON.
 
 Qwen3-Coder, Qwen3.5: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>; Seed-OSS: <seed:tool_call>...;
+MiniMax-M2: <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter></invoke></minimax:tool_call>;
 GLM: <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>.
 """
 
@@ -29,29 +30,48 @@ class Qwen3Xml(PythonLiterals):
     opening, closing = Hermes.opening, Hermes.closing
     other = (FUNCTION,)  # models forget the outer frame
     markers = (opening, closing)
+    function: ClassVar[str] = FUNCTION
+    end_function: ClassVar[str] = END_FUNCTION
+    parameter: ClassVar[str] = PARAMETER
     value_end: ClassVar[str] = END_PARAMETER
     key_end: ClassVar[str] = ">"
     trimmed: ClassVar[str] = "\n"
     """What a value has on both sides that is not its own."""
 
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._kinds = {name_of(tool): parameter_kinds(schema_of(tool)) for tool in tools}
+
     def scan(self) -> Waiting[None]:
-        kinds = {name_of(tool): parameter_kinds(schema_of(tool)) for tool in self.tools}
         while marker := (yield from self.until((self.opening, *self.other), Content)):
             if marker == self.opening:
                 yield from self.space()
-            if name := (yield from self._function(marker)):
-                self.settle(CallBegun(name), Arguments("{"))
-                yield from self._parameters(kinds.get(name, {}))
-                yield from self.close(END_FUNCTION)
+            else:
+                self._at -= len(marker)
+            if (yield from self._framed()):
                 yield from self.close(self.closing)
             else:
                 self.reject(marker)
 
-    def _function(self, marker: str) -> Waiting[str]:
-        return (yield from self._name(MAX_NAME, ">")) if marker == FUNCTION or (yield from self.skip(FUNCTION)) else ""
+    def _framed(self) -> Waiting[bool]:
+        """Read what is in a frame. False, with the text still held, if it is no call."""
+        return (yield from self._call())
+
+    def _call(self) -> Waiting[bool]:
+        name = yield from self._function()
+        if not name:
+            return False
+        self.settle(CallBegun(name), Arguments("{"))
+        yield from self._parameters(self._kinds.get(name, {}))
+        yield from self.close(self.end_function)
+        return True
+
+    def _function(self) -> Waiting[str]:
+        name = (yield from self._name(MAX_NAME, self.key_end[0])) if (yield from self.skip(self.function)) else ""
+        return name if (yield from self.skip(self.key_end[1:])) else ""
 
     def _key(self, known: Collection[str]) -> Waiting[str]:
-        return (yield from self._key_itself(known)) if (yield from self.skip(PARAMETER)) else ""
+        return (yield from self._key_itself(known)) if (yield from self.skip(self.parameter)) else ""
 
     def _key_itself(self, known: Collection[str]) -> Waiting[str]:
         """Read a key and its end: one of the schema's, whatever is in it, or one that looks like a name."""
@@ -138,10 +158,12 @@ class Qwen3Xml(PythonLiterals):
                 for key, described in schema.get("properties", {}).items()
             ]
             functions.append(f"{spelling.function(name_of(tool))} {' '.join(parameters)} {spelling.end_function}")
-        return (
-            f"calls: {several('call', LINE, parallel)}\n"
-            f"call: {spell(cls.opening)} ({' | '.join(functions)}) {spell(cls.closing)}\n" + "\n".join([*rules, *texts.values()]) + "\n"
-        )
+        return f"{cls.frame(spell, parallel)}function: {' | '.join(functions)}\n" + "\n".join([*rules, *texts.values()]) + "\n"
+
+    @classmethod
+    def frame(cls, spell: Callable[[str], str], parallel: bool) -> str:
+        """The rules of calls, each of which holds a `function`."""
+        return f"calls: {several('call', LINE, parallel)}\ncall: {spell(cls.opening)} function {spell(cls.closing)}\n"
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
@@ -201,6 +223,34 @@ class SeedXml(Qwen3Xml):
     markers = (opening, closing)
 
 
+class MiniMaxM2(Qwen3Xml):
+    """All calls in one frame, and names in quotes."""
+
+    opening, closing = "<minimax:tool_call>", "</minimax:tool_call>"
+    function, end_function, parameter = '<invoke name="', "</invoke>", '<parameter name="'
+    other = (function,)
+    markers = (opening, closing)
+    key_end = '">'
+    trimmed = ""
+
+    def _framed(self) -> Waiting[bool]:
+        return (yield from self.listed(self._call))
+
+    @classmethod
+    def frame(cls, spell: Callable[[str], str], parallel: bool) -> str:
+        return f"calls: {spell(cls.opening)} {LINE} {several('function', '', parallel)} {spell(cls.closing)}\n"
+
+    @classmethod
+    def spelling(cls, spell: Callable[[str], str]) -> Spelling:
+        return Spelling(
+            function=lambda name: quoted(f"{cls.function}{name}{cls.key_end}\n"),
+            key=lambda key: quoted(f"{cls.parameter}{key}{cls.key_end}"),
+            end=quoted(f"{END_PARAMETER}\n"),
+            end_function=quoted(f"{cls.end_function}\n"),
+            marker=END_PARAMETER,
+        )
+
+
 class GlmXml(Qwen3Xml):
     """GLM 4.5 has line ends between the parts, later ones have none."""
 
@@ -210,7 +260,7 @@ class GlmXml(Qwen3Xml):
     key_end = END_ARGUMENT
     trimmed = ""
 
-    def _function(self, marker: str) -> Waiting[str]:
+    def _function(self) -> Waiting[str]:
         start = self._at - self._mark
         while (char := (yield from self.peek())) and char not in "<\n" and self._at - self._mark < start + MAX_NAME:
             self._at += 1

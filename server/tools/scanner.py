@@ -45,6 +45,7 @@ class CallBegun:
     """A call of this function begins."""
 
     name: str
+    id: str | None = None  # as the model wrote it, where it writes one
 
 
 @dataclass(frozen=True, slots=True)

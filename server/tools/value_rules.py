@@ -68,12 +68,13 @@ class ValueRules(ABC):
         return f"({' | '.join(map(written, options))})"
 
 
-def text_rules(name: str, length: str, marker: str, end: str) -> str:
-    """Rules of a text and its end, which the first `marker` in it makes one. end: how the grammar writes it."""
+def text_rules(name: str, length: str, marker: str, end: str, barred: Sequence[str] = ()) -> str:
+    """Rules of a text and its end, which the first `marker` in it makes one. end: how the grammar writes it. barred: what else is
+    none of the text's."""
     free = f"{name.upper()}_FREE"
     spelled = end.startswith('"')  # else a token begins it, which is none of the text's
     ending = f"{name}: {name.upper()}_ALL\n{name.upper()}_ALL: {free} {end}\n" if spelled else f"{name}: {free} {end}\n"
-    return f"{ending}{free}: {without((marker,), length)}\n"
+    return f"{ending}{free}: {without((marker, *barred), length)}\n"
 
 
 def without(markers: Sequence[str], length: str = "*") -> str:

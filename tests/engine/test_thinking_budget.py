@@ -22,7 +22,7 @@ PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one two one
 def opened(limit: int, inside: bool = True) -> tuple[ThinkingState, list[int]]:
     """A state over a vocabulary of single bytes, and the live tokens that it follows."""
     tokens = [1, 2]
-    budget = ThinkingBudget(limit, "<begin>", "</end>", inside)
+    budget = ThinkingBudget(limit, "<begin>", "</end>", inside, call="<calls>")
     return ThinkingState(budget, END, lambda token: bytes([token]), tokens, 256), tokens
 
 
@@ -51,6 +51,8 @@ def due(limit: int, said: bytes, inside: bool = True) -> int | None:
         (3, b"abc</end> more and more", True, None),
         (0, b"", True, b"<"),
         (9, b"ab</end>cdefghijkl", True, None),  # it ended by itself
+        (9, b"ab<calls>cdefghijkl", True, None),  # so do calls
+        (9, b"ab<calls", True, None),
         (6, b"abc</e", True, b"<"),  # not yet: the whole marker comes
         (2, b"\xe2\x82", True, None),  # a character is not cut ...
         (2, b"\xe2\x82\xac", True, b"<"),

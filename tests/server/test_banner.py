@@ -53,6 +53,7 @@ def test_it_names_everything_one_needs(engine: Engine) -> None:
     ("template", "flags", "said"),
     [
         ("{% if tools %}{{ tools }}<tool_call>{% endif %}<think></think>", {}, "tool calls as hermes; reasoning as qwen3"),
+        ("{{ tools }}<|tool_calls_section_begin|><think></think>", {}, "tool calls as kimi_k2; reasoning as kimi_k2"),
         ("{{ messages }}", {}, "tool calls none: its chat template takes no tools; reasoning none"),
         ("{{ tools }}", {}, "tool calls not read: --tool-call-parser names a format; reasoning none"),
         ("{{ tools }}<tool_call>", {"tool_call_parser": "none"}, "tool calls not read: --tool-call-parser names a format; reasoning none"),

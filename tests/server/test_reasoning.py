@@ -54,6 +54,8 @@ def test_reasoning_is_told_from_the_answer(text: str, inside: bool, expected: tu
         ("hunyuan_a13b", "<answer>\nTwo\n</answer> x", ("", "Two x")),
         ("hunyuan_a13b", " Two", ("", " Two")),
         ("gemma4", "<|channel>thought\nHm\n<channel|>Two", ("Hm", "Two")),
+        ("kimi_k2", "<think>Hm</think>Two<|tool_calls_section_begin|>", ("Hm", "Two<|tool_calls_section_begin|>")),
+        ("kimi_k2", "<think>Hm <|tool_calls_section_begin|><|tool", ("Hm", "<|tool_calls_section_begin|><|tool")),
         ("gemma4", "<|channel>thought\n<channel|>Two", ("", "Two")),
     ],
 )
@@ -124,6 +126,11 @@ def test_reasoning_streams() -> None:
         ("qwen3", "... <think>\nHm</think> so", "<think>\nHm</think> so", False),
         ("deepseek_r1", "... so", "so", False),
         ("mistral", "[/INST]", None, False),
+        ("deepseek_v3", "<｜Assistant｜>", None, False),
+        ("deepseek_v3", "<｜Assistant｜><think>", None, True),
+        ("kimi_k2", "<|im_assistant|>assistant<|im_middle|>", None, False),
+        ("minimax_m2", "]~b]ai\n<think>\n", None, True),
+        ("ernie45", "assistant\n<think>\n</think>", None, False),
         ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", None, False),
     ],
 )
@@ -141,6 +148,8 @@ def test_where_a_reply_begins(name: str, prompt: str, continued: str | None, ins
         ("{{ '<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}", "openai_gptoss"),
         ("[THINK]{{ thinking }}[/THINK]", "mistral"),
         ("<seed:think></seed:think>", "seed_oss"),
+        ("<|tool_calls_section_begin|><think></think>", "kimi_k2"),
+        ("'</think>' in content; {{'<think>'}} <｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("{{- '<|channel>thought\n<channel|>' -}}", "gemma4"),
         ("{{ messages }}", None),
     ],
@@ -167,3 +176,10 @@ def test_tokens_of_reasoning_are_counted_alike_however_many_come_at_once(said: l
         for start in range(0, len(said), length):
             tokens.feed(range(len(said))[start : start + length])
         assert tokens.count == count
+
+
+def test_calls_end_the_counting_of_reasoning() -> None:
+    said = ["Hm", ", 2", "<|tool_calls_section_", "begin|>", "<|tool_call_begin|>"]
+    tokens = ReasoningTokens(REASONING_FORMATS["kimi_k2"], True, lambda token: said[token].encode())
+    tokens.feed(range(len(said)))
+    assert tokens.count == 4

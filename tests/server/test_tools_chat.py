@@ -306,6 +306,36 @@ def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_t
     assert prompt(fake).endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
 
 
+KIMI = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+    "{% if m.tool_call_id %}## Return of {{ m.tool_call_id }}{% endif %}{% if m.tool_calls %}<|tool_calls_section_begin|>"
+    "{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}"
+    "<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}<|end|>{% endfor %}<|assistant|><think></think>"
+)
+
+
+def test_kimi_sees_the_ids_again_that_it_wrote(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = "<|tool_calls_section_begin|>%s<|tool_calls_section_end|>"
+    call = "<|tool_call_begin|>functions.time:%d<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    fake.reply = section % (call % 3 + call % 4)
+    client = client_of(fake, monkeypatch, KIMI)
+    message = whole(client, tools=TOOLS)["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == ["functions.time:3", "functions.time:4"]
+    calls = [call for chunk in streamed(client, tools=TOOLS) for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [call["id"] for call in calls if "id" in call] == ["functions.time:3", "functions.time:4"]
+    whole(client, messages=[*MESSAGES, message, {"role": "tool", "tool_call_id": "functions.time:4", "content": "x"}])
+    assert f"{fake.reply}<|end|><|tool|>x## Return of functions.time:4" in prompt(fake)
+    fake.reply = section % (call % 0 * 2)
+    first, second = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    assert first["id"] == "functions.time:0" and second["id"].startswith("call_"), "a result tells which call it is of"
+
+
+def test_calls_that_end_kimis_reasoning_are_made(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.reply = "<think>Hm <|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    message = whole(client_of(fake, monkeypatch, KIMI.removesuffix("<think></think>"), reasoning_parser="kimi_k2"), tools=TOOLS)
+    assert (said := message["choices"][0]["message"])["reasoning"] == "Hm" and said["tool_calls"][0]["function"]["name"] == "time"
+
+
 def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Phi-4-mini's: tools beside the messages would be lost, and the model told of none."""
     fake.reply = '<|tool_call|>[{"type": "function", "function": {"name": "time", "arguments": {}}}]<|/tool_call|>'

@@ -18,8 +18,9 @@ from foretoken.server.tools.mistral import Mistral, MistralList
 from foretoken.server.tools.openai import OpenAI
 from foretoken.server.tools.parser import Tool, ToolParser
 from foretoken.server.tools.pythonic import Lfm2, Olmo3, Pythonic
-from foretoken.server.tools.qwen3_xml import GlmXml, Qwen3Xml, SeedXml
+from foretoken.server.tools.qwen3_xml import GlmXml, MiniMaxM2, Qwen3Xml, SeedXml
 from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallBegun, Content
+from foretoken.server.tools.sections import DeepSeekV3, DeepSeekV31, KimiK2
 
 PROPERTIES = {
     "text": {"type": "string"},
@@ -64,6 +65,8 @@ def cut(text: str, length: int) -> list[str]:
     return [text[start : start + length] for start in range(0, len(text), length)]
 
 
+CALLS, CALL, SEP, END_CALL, END_CALLS = DeepSeekV3.markers
+KIMIS, KIMI, KIMI_SEP, END_KIMI, END_KIMIS = KimiK2.markers
 CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Hermes, "", []),
     (Hermes, "just text < <tool", ["just text < <tool"]),
@@ -215,6 +218,38 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (GlmXml, "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call> b", [("f", '{"text": "a"}'), "b"]),
     (GlmXml, "<tool_call>new<arg_key>a</arg_key><arg_value>1", [("new", '{"a": "1')]),
     (GlmXml, "<tool_call>is a word, <tool_call>\n</tool_call>", ["<tool_call>is a word, <tool_call>\n</tool_call>"]),
+    (
+        MiniMaxM2,
+        'Sure.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">if a < b:\n  "c"\n</parameter>\n'
+        '<parameter name="number">3</parameter>\n<parameter name="list">["a", [1]]</parameter>\n</invoke>\n'
+        '<invoke name="g.h">\n</invoke>\n</minimax:tool_call> x',
+        ["Sure.", ("f", '{"text": "if a < b:\\n  \\"c\\"\\n", "number": 3, "list": ["a", [1]]}'), ("g.h", "{}"), "x"],
+    ),
+    (MiniMaxM2, '<invoke name="new"><parameter name="a">1', [("new", '{"a": "1')]),
+    *((MiniMaxM2, text, [text]) for text in ('<minimax:tool_call>x <invoke name="">', '<invoke name="f" x>', '<invoke name="a b">')),
+    (
+        DeepSeekV3,
+        f'Hm\n{CALLS}{CALL}function{SEP}f\n```json\n{{"a": "```"}}\n```{END_CALL}\n'
+        f"{CALL}function{SEP}g.h\n```json\n{{}}\n```{END_CALL}{END_CALLS} x",
+        ["Hm", ("f", '{"a": "```"}'), ("g.h", "{}"), "x"],
+    ),
+    (DeepSeekV3, f'{CALL}function{SEP}f\n{{"a": 1}}{END_CALL}', [("f", '{"a": 1}')]),
+    (DeepSeekV3, f'{CALLS}{CALL}function{SEP}f\n```json\n{{"a": [', [("f", '{"a": [')]),
+    (DeepSeekV3, f"{CALLS}{CALL}function{SEP}a<b\n```json\n{{}}", [f"{CALLS}{CALL}function{SEP}a<b\n```json\n{{}}"]),
+    (
+        DeepSeekV31,
+        f'Hm {CALLS}{CALL}f{SEP}{{"a": [1, {{}}]}}{END_CALL}{CALL}function{SEP}{{}}{END_CALL}{END_CALLS}',
+        ["Hm", ("f", '{"a": [1, {}]}'), ("function", "{}")],
+    ),
+    (DeepSeekV31, f'{CALLS}{CALL}f{SEP}{{"a": 1}} or{END_CALL}', [("f", '{"a": 1}'), f"or{END_CALL}"]),
+    *((DeepSeekV31, text, [text]) for text in (f"a {CALLS} b {CALL}f", f"{CALLS}{CALL}f{SEP}[1]", f"{CALLS}{CALL}{SEP}{{}}")),
+    (
+        KimiK2,
+        f'Hm{KIMIS}{KIMI}functions.f:0{KIMI_SEP}{{"a": "}}"}}{END_KIMI}{KIMI}functions.ns:1:1{KIMI_SEP}{{}}{END_KIMI}{END_KIMIS}x',
+        ["Hm", ("f", '{"a": "}"}'), ("ns:1", "{}"), "x"],
+    ),
+    (KimiK2, f"{KIMI} functions.g.h:12 {KIMI_SEP}\n{{}}\n{END_KIMI}{KIMI}f{KIMI_SEP}{{", [("g.h", "{}"), ("f", "{")]),
+    *((KimiK2, text, [text]) for text in (f"a {KIMIS} b", f"{KIMIS}{KIMI}functions.f:0{KIMI_SEP}1", f"{KIMI}functions.{KIMI_SEP}{{}}")),
 ]
 
 
@@ -242,6 +277,10 @@ def test_what_is_read_does_not_depend_on_the_pieces(format: type[ToolParser], te
         (Llama3Json, "<|python_tag|>{", ""),
         (Llama3Json, '{"name": "f', '{"name": "f'),
         (Pythonic, "[f", "[f"),
+        (MiniMaxM2, 'a <minimax:tool_call>\n<invoke name="f', "a"),
+        (DeepSeekV3, f"a {CALLS}{CALL}function{SEP}f\n```js", "a"),
+        (DeepSeekV31, f"{CALLS}{CALL}f<", ""),
+        (KimiK2, f"a{KIMI}functions.f:1{KIMI_SEP}", "a"),
     ],
 )
 def test_a_call_that_is_cut_is_none(format: type[ToolParser], text: str, left: str) -> None:
@@ -262,6 +301,9 @@ def test_a_call_that_is_cut_is_none(format: type[ToolParser], text: str, left: s
         (Llama3Json, '{"name": "f", "parameters": {"text": "a"}}; {"name": "f", "parameters": {}}'),
         (Olmo3, '<function_calls>f(text="a", number=1)\nf(text="b")</function_calls>'),
         (Pythonic, '[f(text="a", number=1), f(text="b")]'),
+        (MiniMaxM2, '<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">a</parameter>\n</invoke>\n<invoke name="f">\n'),
+        (DeepSeekV3, f'{CALLS}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n```{END_CALL}\n{CALL}function{SEP}f\n```json\n{{}}\n```'),
+        (KimiK2, f'{KIMIS}{KIMI}functions.f:0{KIMI_SEP}{{"a": 1}}{END_KIMI}{KIMI}functions.f:1{KIMI_SEP}{{}}{END_KIMI}{END_KIMIS}'),
     ],
 )
 def test_nothing_comes_of_what_is_cut_behind_a_part_of_a_call(format: type[ToolParser], text: str) -> None:
@@ -278,6 +320,7 @@ SNIPPETS = [
     "<function_calls>", "f(text=", "'", "(", ")", "=", "\"\"\"", "\\u00", "True",
     "<|tool_call|>", "<arg_key>text</arg_key>", "<arg_value>", "</arg_value>", "functools", '"function": ',
     "<|start|>", "<|channel|>", " to=f", "<|message|>", "<|call|>",
+    "<invoke name=\"", '">', '<parameter name="text', *DeepSeekV3.markers, "function", "```json", *KimiK2.markers, "functions.f:0",
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
 ]  # fmt: skip
@@ -316,6 +359,8 @@ def test_arguments_come_out_as_they_were_written(arguments: dict[str, Any], asci
         (Llama3Json, call),
         (MistralList, f"[TOOL_CALLS][{call}]"),
         (Mistral, f"[TOOL_CALLS]f[ARGS]{written}"),
+        (DeepSeekV3, f"{CALLS}{CALL}function{SEP}f\n```json\n{written}\n```{END_CALL}{END_CALLS}"),
+        (KimiK2, f"{KIMIS}{KIMI}functions.f:0{KIMI_SEP}{written}{END_KIMI}{END_KIMIS}"),
     ]:
         assert told(format, cut(text, length)) == [("f", written)]
 
@@ -404,6 +449,13 @@ HOSTILE = [
     "<function_calls>" + "f(a='')" * 2_000,
     'functools[{"function": ' * 600,
     '<|tool_call|>[' + '{"name": "f"},' * 600,
+    '<invoke name="f">' * 1_000,
+    '<invoke name="' + "f" * 20_000,
+    (CALLS + CALL) * 500,
+    (CALL + "function" + SEP) * 400,
+    CALLS + f"{CALL}f{SEP}{{}}{END_CALL}" * 300,
+    CALL + "f" * 20_000,
+    (KIMIS + KIMI + "functions.f:0") * 200,
 ]
 
 
@@ -444,6 +496,10 @@ TEMPLATES = [
     ("{% if tools %}{{ '<|tool_call>call:' }}", Gemma4),
     ("{% if tools %}<start_function_call>call:", FunctionGemma),
     ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
+    ("{% if tools %}{%- set toolcall_begin_token = '<minimax:tool_call>' -%}\n<invoke name=", MiniMaxM2),
+    (f"{{% if tools %}}{CALLS}{CALL}function{SEP}FUNCTION_NAME\n```json", DeepSeekV3),
+    (f"{{% if tools %}}{CALLS}{CALL}tool_call_name{SEP}tool_call_arguments{END_CALL}", DeepSeekV31),
+    (f"{{{{ tools | tojson }}}}{KIMIS}{KIMI}{{{{ formatted_id }}}}{KIMI_SEP}", KimiK2),
     ("List of tools: <|tool_list_start|>[{{ tools | tojson }}]<|tool_list_end|>", Lfm2),
     ("List of tools: [{{ tools | tojson }}]", Lfm2),
     ("{{ '<functions>' + (tools | tojson) }} within <function_calls></function_calls> XML tags", Olmo3),

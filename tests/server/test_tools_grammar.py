@@ -39,6 +39,7 @@ TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather.now"}},
 )
 FORMAT_NAMES = [
+    "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2",
     "functiongemma", "gemma4", "glm45", "granite", "hermes", "lfm2", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
     "openai", "pythonic", "qwen3_xml",
 ]  # fmt: skip
@@ -50,6 +51,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
     tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
     marks = dict.fromkeys(("<|channel|>", "<|message|>", "<|constrain|>"), True)
     marks |= {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False, "<escape>": False, '<|"|>': False}
+    marks |= {"<｜tool▁calls▁begin｜>": True, "<｜tool▁sep｜>": True, "<|tool_calls_section_begin|>": True, "<minimax:tool_call>": False}
     tokenizer.add_tokens([AddedToken(mark, special=special) for mark, special in marks.items()])
     return tokenizer
 
@@ -93,7 +95,7 @@ def written(
 ) -> str | None:
     """A text at random that the grammar allows, with these words where they may stand; None if it does not end in time."""
     state, tokens = opened(compiler, spec)
-    ends = ('"', "\n", "<", "}", "</arg_value>", "<escape>", '<|"|>')
+    ends = ('"', "\n", "<", "/", "}", "</arg_value>", "<escape>", '<|"|>')
     closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ends}
     wished: list[int] = []
     while len(tokens) < most:
@@ -237,6 +239,14 @@ EXAMPLES = {
     "pythonic": '[weather(city="Rome", days=-3, note=""), weather.now()]',
     "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=note>\na\nb\n</parameter>\n"
     "</function>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n<parameter name="at">{"x": true}'
+    '</parameter>\n<parameter name="note">a\nb\n</parameter>\n</invoke>\n<invoke name="weather.now">\n</invoke>\n</minimax:tool_call>',
+    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Rome", "note": "```"}\n```'
+    "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather.now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome", "note": ""}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>weather.now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Rome", "note": ""}'
+    "<|tool_call_end|><|tool_call_begin|>functions.weather.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
 }
 
 
@@ -249,7 +259,7 @@ def test_a_model_may_write_as_it_was_taught(name: str, compiler: GrammarCompiler
     assert not accepts(compiler, tokenizer, spec, "Sure!") and not accepts(compiler, tokenizer, spec, "")
 
 
-@pytest.mark.parametrize("name", ["glm45", "qwen3_xml", "seed_oss"])
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_xml", "seed_oss"])
 @pytest.mark.parametrize("key", ["a key", "a<b>c", "é\"'=,", " line\nend ", "x" * 100, "</parameter>", "a"])
 def test_a_key_may_be_any_text(name: str, key: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
     parameters = {"properties": {"a": {}, key: {"type": "integer"}}, "required": [key]}
@@ -398,8 +408,9 @@ def test_a_marker_is_one_however_it_is_written(compiler: GrammarCompiler, tokeni
     """Readers look at the text: a model that spells a marker, or leaves the frame out, must not get around the grammar."""
     spell, formats = spell_by(tokenizer), (FORMATS["hermes"], FORMATS["qwen3_xml"])
     hermes, qwen = (reply_grammar(None, format, Offer(TOOLS, strict=True), None, False, spell) for format in formats)
-    thinking = reply_grammar(FORM, None, Offer(), ReasoningFormat("<tool_call>", "</arg_value>"), True, spell)
-    for spec, before, marker in ((hermes, "Sure ", "<tool_call>"), (qwen, "Sure ", "<function="), (thinking, "Hm", "</arg_value>")):
+    thinking = reply_grammar(FORM, None, Offer(), ReasoningFormat("<tool_call>", "</arg_value>", call="<calls>"), True, spell)
+    marked = [(hermes, "Sure ", "<tool_call>"), (qwen, "Sure ", "<function=")]
+    for spec, before, marker in [*marked, (thinking, "Hm", "</arg_value>"), (thinking, "Hm", "<calls>")]:
         state, tokens = opened(compiler, spec)
         tokens += [token for char in before + marker[:-1] for token in tokenizer.encode(char)]
         mask = state.mask(())

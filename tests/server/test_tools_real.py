@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 from running_server import RunningServer, start_server
+
+from foretoken.engine.model_folder import embedded
 
 CITY = {
     "type": "object",
@@ -124,3 +128,36 @@ def test_mistakes_are_the_clients_bad_requests(client: OpenAI) -> None:
         pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
         ask(client, tools=[{"type": "function", "function": {"name": "f", "parameters": pattern}}], tool_choice="required")
     assert refused.value.param == "tools"
+
+
+KIMI = (
+    "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% if m.tool_calls %}"
+    "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+    "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}\n"
+    "{% endfor %}assistant: "
+)
+
+
+def test_a_template_chooses_the_format(tmp_path: Path) -> None:
+    """Kimi's, whose ids are the model's own, streamed or not."""
+    folder = tmp_path / "model"
+    shutil.copytree(embedded("target"), folder)
+    (folder / "chat_template.jinja").write_text(KIMI)
+    running = start_server([str(folder), "--served-model-name", "demo"], tmp_path / "log")
+    try:
+        assert "tool calls as kimi_k2" in running.log
+        with OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
+            fields = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+            message = ask(client, **fields).choices[0].message
+            (call,) = message.tool_calls
+            check(call.function.name, call.function.arguments)
+            assert call.id.rpartition(":")[0] == f"functions.{call.function.name}" and message.content is None
+            chunks = list(ask(client, stream=True, **fields))
+            deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or ()]
+            assert [delta.id for delta in deltas if delta.id] == [call.id]
+            assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments
+            result = {"role": "tool", "tool_call_id": call.id, "content": "21"}
+            assert ask(client, messages=[*QUESTION, message, result], max_tokens=5).choices[0].finish_reason == "length"
+    finally:
+        assert running.stop() == 0
+    assert "Traceback" not in running.log
