@@ -38,8 +38,7 @@ class EarlyLookups:
             if self._texts is None:
                 self._texts = torch.zeros(self._num_places, dtype=torch.int32, device=device)
             self._send(rows, step.block_size, self._texts)
-            tables = [array("i", row.block_table[: -(-len(row.token_ids) // step.block_size)]) for row in rows]
-            asked = [Lookup(row.answer, len(row.token_ids), table) for row, table in zip(rows, tables, strict=True)]
+            asked = [Lookup(row.answer, *self._sent[row.request_id]) for row in rows]
             sizes = config.prompt_lookup_min, config.prompt_lookup_max
             count = config.num_speculative_tokens
             found = lookup(Lookups.of(asked, device, step.block_size, sizes, config.match == "latest", count), self._texts, step.answer)
