@@ -240,3 +240,8 @@ def states_of(batch: RaggedBatch) -> RowStates:
     lengths = batch.query_start_loc.diff()
     none = torch.full_like(batch.seq_lens, NOTHING)
     return RowStates(none, none, torch.zeros_like(none, dtype=torch.int64), lengths, none, none)
+
+
+def to_length_one(heads: Tensor) -> Tensor:
+    """Keys and queries as the gated delta rule has them."""
+    return heads * (heads.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

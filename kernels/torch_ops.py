@@ -42,8 +42,9 @@ from .ops import (
     TopK,
 )
 from .program import Program, matrices_of, own_buffers, wide_products
-from .recurrence import Parts, RecurrencePlan, add, correct, states_of
+from .recurrence import Parts, RecurrencePlan, add, correct, states_of, to_length_one
 from .rope_values import query_growth, rotated, rotation_at
+from .row_maxima import max_of_rows
 from .torch_kv import TorchKV
 from .weight_bank import NetworkWeights
 
@@ -281,7 +282,7 @@ class Binder:
         def split(kept: Tensor) -> Parts:
             """kept [n, q | k | v | b | a]."""
             q, k, v, b, a = kept.float().split_with_sizes([*qkv_widths, num_v, num_v], -1)
-            q, k = (_to_length_one(x.view(-1, num_k, k_dim)).repeat_interleave(num_v // num_k, 1) for x in (q, k))
+            q, k = (to_length_one(x.view(-1, num_k, k_dim)).repeat_interleave(num_v // num_k, 1) for x in (q, k))
             return q * k_dim**-0.5, k, v.view(-1, num_v, v_dim), (decay * F.softplus(a + offset)).exp(), b.sigmoid()
 
         def step(state: Pass) -> None:
@@ -495,23 +496,3 @@ def _best(op: ArgMax | TopK) -> Step:
             buffers[values], buffers[indices] = max_of_rows(buffers[x])
 
     return step
-
-
-def max_of_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Greatest entry of each row of scores [n, V] and its column, the lowest among equals; NaN counts as greatest.
-
-    The same as scores.max(-1), which on CPUs compares one by one: the maxima of blocks are found with vector instructions,
-    then only the first best block is searched. Up to seven times as fast for large n * V.
-    """
-    (num_rows, width), block = scores.shape, 64
-    if width % block or scores.numel() < 16384:
-        values, columns = scores.max(-1)
-        return values, columns
-    blocks = scores.view(num_rows, width // block, block)
-    best_block = blocks.amax(-1).argmax(-1)
-    inside, offset = blocks.gather(1, best_block[:, None, None].expand(-1, 1, block))[:, 0].max(-1)
-    return inside, best_block * block + offset
-
-
-def _to_length_one(heads: Tensor) -> Tensor:
-    return heads * (heads.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...engine.json_dialects import referred
@@ -168,11 +168,11 @@ class Qwen3Xml(PythonLiterals):
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
         return Spelling(
-            function=lambda name: quoted(f"\n{FUNCTION}{name}>\n"),
-            key=lambda key: quoted(f"{PARAMETER}{key}>\n"),
-            end=quoted(f"\n{END_PARAMETER}\n"),
-            end_function=quoted(f"{END_FUNCTION}\n"),
-            marker=END_PARAMETER,
+            function=lambda name: quoted(f"\n{cls.function}{name}{cls.key_end}\n"),
+            key=lambda key: quoted(f"{cls.parameter}{key}{cls.key_end}{cls.trimmed}"),
+            end=quoted(f"{cls.trimmed}{cls.value_end}\n"),
+            end_function=quoted(f"{cls.end_function}\n"),
+            marker=cls.value_end,
         )
 
 
@@ -242,13 +242,7 @@ class MiniMaxM2(Qwen3Xml):
 
     @classmethod
     def spelling(cls, spell: Callable[[str], str]) -> Spelling:
-        return Spelling(
-            function=lambda name: quoted(f"{cls.function}{name}{cls.key_end}\n"),
-            key=lambda key: quoted(f"{cls.parameter}{key}{cls.key_end}"),
-            end=quoted(f"{END_PARAMETER}\n"),
-            end_function=quoted(f"{cls.end_function}\n"),
-            marker=END_PARAMETER,
-        )
+        return replace(super().spelling(spell), function=lambda name: quoted(f"{cls.function}{name}{cls.key_end}\n"))
 
 
 class GlmXml(Qwen3Xml):

@@ -59,38 +59,31 @@ def test_chunks_blocks_threads_and_order_change_no_bit(name: str, type: CacheTyp
         assert torch.equal(out, expected), f"chunks of {size}"
 
 
-@each_type
-@pytest.mark.parametrize("contexts", [(600,), (20, 530), (3, 700, 250, 40)])
-def test_however_many_threads_share_a_step_it_has_the_same_bits(contexts: tuple[int, ...], type: CacheType):
-    """Few rows are cut between segments until each thread has its share: between heads, tiles and segments, wherever that is."""
-    rng = random.Random(len(contexts))
-    shape = Shape(kv_heads=3, group=3, type=type)
-    rows = [Row(context, 16, [-1, 0] * (context == 700)) for context in contexts]
-    blocks = deal(rows, rng)
+def same_bits_with_threads(shape: Shape, rows: list[Row], counts: tuple[int, ...]) -> None:
+    blocks = deal(rows, random.Random(len(rows)))
     layer, generator = Layer(shape), torch.Generator().manual_seed(4)
     layer.fill(context_slots(rows, blocks), generator)
     batch = ragged(rows, blocks)
     x = torch.randn(len(batch.token_ids), shape.width, generator=generator)
     expected = layer.run(batch, x)
     assert torch.isfinite(expected).all()
-    for threads in (2, 3, 4, 5, 7, 16, 64):
+    for threads in counts:
         assert torch.equal(layer.run(batch, x, threads=threads, seed=threads), expected), f"{threads} threads"
+
+
+@each_type
+@pytest.mark.parametrize("contexts", [(600,), (20, 530), (3, 700, 250, 40)])
+def test_however_many_threads_share_a_step_it_has_the_same_bits(contexts: tuple[int, ...], type: CacheType):
+    """Few rows are cut between segments until each thread has its share: between heads, tiles and segments, wherever that is."""
+    rows = [Row(context, 16, [-1, 0] * (context == 700)) for context in contexts]
+    same_bits_with_threads(Shape(kv_heads=3, group=3, type=type), rows, (2, 3, 4, 5, 7, 16, 64))
 
 
 @each_type
 def test_heads_over_one_wide_key_have_the_same_bits_however_they_are_divided(type: CacheType):
     """More threads than tiles and segments: there are fewer vectors in a tile, then."""
     shape = Shape(kv_heads=1, group=16, k_dim=576, v_dim=512, values_in_keys=True, type=type)
-    rows = [Row(250, 1, [-1, 0, -1])]
-    blocks = deal(rows, random.Random(1))
-    layer, generator = Layer(shape), torch.Generator().manual_seed(4)
-    layer.fill(context_slots(rows, blocks), generator)
-    batch = ragged(rows, blocks)
-    x = torch.randn(len(batch.token_ids), shape.width, generator=generator)
-    expected = layer.run(batch, x)
-    assert torch.isfinite(expected).all()
-    for threads in (8, 16, 64):
-        assert torch.equal(layer.run(batch, x, threads=threads, seed=threads), expected), f"{threads} threads"
+    same_bits_with_threads(shape, [Row(250, 1, [-1, 0, -1])], (8, 16, 64))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])

@@ -30,8 +30,8 @@ from foretoken.kernels.ops import (
     TopK,
 )
 from foretoken.kernels.program import Program, RopeTable
+from foretoken.kernels.row_maxima import max_of_rows
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
-from foretoken.kernels.torch_ops import max_of_rows
 from foretoken.kernels.upload import ALIGNMENT
 
 IDS = [3, 1, 4, 1, 5]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.server.tools.formats import FORMATS, detected
+from foretoken.server.tools.formats import FORMATS
 from foretoken.server.tools.gemma import FunctionGemma, Gemma4
 from foretoken.server.tools.json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from foretoken.server.tools.llama3_json import Llama3Json
@@ -478,41 +478,6 @@ def test_what_is_no_text_is_no_name(character: str) -> None:
     text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
     named = told(Hermes, [text])
     assert named == ([(character, "{}")] if character.isprintable() else [text])
-
-
-TEMPLATES = [
-    ("{%- if tools %}<tools></tools> <tool_call>\n{\"name\": <function-name>}", Hermes),
-    ("{% for tool in tools %}<tool_call>\n<function=example>", Qwen3Xml),
-    ("{{ '[AVAILABLE_TOOLS]' + (tools | tojson) }} [TOOL_CALLS][{", MistralList),
-    ("{% if tools %}[TOOL_CALLS]{{ name }}[ARGS]", Mistral),
-    ("{% if tools %}{{ 'functions.' + name + '<|channel|>commentary ' }}", OpenAI),
-    ("{% if tools %}<|python_tag|>", Llama3Json),
-    ('{% if tools %}<|start_header_id|> {"name": function name, "parameters": dict', Llama3Json),
-    ("{% if tools %}respond only with <|tool_call|> followed by a JSON list", Granite),
-    ("{{ '<|system|>' + m.content + '<|tool|>' + m['tools'] + '<|/tool|>' }}", Phi4Mini),
-    ("{% for t in tools %} formatted as functools[{", Phi4Mini),
-    ("{% if tools %}<tool_call>{function-name}\n<arg_key>", GlmXml),
-    ("{% if tools %}<TOOLCALL>[{", Nemotron),
-    ("{% if tools %}{{ '<|tool_call>call:' }}", Gemma4),
-    ("{% if tools %}<start_function_call>call:", FunctionGemma),
-    ("{% if tools %}<seed:tool_call>\n<function=", SeedXml),
-    ("{% if tools %}{%- set toolcall_begin_token = '<minimax:tool_call>' -%}\n<invoke name=", MiniMaxM2),
-    (f"{{% if tools %}}{CALLS}{CALL}function{SEP}FUNCTION_NAME\n```json", DeepSeekV3),
-    (f"{{% if tools %}}{CALLS}{CALL}tool_call_name{SEP}tool_call_arguments{END_CALL}", DeepSeekV31),
-    (f"{{{{ tools | tojson }}}}{KIMIS}{KIMI}{{{{ formatted_id }}}}{KIMI_SEP}", KimiK2),
-    ("List of tools: <|tool_list_start|>[{{ tools | tojson }}]<|tool_list_end|>", Lfm2),
-    ("List of tools: [{{ tools | tojson }}]", Lfm2),
-    ("{{ '<functions>' + (tools | tojson) }} within <function_calls></function_calls> XML tags", Olmo3),
-    ("{% if tools %}<|start_header_id|> in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", Pythonic),
-    ("{% if tools %}{{ tools | tojson }}", None),
-    ("{{ messages }} <tool_call>", None),
-    ("", None),
-]
-
-
-@pytest.mark.parametrize(("template", "format"), TEMPLATES)
-def test_the_format_is_what_the_template_says(template: str, format: type[ToolParser] | None) -> None:
-    assert detected(template) is format
 
 
 @pytest.mark.parametrize("format", ALL)
