@@ -19,7 +19,7 @@ from .device_chain import ChainDraws, ChainTensors, Choosing, chain
 from .launch_trial import Trial, try_early_launches
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from .started import Started, to_host
-from .static_batch import Ladder, Rung, StaticBatch, block_tables, put
+from .static_batch import BlockTables, Ladder, Rung, StaticBatch, put
 from .torch_executor import Computed, TorchExecutor, on_device
 from .upload import upload
 
@@ -27,8 +27,12 @@ MOST_CHAIN_ROWS = 256
 """Chains of more rows than this run op by op: by then launches hide behind the work."""
 
 PATIENCE = 16
-"""While requests are served a shape runs op by op so many times before it is recorded: recording stops all of them for a moment, which
-a shape that hardly ever comes is not worth."""
+"""While requests are served a shape is wanted so many times before it is recorded: recording stops all of them for a moment, which a shape
+that hardly ever comes is not worth. Until then it is put into a recorded one with room for it, or runs op by op."""
+
+ROOMY_TOKENS, ROOMY_FACTOR = 16, 2
+"""How much longer such a pass may be: so many tokens, or the batch's own so many times. Weights are read once for all of them, and more
+tokens take hardly longer; to launch a pass op by op takes several times as long."""
 
 FEW_SCORES = 8
 """So many logits each graph keeps to itself: to bring them where all graphs leave theirs would be one more launch."""
@@ -126,7 +130,7 @@ class GraphExecutor:
         self._chains: dict[tuple[int, Rung, int, int | None, bool], _Chain] = {}
         self._choosing: dict[int | None, Choosing] = {}
         self._logits: Tensor | None = None
-        self._tables: dict[int, Tensor] = {}  # of each cache: what is filled last stands there
+        self._tables: dict[int, BlockTables] = {}  # of each cache: what is filled last stands there
 
     @property
     def has_graphs(self) -> bool:
@@ -167,16 +171,15 @@ class GraphExecutor:
         self._enter()
         num_tokens, num_scores = len(batch.token_ids), len(batch.logits_indices)
         with torch.inference_mode():
-            rung = self.ladder.rung(batch) if self.has_graphs else None
-            if rung is None:
+            prepared = self._prepared(batch, kv, hidden)
+            if prepared is None:
                 computed = self.network.compute(batch if self._is_short else on_device(batch, self.device), kv, hidden, inputs)
             else:
-                prepared = self._pass(rung, kv, hidden)
                 prepared.fill(batch, inputs)
                 computed = prepared.work(self._recorder, self._patience)
             # What a replay left is overwritten by the next one: whatever outlives this step is copied in stream order.
             states = {boundary: state[:num_tokens] for boundary, state in computed.hidden.items()}
-            if rung is not None and states:
+            if prepared is not None and states:
                 states = dict(zip(states, torch.stack([*states.values()]).unbind(), strict=True))
             return Started(replace(computed, hidden=states), num_scores, upload(batch.full_logits, self.device))
 
@@ -282,6 +285,22 @@ class GraphExecutor:
         if self.launches is None and self._on_gpu:
             self.launches = try_early_launches(self.network, CudaRecorder(self.device).record)
 
+    def _prepared(self, batch: RaggedBatch, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass | None:
+        """What the batch is put into: memory of its own size, or of one that is recorded and has room for it while its own is not."""
+        rung = self.ladder.rung(batch) if self.has_graphs else None
+        if rung is None:
+            return None
+        own = self._pass(rung, kv, hidden)
+        if own.work.is_recorded or own.work.num_wanted >= self._patience:
+            return own
+        others = [other for (cache, _, states), other in self._passes.items() if (cache, states) == (id(kv), hidden)]
+        most = max(ROOMY_FACTOR * rung.tokens, ROOMY_TOKENS)
+        roomy = [other for other in others if other.work.is_recorded and other.rung.tokens <= most and other.rung.holds(batch)]
+        if not roomy:
+            return own
+        own.work.num_wanted += 1
+        return min(roomy, key=lambda other: (other.rung.tokens, other.rung.scores, other.rung.rows))
+
     def _pass(self, rung: Rung, kv: KVTensors, hidden: tuple[int, ...]) -> _Pass:
         key = (id(kv), rung, hidden)
         if key not in self._passes:
@@ -359,9 +378,9 @@ class GraphExecutor:
 
     def _static(self, rung: Rung, kv: KVTensors) -> StaticBatch:
         tables = self._tables.get(id(kv))
-        if tables is None or len(tables) < rung.rows:
+        if tables is None or len(tables.memory) < rung.rows:
             blocks = min(-(-self.max_model_len // kv.block_size) + 8, kv.num_blocks)  # guesses may stand behind the last position
-            tables = self._tables[id(kv)] = block_tables(rung.rows, blocks, self.device)
+            tables = self._tables[id(kv)] = BlockTables(rung.rows, blocks, self.device)
         return StaticBatch(rung, tables, kv.block_size, has_adapters=self.adapters is not None, has_states=bool(self.state_layers))
 
     def _inputs(self, rung: Rung) -> dict[str, Tensor]:
@@ -375,19 +394,23 @@ class _Work(Generic[T]):
 
     def __init__(self, run: Callable[[], T]) -> None:
         self._run = run
-        self._num_runs = 0
+        self.num_wanted = 0  # times, before it is recorded
         self._recorded: tuple[Callable[[], object], T] | None = None
 
     def __call__(self, recorder: Recorder | None, patience: int) -> T:
         """What it reads must be in place: to record it is to do it once more, which changes nothing only with the same values."""
-        if self._num_runs >= patience and recorder is not None:
+        if self.num_wanted >= patience and recorder is not None:
             self.record(recorder)
         if self._recorded is None:
-            self._num_runs += 1
+            self.num_wanted += 1
             return self._run()
         replay, result = self._recorded
         replay()
         return result
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._recorded is not None
 
     def record(self, recorder: Recorder) -> None:
         if self._recorded is None:
@@ -402,6 +425,10 @@ class _Pass:
     inputs: Mapping[str, Tensor]  # name -> [T, width]
     work: _Work[Computed]
     kv: KVTensors  # kept, so that its address stays its own
+
+    @property
+    def rung(self) -> Rung:
+        return self.static.rung
 
     def fill(self, batch: RaggedBatch, inputs: Mapping[str, Tensor] | None) -> None:
         if is_of_the_host(batch):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .batch_lists import BatchLists
 from .layout import KVTensors, RaggedBatch
-from .static_batch import Rung, StaticBatch, block_tables
+from .static_batch import BlockTables, Rung, StaticBatch
 from .torch_executor import TorchExecutor
 from .torch_kv import TorchKV
 
@@ -107,7 +107,7 @@ def _pass_of_one_token(network: TorchExecutor) -> Callable[[], Tensor]:
     for cache in (*kv.k, *kv.v):
         cache.zero_()
     device, rung = network.device, Rung(1, 1, 1)
-    static = StaticBatch(rung, block_tables(1, CONTEXT // BLOCK, device), BLOCK)
+    static = StaticBatch(rung, BlockTables(1, CONTEXT // BLOCK, device), BLOCK)
     static.fill(_last_of(min(CONTEXT, network.max_model_len)))
     widths = network.program.inputs.items()
     inputs = {name: torch.zeros(1, width, dtype=network.dtype, device=device) for name, width in widths}

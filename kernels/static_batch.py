@@ -116,10 +116,10 @@ class StaticBatch:
     behind the wanted scores those of token 0 again: computed, and nobody looks.
     """
 
-    def __init__(self, rung: Rung, tables: Tensor, block_size: int, has_adapters: bool = False, has_states: bool = False) -> None:
-        """tables: see `block_tables`. has_adapters: whether rows of the network may have some. has_states: whether it is recurrent; if
+    def __init__(self, rung: Rung, tables: BlockTables, block_size: int, has_adapters: bool = False, has_states: bool = False) -> None:
+        """tables: of as many rows. has_adapters: whether rows of the network may have some. has_states: whether it is recurrent; if
         not, whatever states a batch has are left out."""
-        self.rung, self._device = rung, tables.device
+        self.rung, self._device = rung, tables.memory.device
         tokens, rows = rung.tokens, rung.rows
         wide, narrow = torch.int64, torch.int32
         optional = [name for name, there in (("first_places", rung.has_firsts), ("adapters", has_adapters)) if there]
@@ -134,11 +134,11 @@ class StaticBatch:
         self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         self._stages = [_Stage(memory, self._views(memory)) for memory in self._host_memory(num_bytes)]
         self._turn = 0
-        self._tables = tables[:rows]
+        self._tables = tables
         self._own = self._views(self._packed)
         self._empty()  # nothing but padding: what a graph is captured on writes no place of any cache
         self.batch = RaggedBatch(
-            block_tables=self._tables,
+            block_tables=tables.memory[:rows],
             full_logits=torch.zeros(0, dtype=torch.int64, device=self._device),
             block_size=block_size,
             states=RowStates(**{name: self._own[name] for name in STATES}) if has_states else None,
@@ -159,15 +159,13 @@ class StaticBatch:
                 view[:count] = values
             view[count:] = batch.query_start_loc[-1] if name == "query_start_loc" else PADDING.get(name, 0)
         self._packed.copy_(stage.memory, non_blocking=True)
-        tables = batch.block_tables[:, : self._tables.shape[1]]  # no place stands behind the last position
-        if self._device.type == "cuda":
-            tables = tables.contiguous().pin_memory()
-        self._tables[: len(tables), : tables.shape[1]].copy_(tables, non_blocking=True)
+        self._tables.fill(batch.block_tables)
         stage.sent(self._device)
 
     def take(self, batch: RaggedBatch) -> None:
         """`fill` with a batch that lies on the device already."""
         assert self.rung.holds(batch), "a batch above its rung"
+        self._tables.forget()
         if self._device.type == "cuda" and self.batch.states is None:
             from .triton import static_batch  # Triton is there only where torch is built for GPUs
 
@@ -183,8 +181,8 @@ class StaticBatch:
             pairs = [(self._own[name], _values(batch, name)) for name, _, dtype in self._layout if dtype == kind]
             pairs = [(view[: len(values)], values) for view, values in pairs if values is not None]
             torch._foreach_copy_([view for view, _ in pairs], [values for _, values in pairs])
-        tables = batch.block_tables[:, : self._tables.shape[1]]
-        self._tables[: len(tables), : tables.shape[1]] = tables
+        tables = batch.block_tables[:, : self.batch.block_tables.shape[1]]
+        self.batch.block_tables[: len(tables), : tables.shape[1]] = tables
 
     def _empty(self) -> None:
         self._packed.zero_()
@@ -206,10 +204,28 @@ class StaticBatch:
         return views
 
 
-def block_tables(rows: int, max_blocks: int, device: torch.device) -> Tensor:
-    """[rows, max_blocks] int32, for static batches of up to so many rows. They may share it: each finds there what it was filled
-    with as long as none of the others is filled. max_blocks: of the longest row's table."""
-    return torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+class BlockTables:
+    """Where rows have their blocks, for static batches of up to so many rows. They may share it: each finds there what it was filled
+    with as long as none of the others is filled."""
+
+    def __init__(self, rows: int, max_blocks: int, device: torch.device) -> None:
+        """max_blocks: of the longest row's table."""
+        self.memory = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        self._sent: Tensor | None = None  # by the host, and nothing else since then
+
+    def fill(self, tables: Tensor) -> None:
+        """Have the device know these of the host. A row's grows once in many steps: in most of them it knows them already."""
+        tables = tables[:, : self.memory.shape[1]]  # no place stands behind the last position
+        rows, width = tables.shape
+        sent = None if self._sent is None else self._sent[:rows, :width]
+        if sent is not None and sent.shape == tables.shape and torch.equal(sent, tables):
+            return
+        self._sent = tables.contiguous().pin_memory() if self.memory.is_cuda else tables.clone()
+        self.memory[:rows, :width].copy_(self._sent, non_blocking=True)
+
+    def forget(self) -> None:
+        """The device puts in others."""
+        self._sent = None
 
 
 def put(memory: Tensor, values: Tensor, padding: int) -> None:

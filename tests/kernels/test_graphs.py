@@ -89,6 +89,39 @@ def test_while_somebody_waits_only_what_comes_often_is_recorded() -> None:
     assert executor.captured.num_graphs == ready + 2 and recorder.num_replays == 3
 
 
+def test_what_is_not_recorded_goes_with_what_has_room_for_it() -> None:
+    """Near a request's end it has room for fewer guesses than others, say: nobody waits for hundreds of launches, or for a recording."""
+    executor, recorder = recording()
+    plain = executor.network
+    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), plain.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    executor.capture(kv, (0, 2), most_rows=1, tokens_per_row=5)
+    ready = executor.captured.num_graphs
+    executor.be_patient()
+    for turn, batch in enumerate([rows(3), rows(4, seed=1), rows(2, seed=2)] * PATIENCE):
+        found, expected = executor.run(batch, kv, (0, 2)), plain.run(batch, other, (0, 2))
+        assert torch.equal(found.argmax, expected.argmax)
+        torch.testing.assert_close(found.top, expected.top)
+        torch.testing.assert_close(found.logits, expected.logits)
+        torch.testing.assert_close(found.hidden, expected.hidden)
+        assert recorder.num_replays == turn + 1
+    assert executor.captured.num_graphs == ready
+    for count, batch in enumerate([rows(3), rows(4, seed=1), rows(2, seed=2)], 1):  # they came often
+        executor.run(batch, kv, (0, 2))
+        assert executor.captured.num_graphs == ready + count
+
+
+def test_what_has_no_recorded_one_near_its_size_runs_op_by_op() -> None:
+    executor, recorder = recording()
+    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    executor.run(rows(40), kv)
+    executor.be_patient()
+    executor.run(rows(3), kv)
+    executor.run(rows(2), kv, (0, 2))  # what it is asked for besides is in no graph
+    assert executor.captured.num_graphs == 1 and recorder.num_replays == 1
+    executor.run(rows(24), kv)
+    assert executor.captured.num_graphs == 1 and recorder.num_replays == 2
+
+
 def test_what_is_not_recorded_has_been_computed_once_before_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that its kernels are there. Nothing of it is written, and it is no pass that comes often."""
     recorder = FakeRecorder()

@@ -11,7 +11,7 @@ from recurrent_batches import BLOCKS, MOST_GUESSES, SLOTS_OF_A_ROW, Row, random_
 from small_networks import small_network
 
 from foretoken.kernels.layout import RaggedBatch, StateRoom
-from foretoken.kernels.static_batch import STATES, TOKEN_COUNTS, Ladder, Rung, StaticBatch, block_tables
+from foretoken.kernels.static_batch import STATES, TOKEN_COUNTS, BlockTables, Ladder, Rung, StaticBatch
 from foretoken.kernels.torch_executor import TorchExecutor, full_logits
 from foretoken.kernels.triton import attention
 
@@ -60,7 +60,7 @@ def test_a_padded_batch_computes_what_the_batch_does(family: str, rung: Rung) ->
         executor.run(first, batch)
     expected = executor.run(second, kv, hidden)
 
-    static = StaticBatch(rung, block_tables(40, 8, CPU), BLOCK_SIZE)
+    static = StaticBatch(rung, BlockTables(40, 8, CPU), BLOCK_SIZE)
     for garbage in (first, second):  # what an earlier batch left behind may not show
         if rung.holds(garbage):
             static.fill(garbage)
@@ -84,8 +84,33 @@ def test_an_empty_rung_writes_nowhere() -> None:
     kv = executor.allocate(4, BLOCK_SIZE)
     for cache in (*kv.k, *kv.v):
         cache.fill_(7.0)
-    executor.compute(StaticBatch(Rung(6, 6, 6), block_tables(6, 4, CPU), BLOCK_SIZE).batch, kv)
+    executor.compute(StaticBatch(Rung(6, 6, 6), BlockTables(6, 4, CPU), BLOCK_SIZE).batch, kv)
     assert all(bool((cache == 7.0).all()) for cache in (*kv.k, *kv.v))
+
+
+@pytest.mark.parametrize("between", ["nothing", "fewer", "other", "device", "wider"])
+def test_tables_are_sent_only_where_the_device_has_others(between: str) -> None:
+    """Whoever filled them last: this batch, another that shares them, or the device itself."""
+
+    def batch(*blocks: list[int]) -> RaggedBatch:
+        return ragged([([1], 0, row) for row in blocks])
+
+    tables = BlockTables(8, 8, CPU)
+    first, second = (StaticBatch(Rung(size, size, size), tables, BLOCK_SIZE) for size in (4, 8))
+    first.fill(batch([3, 4], [5, 6]))
+    match between:
+        case "fewer":
+            second.fill(batch([3, 4]))
+        case "other":
+            second.fill(batch([7, 8], [5, 6]))
+        case "device":
+            first.take(batch([7, 8], [9, 2]))
+        case "wider":
+            first.fill(batch([3, 4, 1], [5, 6, 2]))
+        case _:
+            tables.memory[0, 0] = 99  # seen as long as nothing is sent
+    first.fill(batch([3, 4], [5, 6]))
+    assert first.batch.block_tables[:2, :2].tolist() == [[99 if between == "nothing" else 3, 4], [5, 6]]
 
 
 def test_the_ladder() -> None:
@@ -111,7 +136,7 @@ def test_scores_come_in_few_numbers() -> None:
 def test_every_tensor_lies_where_kernels_want_it(has_firsts: bool) -> None:
     """Or a kernel is built anew for each mix of sizes."""
     for tokens in TOKEN_COUNTS:
-        static = StaticBatch(Rung(tokens, -(-tokens // 2), tokens, has_firsts), block_tables(tokens, 5, CPU), BLOCK_SIZE)
+        static = StaticBatch(Rung(tokens, -(-tokens // 2), tokens, has_firsts), BlockTables(tokens, 5, CPU), BLOCK_SIZE)
         values = [getattr(static.batch, field.name) for field in dataclasses.fields(static.batch)]
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         assert len(tensors) == 10 + has_firsts and all(tensor.data_ptr() % 16 == 0 for tensor in tensors), tokens
@@ -120,7 +145,7 @@ def test_every_tensor_lies_where_kernels_want_it(has_firsts: bool) -> None:
 @pytest.mark.parametrize("first_places", [None, [2, 0, 1]])
 def test_first_places_are_those_of_the_batch(first_places: list[int] | None) -> None:
     executor = small_network()
-    static = StaticBatch(Rung(16, 16, 16, has_firsts=True), block_tables(16, 8, CPU), BLOCK_SIZE)
+    static = StaticBatch(Rung(16, 16, 16, has_firsts=True), BlockTables(16, 8, CPU), BLOCK_SIZE)
     given = None if first_places is None else torch.tensor(first_places, dtype=torch.int32)
     static.fill(dataclasses.replace(later(executor), first_places=torch.tensor([9, 9, 9], dtype=torch.int32)))
     static.fill(dataclasses.replace(later(executor), first_places=given))
@@ -133,13 +158,13 @@ def test_rungs_without_first_places_take_no_batch_that_has_some() -> None:
     ladder = Ladder((16,))
     assert ladder.rung(batch) == Rung(16, 4, 16, has_firsts=True) and ladder.chain_rung(batch) == Rung(16, 16, 16, has_firsts=True)
     assert not Rung(16, 16, 16).holds(batch) and Rung(16, 16, 16, has_firsts=True).holds(batch)
-    assert StaticBatch(Rung(16, 16, 16), block_tables(16, 8, CPU), BLOCK_SIZE).batch.first_places is None
+    assert StaticBatch(Rung(16, 16, 16), BlockTables(16, 8, CPU), BLOCK_SIZE).batch.first_places is None
 
 
 @pytest.mark.parametrize("has_firsts", [False, True])
 def test_what_lies_on_the_device_is_taken_like_what_comes_from_the_host(has_firsts: bool) -> None:
     executor = small_network()
-    filled, taken = (StaticBatch(Rung(16, 8, 8, has_firsts), block_tables(40, 8, CPU), BLOCK_SIZE) for _ in range(2))
+    filled, taken = (StaticBatch(Rung(16, 8, 8, has_firsts), BlockTables(40, 8, CPU), BLOCK_SIZE) for _ in range(2))
     for batch in (later(executor), prompts(executor)):  # the second one is what the first one leaves room behind
         if has_firsts:
             batch = dataclasses.replace(batch, first_places=torch.tensor([1, 0, 0], dtype=torch.int32))
@@ -175,7 +200,7 @@ def test_the_samples_of_a_ladder_take_every_kernel_of_attention(
         def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        batch = StaticBatch(rung, empty(rung.rows, 512, dtype=torch.int32), 16).batch
+        batch = StaticBatch(rung, BlockTables(rung.rows, 512, torch.device("meta")), 16).batch
         cache = empty(16, kv_heads, 128)
         attention.ragged_paged_attention(empty(rung.tokens, heads, 128), cache, cache, batch, 0.1)
 
@@ -198,7 +223,7 @@ def recurrent_rows(seed: int) -> RaggedBatch:
 def test_a_padded_batch_goes_on_from_states_and_leaves_them_as_the_batch_does(seed: int) -> None:
     network, room, batch = small_network("qwen3_5"), StateRoom(5 * SLOTS_OF_A_ROW, MOST_GUESSES), recurrent_rows(seed)
     own, padded = (network.allocate(5 * BLOCKS, BLOCK_SIZE, room) for _ in range(2))
-    static = StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
+    static = StaticBatch(Rung(64, 16, 64), BlockTables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
     static.fill(recurrent_rows(seed + 100))
     static.fill(batch)
     generator = torch.Generator().manual_seed(seed)
@@ -212,7 +237,7 @@ def test_a_padded_batch_goes_on_from_states_and_leaves_them_as_the_batch_does(se
 
 
 def test_padding_has_no_states() -> None:
-    filled, taken = (StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True) for _ in range(2))
+    filled, taken = (StaticBatch(Rung(64, 16, 64), BlockTables(40, BLOCKS, CPU), BLOCK_SIZE, has_states=True) for _ in range(2))
     batches = [recurrent_rows(0), dataclasses.replace(recurrent_rows(1), states=None), recurrent_rows(2)]
     for batch in (None, *batches):
         if batch is not None:
@@ -234,7 +259,7 @@ def test_padding_has_no_states() -> None:
 
 def test_rows_whose_batch_has_no_states_know_all_of_their_tokens() -> None:
     network, batch = small_network("qwen3_5"), dataclasses.replace(recurrent_batch([Row([3, 4, 5], 0, 3), Row([6], 0, 1)]), states=None)
-    static = StaticBatch(Rung(8, 4, 8), block_tables(4, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
+    static = StaticBatch(Rung(8, 4, 8), BlockTables(4, BLOCKS, CPU), BLOCK_SIZE, has_states=True)
     static.fill(recurrent_batch([Row([1, 2], 4, 1, 0, 1, 0b1)]))
     static.fill(batch)
     assert static.batch.states is not None and (static.batch.states.num_known > 64).all()
@@ -243,6 +268,6 @@ def test_rows_whose_batch_has_no_states_know_all_of_their_tokens() -> None:
 
 
 def test_other_networks_send_no_states() -> None:
-    static = StaticBatch(Rung(64, 16, 64), block_tables(40, BLOCKS, CPU), BLOCK_SIZE)
+    static = StaticBatch(Rung(64, 16, 64), BlockTables(40, BLOCKS, CPU), BLOCK_SIZE)
     static.fill(recurrent_rows(0))
     assert static.batch.states is None

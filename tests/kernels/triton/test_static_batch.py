@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_interpreter import DEVICE
 
 from foretoken.kernels.layout import RaggedBatch
-from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.static_batch import BlockTables, Rung, StaticBatch
 from foretoken.kernels.triton import static_batch
 
 
@@ -32,7 +32,7 @@ def batch_of(seed: int, width: int) -> RaggedBatch:
 @pytest.mark.parametrize(("has_firsts", "has_adapters"), [(True, False), (True, True)])
 def test_the_kernel_takes_what_the_reference_does(has_firsts: bool, has_adapters: bool) -> None:
     rung = Rung(400, 7, 400, has_firsts)
-    found, expected = (StaticBatch(rung, block_tables(9, 3000, torch.device(at)), 16, has_adapters) for at in (DEVICE, "cpu"))
+    found, expected = (StaticBatch(rung, BlockTables(9, 3000, torch.device(at)), 16, has_adapters) for at in (DEVICE, "cpu"))
     for seed in range(8):
         batch = batch_of(seed, 64 if seed % 3 else 2500)  # more blocks than a program copies
         values = {f.name: getattr(batch, f.name) for f in fields(batch)}
@@ -45,6 +45,6 @@ def test_the_kernel_takes_what_the_reference_does(has_firsts: bool, has_adapters
 
 
 def test_first_places_are_left_out_where_there_is_no_room_for_them() -> None:
-    static = StaticBatch(Rung(8, 2, 8), block_tables(2, 4, torch.device(DEVICE)), 16)
-    static_batch.take(static.batch, StaticBatch(Rung(4, 2, 4), block_tables(2, 4, torch.device(DEVICE)), 16).batch)
+    static = StaticBatch(Rung(8, 2, 8), BlockTables(2, 4, torch.device(DEVICE)), 16)
+    static_batch.take(static.batch, StaticBatch(Rung(4, 2, 4), BlockTables(2, 4, torch.device(DEVICE)), 16).batch)
     assert static.batch.first_places is None and static.batch.seq_lens.tolist() == [0, 0] and static.batch.slot_mapping.tolist() == [-1] * 8
