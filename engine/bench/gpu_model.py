@@ -161,6 +161,8 @@ class MadeEngine:
         )
         drafters = load_drafters(config, speculative, model, lambda line: None)
         runner = open_runner(config, model, drafters, lambda line: None)
+        if isinstance(model.executor, GraphExecutor):
+            model.executor.be_patient()  # as it is while it serves
         return cls(assemble(config, speculative, model, runner, drafters.proposers), drafters, model.vocab_size)
 
     def add(self, prompt_tokens: int, new_tokens: int, method: str = "auto", temperature: float = 0.0) -> Request:
