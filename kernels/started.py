@@ -5,7 +5,7 @@ Owns the waiting: one event for what is wanted, and never for what was begun lat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .device_chain import ChainDraws, ChainTensors
+from .host_memory import Said, host_memory
 from .layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 from .matching import Guesses, match
 from .torch_executor import Computed, full_logits
@@ -26,6 +27,7 @@ class Fetched:
 
     _values: Tensor
     _done: torch.cuda.Event | None
+    _copied: Sequence[Tensor] = ()  # what the device reads until then
 
     @classmethod
     def of(cls, *tensors: Tensor) -> list[Fetched]:
@@ -40,9 +42,7 @@ class Fetched:
         with torch.cuda.stream(beside):
             values = [to_host(tensor) for tensor in tensors]
             done.record()
-        for tensor in there:
-            tensor.record_stream(beside)
-        return [cls(value, done) for value in values]
+        return [cls(value, done, there) for value in values]
 
     def get(self) -> Tensor:
         """Wait for them, and for nothing that was begun later."""
@@ -65,13 +65,18 @@ class Started:
         """As in ForwardOutput, on the device: copies of some of the scores."""
         return full_logits(self._computed, self._wanted)
 
-    def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
-        """What each row emits (matching.py), on the device. chosen: by the rows that choose from `scores`, there too."""
-        if self.argmax.is_cuda:
-            from .triton import matching  # Triton is there only where torch is built for GPUs
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> tuple[Tensor, Fetched | Said]:
+        """What each row emits (matching.py): on the device, and for the host. chosen: by the rows that choose from `scores`, there too."""
+        if not self.argmax.is_cuda:
+            answer = match(self.argmax, self.top, chosen, guesses)
+            return answer, Fetched.of(answer)[0]
+        from .triton import matching  # Triton is there only where torch is built for GPUs
 
-            return matching.match(self.argmax, self.top, chosen, guesses)
-        return match(self.argmax, self.top, chosen, guesses)
+        shape = len(guesses.row_starts) - 1, 1 + 2 * guesses.depth
+        slot = host_memory(self.argmax.device).slot(shape[0] * shape[1])
+        answer = matching.match(self.argmax, self.top, chosen, guesses, slot.numbers)
+        slot.sent()
+        return answer, slot.said(*shape)
 
     def at(self, nodes: list[int], wanted: list[int]) -> Started:
         """The pass as if it had had these tokens only, all of which it scored. `scores` stay as they are; wanted: of whole logits."""

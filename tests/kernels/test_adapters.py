@@ -14,7 +14,7 @@ from foretoken.kernels.batch_lists import BatchLists, BatchMemory
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.ops import Linear, LowRank
 from foretoken.kernels.program import Program
-from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.static_batch import BlockTables, Rung, StaticBatch
 from foretoken.kernels.torch_executor import TorchExecutor
 
 ROOM = AdapterRoom(num_slots=3, rank=4)
@@ -94,7 +94,7 @@ def test_a_program_with_adapters_has_the_same_weights_and_one_op_more_a_product(
 
 
 def test_a_static_batch_takes_adapters_and_its_padding_has_none() -> None:
-    static = StaticBatch(Rung(32, 16, 32), block_tables(16, 4, torch.device("cpu")), BLOCK_SIZE, has_adapters=True)
+    static = StaticBatch(Rung(32, 16, 32), BlockTables(16, 4, torch.device("cpu")), BLOCK_SIZE, has_adapters=True)
     batch = with_adapters(batch_of(ROWS), 1, 0, 3, 2)
     for put in (static.fill, static.take):
         put(batch)

@@ -18,7 +18,7 @@ from foretoken.kernels.following import Follower, Followers, following
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.matching import Guesses
-from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.static_batch import BlockTables, Rung, StaticBatch
 from foretoken.kernels.torch_executor import Computed, TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
 
@@ -81,7 +81,7 @@ def test_a_padded_chain_is_the_same() -> None:
     for cache in (*kv.k, *padded_kv.k, *kv.v, *padded_kv.v):
         cache.fill_(7.0)
     expected = executor.run_chain(batch, kv, counts)
-    static = StaticBatch(Rung(16, 8, 8), block_tables(8, 6, torch.device("cpu")), BLOCK_SIZE)
+    static = StaticBatch(Rung(16, 8, 8), BlockTables(8, 6, torch.device("cpu")), BLOCK_SIZE)
     static.fill(batch)
     padded = torch.nn.functional.pad(counts, (0, 6), value=1)
     found = executor._chain_by_ops(static.batch, padded_kv, padded, 5, None, None, None)
@@ -100,9 +100,9 @@ def test_a_pass_may_follow_one_that_nobody_has_seen_the_end_of() -> None:
     known = executor.run(first, other).argmax.tolist()
     expected = executor.run(ragged([([known[0]], 3, [0, 1]), ([known[1]], 2, [2, 3])]), other)
     started = executor.start(first, kv)
-    answer = started.match(Guesses.of([((), (), False)] * 2), None)
+    answer, _ = started.match(Guesses.of([((), (), False)] * 2), None)
     rows = [Follower(0, 3, 0, 0, array("i", (0, 1)), True), Follower(1, 2, 0, 0, array("i", (2, 3)), True)]
-    found = executor.start(following(Followers.of(rows, executor.device, BLOCK_SIZE, executor.vocab_size), answer, None), kv)
+    found = executor.start(following(Followers.of(rows, BLOCK_SIZE, executor.vocab_size), answer, None)[0], kv)
     assert started.finish().argmax.tolist() == known
     assert torch.equal(found.finish().argmax, expected.argmax)
     torch.testing.assert_close(found.finish().logits, expected.logits)

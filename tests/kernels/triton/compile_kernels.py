@@ -23,12 +23,13 @@ from foretoken.kernels.continuation import Continuation, Ways
 from foretoken.kernels.device_chain import Choosing
 from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
+from foretoken.kernels.host_memory import host_memory
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch, RowStates
 from foretoken.kernels.lookup import Lookup, Lookups
 from foretoken.kernels.matching import Guesses
 from foretoken.kernels.sampling import neutral
-from foretoken.kernels.static_batch import Rung, StaticBatch, block_tables
+from foretoken.kernels.static_batch import BlockTables, Rung, StaticBatch
 from foretoken.kernels.torch_executor import Computed
 from foretoken.kernels.triton import (
     activations,
@@ -389,7 +390,8 @@ def choices() -> None:
     chosen = sampling.choose(empty(places, 32000), wanted)
     guesses = Guesses.of([(range(4), range(-1, 3), True)] * 8)
     for choices in (chosen, None):
-        matching.match(long, real, choices, guesses)
+        for heard in (integer, None):
+            matching.match(long, real, choices, guesses, heard)
 
 
 def of_tests() -> None:
@@ -423,18 +425,20 @@ def behind_a_pass() -> None:
             for depth in (1, 2, 15, 16):
                 guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
                 for choices in (chosen, None):
-                    answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
+                    nodes = empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE)
+                    answer = matching.match(*nodes, choices, guesses, host_memory(host).slot(places * 33).numbers)
                 rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
-                continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
+                continuation.laid_out(Ways.of(rows, 16, vocab_size, 4096), answer)
                 texts = [Lookup(row, 100 * depth, array("i", range(99))) for row in range(places)]
                 lookups = Lookups.of(texts, host, 16, (1, depth), depth % 2 == 0, depth)
                 lookup.looked_up(lookups, empty(4096, dtype=torch.int32), answer)
                 fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
                 for made in (empty(places, depth, dtype=LONG), None):
-                    batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
+                    heard = host_memory(host).slot(34 * places).numbers
+                    batch = following.laid_out(Followers.of(fed, 16, vocab_size), answer, made, heard)
                     for has_firsts in (False, True):
                         rung = Rung(17 * places, 2 * places, 17 * places, has_firsts)
-                        static = StaticBatch(rung, block_tables(2 * places, 1024, host), 16, has_adapters=has_firsts)
+                        static = StaticBatch(rung, BlockTables(2 * places, 1024, host), 16, has_adapters=has_firsts)
                         static_batch.take(static.batch, batch)
     assert num_builds() == known, "something is built while a request waits"
 

@@ -1,0 +1,106 @@
+"""Host memory that a GPU's kernels read and write where it lies: few numbers that one launch reads, and few that it says.
+
+A copy would be a piece of work of its own in a stream of its own, with marks at which the streams wait for each other: to hand that
+over takes the host several times as long as the launch. Memory is used in turn, and not again before the launch has ended. Belongs to
+the one thread that launches. Knows nothing of what the numbers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SLOTS = 128
+"""A step uses about ten; what it says is read before the step behind the next one is handed over."""
+
+SLOT_NUMBERS = 2048
+"""int32, at first. A slot grows with what it has to hold."""
+
+
+class Slot:
+    """Memory of one launch at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_pinned = device.type == "cuda"
+        self._ended = torch.cuda.Event() if self._is_pinned else None
+        self._turn = 0
+        self._hold(SLOT_NUMBERS)
+
+    def take(self, count: int) -> None:
+        """From now on it is another launch's: wait until the one before has ended, which it mostly has long ago."""
+        self.wait()
+        self._turn += 1
+        if count > len(self.array):
+            self._hold(1 << (count - 1).bit_length())
+
+    def sent(self) -> None:
+        """The launch is under way."""
+        if self._ended is not None:
+            self._ended.record()
+
+    def wait(self) -> None:
+        if self._ended is not None:
+            self._ended.synchronize()
+
+    def said(self, *shape: int) -> Said:
+        """What the launch leaves in front, of this shape."""
+        return Said(self, self._turn, shape)
+
+    def is_at(self, turn: int) -> bool:
+        return self._turn == turn
+
+    def _hold(self, count: int) -> None:
+        self.numbers = torch.zeros(count, dtype=torch.int32, pin_memory=self._is_pinned)
+        self.array = self.numbers.numpy()
+
+
+class Said:
+    """Numbers that a launch leaves in its slot."""
+
+    def __init__(self, slot: Slot, turn: int, shape: tuple[int, ...]) -> None:
+        self._slot, self._turn, self._shape = slot, turn, shape
+
+    def get(self) -> Tensor:
+        """int32, on the host. Waits for the launch, and for nothing that was begun later."""
+        self._slot.wait()
+        assert self._slot.is_at(self._turn), "what a launch has said is read too late: others use its memory"
+        return self._slot.numbers[: int(np.prod(self._shape))].view(self._shape).clone()
+
+
+class HostMemory:
+    """Slots of one device, used in turn."""
+
+    def __init__(self, device: torch.device, num_slots: int = SLOTS) -> None:
+        self._slots = [Slot(device) for _ in range(num_slots)]
+        self._next = 0
+
+    def slot(self, count: int) -> Slot:
+        """For one launch: room for so many int32 numbers."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.take(count)
+        return slot
+
+    @contextmanager
+    def lent(self, *arrays: NDArray[np.int32]) -> Iterator[tuple[Tensor, list[int]]]:
+        """All numbers in one tensor, and where each array begins there, for what is launched inside."""
+        starts = [*accumulate((array.size for array in arrays), initial=0)]
+        slot = self.slot(starts[-1])
+        for array, start, stop in zip(arrays, starts, starts[1:], strict=False):
+            slot.array[start:stop] = array.ravel()
+        try:
+            yield slot.numbers, starts[:-1]
+        finally:
+            slot.sent()
+
+
+@cache
+def host_memory(device: torch.device) -> HostMemory:
+    return HostMemory(device)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken.kernels.host_memory import SLOT_NUMBERS, HostMemory
+
+CPU = torch.device("cpu")
+
+
+def test_arrays_stand_one_behind_the_other() -> None:
+    memory = HostMemory(CPU)
+    first, second = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([9, 8], np.int32)
+    with memory.lent(first, second[:0], second) as (numbers, starts):
+        assert starts == [0, 6, 6] and numbers[:8].tolist() == [0, 1, 2, 3, 4, 5, 9, 8]
+
+
+def test_what_is_lent_stays_while_others_are() -> None:
+    memory = HostMemory(CPU, num_slots=3)
+    lent: list[torch.Tensor] = []
+    for turn in range(3):
+        with memory.lent(np.full(4, turn, np.int32)) as (numbers, _):
+            lent.append(numbers)
+    assert [numbers[:4].tolist() for numbers in lent] == [[turn] * 4 for turn in range(3)]
+
+
+def test_a_slot_grows_with_what_it_holds() -> None:
+    memory = HostMemory(CPU, num_slots=1)
+    many = np.arange(3 * SLOT_NUMBERS, dtype=np.int32)
+    with memory.lent(many) as (numbers, _):
+        assert numbers[: len(many)].tolist() == many.tolist()
+    large = memory.slot(2).numbers
+    assert len(large) >= len(many), "it would be made anew each time"
+
+
+def test_what_was_said_is_read_once_others_may_write() -> None:
+    memory = HostMemory(CPU, num_slots=2)
+    slot = memory.slot(6)
+    slot.numbers[:6] = torch.arange(6)
+    said = slot.said(2, 3)
+    found = said.get()
+    slot.numbers.zero_()
+    assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
+    memory.slot(1), memory.slot(1)
+    with pytest.raises(AssertionError, match="too late"):
+        said.get()
