@@ -19,6 +19,7 @@ from ..continuation import Continuation, Continued, Ways
 from ..host_memory import host_memory
 from ..layout import RaggedBatch
 from .following import copy_table, even
+from .launcher import Launcher
 
 _LANES = 128
 _BLOCKS = 512  # of a table, at once
@@ -34,10 +35,9 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
     said = torch.empty(num_rows, 1 + depth, dtype=torch.int32, device=device)
     tables = torch.empty(num_rows, width, dtype=torch.int32, device=device)
     with host_memory(device).lent(ways.values, ways.tables) as (numbers, (_, first_table)):
-        _lay_out[(num_rows + 1,)](
-            numbers, first_table, answer, by_token, by_row, narrow, said, tables, num_rows, ways.num_tokens, width, depth,
-            by_token.shape[1], by_row.shape[1], narrow.shape[1], ways.block_size, ways.vocab_size, ways.max_model_len, LANES=_LANES,
-            BLOCKS=_BLOCKS, num_warps=1,
+        _launch(
+            device, (num_rows + 1,), numbers, first_table, answer, by_token, by_row, narrow, said, tables, num_rows, ways.num_tokens, width,
+            depth, by_token.shape[1], by_row.shape[1], narrow.shape[1], ways.block_size, ways.vocab_size, ways.max_model_len,
         )  # fmt: skip
     tokens, positions, slots, tree_mask, nodes = by_token[:, : ways.num_tokens]
     last, accepted, counts = by_row[:, :num_rows]
@@ -127,3 +127,6 @@ def _lay_out(
         for base in range(0, 1 + depth, LANES):
             nth = base + lane
             tl.store(said_ptr + row * (1 + depth) + nth, tl.load(answer + nth, mask=nth <= depth, other=0), mask=nth <= depth)
+
+
+_launch = Launcher(_lay_out, num_warps=1, LANES=_LANES, BLOCKS=_BLOCKS)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..following import Follower, Followers
 from ..host_memory import host_memory
 from ..layout import RaggedBatch
+from .launcher import Launcher
 
 _LANES = 32
 _BLOCKS = 512  # of a table, at once
@@ -32,10 +33,9 @@ def laid_out(followers: Followers, answer: Tensor, guesses: Tensor | None, heard
     drawn = torch.empty(followers.num_drawn, dtype=torch.int64, device=device) if followers.num_drawn else by_token[0, :0]
     chains = by_token if guesses is None else guesses  # which nobody reads then
     with host_memory(device).lent(followers.values, followers.tables) as (numbers, (_, first_table)):
-        _lay_out[(num_rows,)](
-            numbers, first_table, answer, chains, by_token, narrow, tables, drawn, heard, num_rows, num_tokens, width, answer.shape[1],
-            chains.stride(0), by_token.shape[1], narrow.shape[1], followers.block_size, followers.vocab_size, LANES=_LANES, BLOCKS=_BLOCKS,
-            num_warps=1,
+        _launch(
+            device, (num_rows,), numbers, first_table, answer, chains, by_token, narrow, tables, drawn, heard, num_rows, num_tokens, width,
+            answer.shape[1], chains.stride(0), by_token.shape[1], narrow.shape[1], followers.block_size, followers.vocab_size,
         )  # fmt: skip
     tokens, positions, slots, tree_mask, every = by_token[:, :num_tokens]
     starts, seq_lens, sizes, adapters = narrow
@@ -122,3 +122,6 @@ def _lay_out(
     tl.store(by_row_ptr + 2 * row_stride + row, count + 1)
     tl.store(by_row_ptr + 3 * row_stride + row, adapter)
     copy_table(own_tables_ptr, tables_ptr, row, width, BLOCKS)
+
+
+_launch = Launcher(_lay_out, num_warps=1, LANES=_LANES, BLOCKS=_BLOCKS)

@@ -19,6 +19,7 @@ from ..matching import Guesses
 from ..sampling import neutral
 from .edits import PATH_LENGTHS
 from .launch import power_of_two
+from .launcher import Launcher
 from .sample_rows import sample
 
 _NODES = power_of_two(1 + MAX_TREE_TOKENS)
@@ -34,7 +35,7 @@ def match(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses, 
     if rows:
         with host_memory(argmax.device).lent(*arrays) as (numbers, starts):
             decreed = starts[4] if guesses.decreed is not None else -1
-            _match[(rows,)](argmax, top, chosen, numbers, *starts[:4], decreed, found, heard, guesses.depth, NODES=_NODES, num_warps=1)
+            _walk(argmax.device, (rows,), argmax, top, chosen, numbers, *starts[:4], decreed, found, heard, guesses.depth)
     return found
 
 
@@ -97,6 +98,9 @@ def _match(
         count += follows.to(tl.int32)
         lowest = tl.minimum(lowest, said)
     _say(found_ptr, heard_ptr, row * width, tl.where(lowest < 0, 0, count), True)
+
+
+_walk = Launcher(_match, num_warps=1, NODES=_NODES)
 
 
 @triton.jit

@@ -1,0 +1,70 @@
+"""Launches that do not ask which build fits: each kind of arguments is asked for once, and no two kinds share a build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.kernels.triton.launcher import Launcher
+
+GPU = torch.device("cuda", 0)
+
+
+class FakeKernel:
+    """Of Triton: launches are noted, builds launch themselves."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.direct: list[Any] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            self.asked.append((grid, args, options))
+            return Build(self, len(self.asked))
+
+        return launch
+
+
+class Build:
+    def __init__(self, kernel: FakeKernel, number: int) -> None:
+        self.kernel, self.number = kernel, number
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args: self.kernel.direct.append((self.number, grid, args))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return FakeKernel()
+
+
+def test_a_kind_is_asked_for_once(kernel: FakeKernel) -> None:
+    launch = Launcher(kernel, num_warps=2, LANES=32, BLOCKS=8)
+    first, second = torch.zeros(4), torch.zeros(9)
+    launch(GPU, (3,), first, None, 7)
+    launch(GPU, (5, 2), second, None, 16)
+    assert kernel.asked == [((3,), (first, None, 7), {"LANES": 32, "BLOCKS": 8, "num_warps": 2})]
+    assert kernel.direct == [(1, (5, 2, 1), (second, None, 16, 32, 8))]
+
+
+def test_every_other_kind_is_asked_for(kernel: FakeKernel) -> None:
+    launch = Launcher(kernel, num_warps=1)
+    pool = torch.zeros(64)
+    kinds = [(pool, 1, None), (pool[1:], 1, None), (pool.int(), 1, None), (pool, 1 << 40, None), (pool, 1, pool), (pool, None, pool)]
+    for kind in kinds:
+        launch(GPU, (1,), *kind)
+    assert len(kernel.asked) == len(kinds) and not kernel.direct
+    for number, kind in enumerate(kinds, 1):
+        launch(GPU, (1,), *kind)
+        assert kernel.direct[-1][0] == number
+    assert len(kernel.asked) == len(kinds)
+
+
+def test_elsewhere_triton_launches(kernel: FakeKernel) -> None:
+    launch = Launcher(kernel, num_warps=1)
+    for _ in range(2):
+        launch(torch.device("cpu"), (1,), torch.zeros(1))
+    assert len(kernel.asked) == 2 and not kernel.direct
