@@ -13,12 +13,14 @@ from torch import Tensor
 
 
 class Launcher:
-    """A kernel and its constants. All its numbers are `do_not_specialize`: what is built follows from the kinds of its arguments."""
+    """A kernel and its constants. What is built follows from the kinds of all other arguments."""
 
     def __init__(self, kernel: Any, num_warps: int, **constants: int) -> None:
         """constants: the last parameters, in their order."""
         self._kernel = kernel
         self._constants = constants
+        params = getattr(kernel, "params", ())  # the interpreter's kernels have none
+        self._is_special = [not param.do_not_specialize for param in params if not param.is_constexpr]
         self._num_warps = num_warps
         self._built: dict[tuple[object, ...], Any] = {}
 
@@ -27,7 +29,7 @@ class Launcher:
         if device.type != "cuda":  # the interpreter's, or only built
             self._launched(grid, args)
             return
-        key = torch.cuda.current_device(), *map(_kind, args)
+        key = torch.cuda.current_device(), *map(_kind, args, self._is_special)
         built = self._built.get(key)
         if built is None:
             self._built[key] = self._launched(grid, args)
@@ -38,8 +40,11 @@ class Launcher:
         return self._kernel[grid](*args, **self._constants, num_warps=self._num_warps)
 
 
-def _kind(arg: Tensor | int | None) -> object:
-    """What Triton distinguishes: types, and pointers that are aligned."""
+def _kind(arg: Tensor | int | None, is_special: bool) -> object:
+    """What Triton distinguishes: types, aligned pointers, and, of numbers that it may build for, 1 and those divisible by 16."""
     if isinstance(arg, Tensor):
         return arg.dtype, arg.data_ptr() % 16 == 0
-    return None if arg is None else -(1 << 31) <= arg < 1 << 31
+    if arg is None:
+        return None
+    is_narrow = -(1 << 31) <= arg < 1 << 31
+    return (is_narrow, arg == 1, arg % 16 == 0) if is_special else is_narrow

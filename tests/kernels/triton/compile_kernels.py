@@ -442,10 +442,9 @@ def behind_a_pass() -> None:
                         static_batch.take(static.batch, batch)
     assert num_builds() == known, "something is built while a request waits"
     for launcher in (matching._walk, continuation._launch, following._launch, lookup._best, lookup._behind, static_batch._launch):
-        params, constants = launcher._kernel.params, list(launcher._constants)
-        numbers = [param for param in params if not param.is_constexpr and not param.name.endswith("_ptr")]
-        assert all(param.do_not_specialize for param in numbers), "what is built depends on what a launcher does not ask"
-        assert [param.name for param in params][-len(constants) :] == constants
+        params = launcher._kernel.params
+        assert not any(launcher._is_special[param.num] for param in params if not param.is_constexpr and not param.name.endswith("_ptr"))
+        assert [param.name for param in params if param.is_constexpr] == list(launcher._constants)
 
 
 def num_builds() -> int:
