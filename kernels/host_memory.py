@@ -7,7 +7,7 @@ the one thread that launches. Knows nothing of what the numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
@@ -27,9 +27,10 @@ SLOT_NUMBERS = 2048
 class Slot:
     """Memory of one launch at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._is_pinned = device.type == "cuda"
-        self._ended = torch.cuda.Event() if self._is_pinned else None
+    def __init__(self, device: torch.device, is_in_place: bool) -> None:
+        """is_in_place: whether kernels of the device reach the host's memory; if not, it is copied there and back."""
+        self._device, self._is_in_place = device, is_in_place
+        self._ended = torch.cuda.Event() if device.type == "cuda" else None
         self._turn = 0
         self._hold(SLOT_NUMBERS)
 
@@ -40,8 +41,19 @@ class Slot:
         if count > len(self.array):
             self._hold(1 << (count - 1).bit_length())
 
+    def put(self, arrays: Sequence[NDArray[np.int32]]) -> list[int]:
+        """For the launch to read. Where each begins."""
+        starts = [*accumulate((array.size for array in arrays), initial=0)]
+        for array, start, stop in zip(arrays, starts, starts[1:], strict=False):
+            self.array[start:stop] = array.ravel()
+        if not self._is_in_place:
+            self.numbers.copy_(self._host, non_blocking=True)
+        return starts[:-1]
+
     def sent(self) -> None:
         """The launch is under way."""
+        if not self._is_in_place:
+            self._host.copy_(self.numbers, non_blocking=True)
         if self._ended is not None:
             self._ended.record()
 
@@ -56,9 +68,11 @@ class Slot:
     def is_at(self, turn: int) -> bool:
         return self._turn == turn
 
+    @torch.inference_mode(False)  # what is made there could not be written outside
     def _hold(self, count: int) -> None:
-        self.numbers = torch.zeros(count, dtype=torch.int32, pin_memory=self._is_pinned)
-        self.array = self.numbers.numpy()
+        self._host = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self.array = self._host.numpy()
+        self.numbers = self._host if self._is_in_place else torch.zeros(count, dtype=torch.int32, device=self._device)
 
 
 class Said:
@@ -71,14 +85,14 @@ class Said:
         """int32, on the host. Waits for the launch, and for nothing that was begun later."""
         self._slot.wait()
         assert self._slot.is_at(self._turn), "what a launch has said is read too late: others use its memory"
-        return self._slot.numbers[: int(np.prod(self._shape))].view(self._shape).clone()
+        return torch.tensor(self._slot.array[: int(np.prod(self._shape))].reshape(self._shape))
 
 
 class HostMemory:
     """Slots of one device, used in turn."""
 
-    def __init__(self, device: torch.device, num_slots: int = SLOTS) -> None:
-        self._slots = [Slot(device) for _ in range(num_slots)]
+    def __init__(self, device: torch.device, num_slots: int = SLOTS, is_in_place: bool = True) -> None:
+        self._slots = [Slot(device, is_in_place) for _ in range(num_slots)]
         self._next = 0
 
     def slot(self, count: int) -> Slot:
@@ -91,16 +105,19 @@ class HostMemory:
     @contextmanager
     def lent(self, *arrays: NDArray[np.int32]) -> Iterator[tuple[Tensor, list[int]]]:
         """All numbers in one tensor, and where each array begins there, for what is launched inside."""
-        starts = [*accumulate((array.size for array in arrays), initial=0)]
-        slot = self.slot(starts[-1])
-        for array, start, stop in zip(arrays, starts, starts[1:], strict=False):
-            slot.array[start:stop] = array.ravel()
+        slot = self.slot(sum(array.size for array in arrays))
+        starts = slot.put(arrays)
         try:
-            yield slot.numbers, starts[:-1]
+            yield slot.numbers, starts
         finally:
             slot.sent()
 
 
 @cache
 def host_memory(device: torch.device) -> HostMemory:
-    return HostMemory(device)
+    """In place where that was found to work when it was first wanted."""
+    if device.type != "cuda":
+        return HostMemory(device)
+    from .triton.echo import hears_its_echo  # Triton is there only where torch is built for GPUs
+
+    return HostMemory(device, is_in_place=hears_its_echo(HostMemory(device, num_slots=2), device))

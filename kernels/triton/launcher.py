@@ -6,7 +6,7 @@ launches.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 
 class Launcher:
     """A kernel and its constants. What is built follows from the kinds of all other arguments."""
+
+    asks_triton: ClassVar[bool] = False  # for every launch of every kernel
 
     def __init__(self, kernel: Any, num_warps: int, **constants: int) -> None:
         """constants: the last parameters, in their order."""
@@ -26,7 +28,7 @@ class Launcher:
 
     def __call__(self, device: torch.device, grid: tuple[int, ...], *args: Tensor | int | None) -> None:
         """args: all other parameters. Pinned memory of the host is as good as the device's."""
-        if device.type != "cuda":  # the interpreter's, or only built
+        if self.asks_triton or device.type != "cuda":  # the interpreter's, or only built
             self._launched(grid, args)
             return
         key = torch.cuda.current_device(), *map(_kind, args, self._is_special)

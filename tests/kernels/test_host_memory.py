@@ -9,6 +9,17 @@ from foretoken.kernels.host_memory import SLOT_NUMBERS, HostMemory
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_launch_reads_what_it_is_lent_and_is_heard(is_in_place: bool) -> None:
+    with torch.inference_mode():
+        memory = HostMemory(CPU, is_in_place=is_in_place)
+    slot = memory.slot(4)
+    with memory.lent(np.arange(4, dtype=np.int32)) as (numbers, _):
+        slot.numbers[:4] = numbers[:4] + 5
+    slot.sent()
+    assert slot.said(2, 2).get().tolist() == [[5, 6], [7, 8]]
+
+
 def test_arrays_stand_one_behind_the_other() -> None:
     memory = HostMemory(CPU)
     first, second = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([9, 8], np.int32)
@@ -42,6 +53,7 @@ def test_what_was_said_is_read_once_others_may_write() -> None:
     found = said.get()
     slot.numbers.zero_()
     assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
-    memory.slot(1), memory.slot(1)
+    for _ in range(2):
+        memory.slot(1)
     with pytest.raises(AssertionError, match="too late"):
         said.get()

@@ -75,8 +75,10 @@ def test_every_other_kind_is_asked_for(kernel: FakeKernel) -> None:
     assert len(kernel.asked) == len(kinds)
 
 
-def test_elsewhere_triton_launches(kernel: FakeKernel) -> None:
+@pytest.mark.parametrize(("device", "asks"), [(torch.device("cpu"), False), (GPU, True)])
+def test_elsewhere_triton_launches(kernel: FakeKernel, device: torch.device, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launcher, "asks_triton", asks)
     launch = Launcher(kernel, num_warps=1)
     for _ in range(2):
-        launch(torch.device("cpu"), (1,), torch.zeros(1))
+        launch(device, (1,), torch.zeros(1))
     assert len(kernel.asked) == 2 and not kernel.direct
