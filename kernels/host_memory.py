@@ -1,8 +1,8 @@
 """Host memory that a GPU's kernels read and write where it lies: few numbers that one launch reads, and few that it says.
 
 A copy would be a piece of work of its own in a stream of its own, with marks at which the streams wait for each other: to hand that
-over takes the host several times as long as the launch. Memory is used in turn, and not again before the launch has ended. Belongs to
-the one thread that launches. Knows nothing of what the numbers are.
+over takes the host several times as long as the launch. Memory is used in turn, by all engines of the process, and not again before
+the launch has ended. Knows nothing of what the numbers are.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SLOTS = 128
-"""A step uses about ten; what it says is read before the step behind the next one is handed over."""
+from .upload import upload
 
-SLOT_NUMBERS = 2048
+SLOTS = 128
+"""A step uses about five; what it says is read before the step behind the next one is handed over."""
+
+SLOT_NUMBERS = 1 << 14
 """int32, at first. A slot grows with what it has to hold."""
+
+MOST_NUMBERS = 1 << 16
+"""That are lent in place. More, as the block tables of many long texts have, are copied: that takes longer than to hand a copy over, and
+pinned memory of so many slots would be gigabytes."""
 
 
 class Slot:
@@ -43,12 +49,12 @@ class Slot:
 
     def put(self, arrays: Sequence[NDArray[np.int32]]) -> list[int]:
         """For the launch to read. Where each begins."""
-        starts = [*accumulate((array.size for array in arrays), initial=0)]
-        for array, start, stop in zip(arrays, starts, starts[1:], strict=False):
-            self.array[start:stop] = array.ravel()
+        starts = _starts(arrays)
+        for array, start in zip(arrays, starts, strict=True):
+            self.array[start : start + array.size] = array.ravel()
         if not self._is_in_place:
             self.numbers.copy_(self._host, non_blocking=True)
-        return starts[:-1]
+        return starts
 
     def sent(self) -> None:
         """The launch is under way."""
@@ -82,35 +88,46 @@ class Said:
         self._slot, self._turn, self._shape = slot, turn, shape
 
     def get(self) -> Tensor:
-        """int32, on the host. Waits for the launch, and for nothing that was begun later."""
+        """int32, on the host. Waits for the launch, and for nothing that was begun later. Raises RuntimeError if others have its memory."""
         self._slot.wait()
-        assert self._slot.is_at(self._turn), "what a launch has said is read too late: others use its memory"
-        return torch.tensor(self._slot.array[: int(np.prod(self._shape))].reshape(self._shape))
+        numbers = torch.tensor(self._slot.array[: int(np.prod(self._shape))].reshape(self._shape))
+        if not self._slot.is_at(self._turn):
+            raise RuntimeError("what a launch has said is read too late: others use its memory")
+        return numbers
 
 
 class HostMemory:
     """Slots of one device, used in turn."""
 
     def __init__(self, device: torch.device, num_slots: int = SLOTS, is_in_place: bool = True) -> None:
-        self._slots = [Slot(device, is_in_place) for _ in range(num_slots)]
-        self._next = 0
+        self._device = device
+        self._turns = cycle([Slot(device, is_in_place) for _ in range(num_slots)])  # whose step no other thread comes between
 
     def slot(self, count: int) -> Slot:
         """For one launch: room for so many int32 numbers."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
+        slot = next(self._turns)
         slot.take(count)
         return slot
 
     @contextmanager
     def lent(self, *arrays: NDArray[np.int32]) -> Iterator[tuple[Tensor, list[int]]]:
         """All numbers in one tensor, and where each array begins there, for what is launched inside."""
-        slot = self.slot(sum(array.size for array in arrays))
+        count = sum(array.size for array in arrays)
+        if count > MOST_NUMBERS:
+            flat = np.concatenate([array.ravel() for array in arrays])
+            yield upload(torch.from_numpy(flat), self._device), _starts(arrays)
+            return
+        slot = self.slot(count)
         starts = slot.put(arrays)
         try:
             yield slot.numbers, starts
         finally:
             slot.sent()
+
+
+def _starts(arrays: Sequence[NDArray[np.int32]]) -> list[int]:
+    """Of each, one behind the other."""
+    return [*accumulate((array.size for array in arrays[:-1]), initial=0)]
 
 
 @cache

@@ -39,16 +39,18 @@ def _echoes(memory: HostMemory, device: torch.device, first: int) -> bool:
     numbers = np.arange(first, first + _LANES, dtype=np.int32)
     slot, there = memory.slot(_LANES), torch.empty(_LANES, dtype=torch.int32, device=device)
     with memory.lent(numbers) as (lent, (start,)):
-        _say(device, (1,), lent, there, slot.numbers, start, first)
+        _say(device, (1,), lent, there, slot.numbers, None, start, first)
     slot.sent()
     expected = (numbers + first).tolist()
     return slot.said(_LANES).get().tolist() == expected and there.tolist() == expected
 
 
 @triton.jit(do_not_specialize=["start", "first"])
-def _echo(numbers_ptr, there_ptr, heard_ptr, start, first, LANES: tl.constexpr):
+def _echo(numbers_ptr, there_ptr, heard_ptr, absent_ptr, start, first, LANES: tl.constexpr):
     lane = tl.arange(0, LANES)
     number = tl.load(numbers_ptr + start + lane) + first
+    if absent_ptr is not None:
+        number += tl.load(absent_ptr)
     tl.store(there_ptr + lane, number)
     tl.store(heard_ptr + lane, number)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
 
-from foretoken.kernels.host_memory import SLOT_NUMBERS, HostMemory
+from foretoken.kernels.host_memory import MOST_NUMBERS, SLOT_NUMBERS, HostMemory
 
 CPU = torch.device("cpu")
 
@@ -27,6 +29,14 @@ def test_arrays_stand_one_behind_the_other() -> None:
         assert starts == [0, 6, 6] and numbers[:8].tolist() == [0, 1, 2, 3, 4, 5, 9, 8]
 
 
+def test_very_many_are_lent_in_memory_of_their_own() -> None:
+    memory = HostMemory(CPU, num_slots=1)
+    many, few = np.arange(MOST_NUMBERS, dtype=np.int32), np.array([7, 8], np.int32)
+    with memory.lent(few, many) as (numbers, starts):
+        assert starts == [0, 2] and numbers[:2].tolist() == [7, 8] and numbers[2:].tolist() == many.tolist()
+    assert len(memory.slot(1).array) < MOST_NUMBERS
+
+
 def test_what_is_lent_stays_while_others_are() -> None:
     memory = HostMemory(CPU, num_slots=3)
     lent: list[torch.Tensor] = []
@@ -45,6 +55,22 @@ def test_a_slot_grows_with_what_it_holds() -> None:
     assert len(large) >= len(many), "it would be made anew each time"
 
 
+def test_threads_never_have_the_same_slot() -> None:
+    """Two engines of one process on one device."""
+    memory = HostMemory(CPU, num_slots=4000)
+    found: list[list[int]] = [[], []]
+
+    def use(own: list[int]) -> None:
+        own += [id(memory.slot(1)) for _ in range(2000)]
+
+    threads = [Thread(target=use, args=(own,)) for own in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*found[0], *found[1]}) == 4000
+
+
 def test_what_was_said_is_read_once_others_may_write() -> None:
     memory = HostMemory(CPU, num_slots=2)
     slot = memory.slot(6)
@@ -55,5 +81,5 @@ def test_what_was_said_is_read_once_others_may_write() -> None:
     assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
     for _ in range(2):
         memory.slot(1)
-    with pytest.raises(AssertionError, match="too late"):
+    with pytest.raises(RuntimeError, match="too late"):
         said.get()
