@@ -5,7 +5,7 @@ Owns the waiting: one event for what is wanted, and never for what was begun lat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -27,7 +27,6 @@ class Fetched:
 
     _values: Tensor
     _done: torch.cuda.Event | None
-    _copied: Sequence[Tensor] = ()  # what the device reads until then
 
     @classmethod
     def of(cls, *tensors: Tensor) -> list[Fetched]:
@@ -42,7 +41,9 @@ class Fetched:
         with torch.cuda.stream(beside):
             values = [to_host(tensor) for tensor in tensors]
             done.record()
-        return [cls(value, done, there) for value in values]
+        for tensor in there:
+            tensor.record_stream(beside)
+        return [cls(value, done) for value in values]
 
     def get(self) -> Tensor:
         """Wait for them, and for nothing that was begun later."""
