@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..kernels.following import Follower, Followers, following
-from ..kernels.host_memory import Said
 from ..kernels.layout import ForwardOutput, KVTensors
 from ..kernels.matching import Guesses
 from ..kernels.started import Fetched, Started, StartingExecutor
@@ -69,7 +68,8 @@ class _Ahead:
 
     rows: dict[str, _Expected]
     started: Started
-    fed: Fetched | Said  # [2, T] token ids and positions
+    positions: Fetched  # [T]
+    token_ids: Fetched  # [T]
 
     @property
     def num_tokens(self) -> int:
@@ -115,15 +115,14 @@ class OverlappedRunner(Runner):
         started, nodes = self._begun(plan)
         if started is None:
             started = self._starting.start(batch_lists(plan, self._wants_full_logits).batch(), self.kv, self._hidden)
-        walked = self._match(plan, started, nodes)
-        if walked is None:
+        answer = self._match(plan, started, nodes)
+        if answer is None:
             return Forward(started.finish)
         self.num_matched += 1
-        answer, heard = walked
-        logits = started.logits if plan.scored else None
+        logits, (fetched,) = started.logits if plan.scored else None, Fetched.of(answer)
 
         def matched() -> ForwardOutput:
-            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=heard.get())
+            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
 
         # Scores of prompts are brought to the host later on: behind what somebody else begins now they would have to wait.
         return Forward(matched) if plan.scored else Forward(matched, answer, started.hidden)
@@ -146,15 +145,16 @@ class OverlappedRunner(Runner):
     def _handed_over(
         self, rows: list[tuple[Request, Follower]], plan: StepPlan, answer: Tensor, chains: ChainsAhead | None
     ) -> _Ahead:
-        followers = Followers.of([row for _, row in rows], plan.block_size, self._starting.vocab_size)
-        batch, fed = following(followers, answer, None if chains is None else chains.token_ids)
+        followers = Followers.of([row for _, row in rows], answer.device, plan.block_size, self._starting.vocab_size)
+        batch = following(followers, answer, None if chains is None else chains.token_ids)
+        positions, token_ids = Fetched.of(batch.positions, batch.token_ids)
         started = self._starting.start(batch, self.kv, self._hidden)
         expected: dict[str, _Expected] = {}
         first = 0
         for request, row in rows:
             expected[request.request_id] = _Expected(request, first, row.count, row.table, row.draws)
             first += 1 + row.count
-        return _Ahead(expected, started, fed)
+        return _Ahead(expected, started, positions, token_ids)
 
     def drop_begun(self) -> None:
         """The step would find the entries of its tokens overwritten by those of another pass."""
@@ -191,7 +191,7 @@ class OverlappedRunner(Runner):
         if plan.scored:
             return None
         # Long here: the step before has been committed.
-        token_ids, positions = ahead.fed.get().tolist()
+        positions, token_ids = ahead.positions.get().tolist(), ahead.token_ids.get().tolist()
         places: list[int] = []
         for row in plan.rows:
             expected = ahead.rows.get(row.request.request_id)
@@ -203,11 +203,9 @@ class OverlappedRunner(Runner):
             places += nodes
         return places
 
-    def _match(self, plan: StepPlan, started: Started, nodes: list[int] | None) -> tuple[Tensor, Fetched | Said] | None:
-        """Hand over the rest of a step: what its rows emit, on the device and for the host. None if only the verifier can do it.
-
-        nodes: where its scores are, if not in the plan's order.
-        """
+    def _match(self, plan: StepPlan, started: Started, nodes: list[int] | None) -> Tensor | None:
+        """Hand over the rest of a step: what its rows emit, on the device. None if only the verifier can do it. nodes: where its
+        scores are, if not in the plan's order."""
         rows, verifier = [row for row in plan.rows if row.samples], self._verifier
         if not rows or verifier is None or any(row.request.params.logprobs is not None for row in rows):
             return None

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch_lists import packed_tables
 from .layout import RaggedBatch
 from .record import record
+from .upload import upload_packed
 
 
 @record
@@ -51,10 +51,10 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Ways:
-    """R rows that go on, on the host."""
+    """R rows that go on, on the device."""
 
-    values: NDArray[np.int32]  # [7, R]: answer, length, num_held, node, first, count, places of its table
-    tables: NDArray[np.int32]  # [R, B]
+    values: Tensor  # [R, 7] int32: answer, length, num_held, node, first, count, places of its table
+    tables: Tensor  # [R, B] int32
     num_tokens: int  # T, the sum of most_read
     has_firsts: bool
     block_size: int
@@ -62,12 +62,14 @@ class Ways:
     max_model_len: int  # positions there are, more than any row has with its draft
 
     @classmethod
-    def of(cls, rows: Sequence[Continuation], block_size: int, vocab_size: int, max_model_len: int) -> Ways:
+    def of(cls, rows: Sequence[Continuation], device: torch.device, block_size: int, vocab_size: int, max_model_len: int) -> Ways:
+        """Under way there: one copy."""
         width = max(len(row.table) for row in rows)
-        values = [(r.answer, r.length, r.num_held, r.node, r.first, r.count, len(r.table) * block_size) for r in rows]
+        values = [[r.answer, r.length, r.num_held, r.node, r.first, r.count, len(r.table) * block_size] for r in rows]
         tables = np.frombuffer(packed_tables([row.table for row in rows], width), np.int32).reshape(-1, width)
+        moved = upload_packed([np.array(values, np.int32), tables.copy()], device)
         num_tokens, has_firsts = sum(row.most_read for row in rows), any(row.first for row in rows)
-        return cls(np.array([*zip(*values, strict=True)], np.int32), tables, num_tokens, has_firsts, block_size, vocab_size, max_model_len)
+        return cls(moved[0], moved[1], num_tokens, has_firsts, block_size, vocab_size, max_model_len)
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,7 @@ def continued(ways: Ways, answer: Tensor) -> Continued:
 
 def laid_out(ways: Ways, answer: Tensor) -> Continued:
     """The reference."""
-    values, tables = (torch.tensor(part, device=answer.device) for part in (ways.values, ways.tables))
-    places, lengths, held, roots, firsts, wanted, num_places = values.long()
+    places, lengths, held, roots, firsts, wanted, num_places = ways.values.long().unbind(1)
     depth, block_size = answer.shape[1] // 2, ways.block_size
     said = answer[places, : 1 + depth]
     accepted = (said[:, 0].long() - 1).clamp(min=0)
@@ -108,7 +109,7 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
     position = torch.where(is_read, starts[owner] + flat - (ends - stops + starts)[owner], lengths[owner])
     nth = position - lengths[owner]
     tokens = said[owner, 1 + nth].long().clamp(0, ways.vocab_size - 1)
-    slots = tables[owner, position // block_size].long() * block_size + position % block_size
+    slots = ways.tables[owner, position // block_size].long() * block_size + position % block_size
     query_start_loc = torch.cat([ends.new_zeros(1), ends]).int()
     batch = RaggedBatch(
         token_ids=tokens,
@@ -116,7 +117,7 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
         slot_mapping=torch.where(is_read, slots, -1),
         query_start_loc=query_start_loc,
         seq_lens=stops.int(),
-        block_tables=tables,
+        block_tables=ways.tables,
         num_causal=query_start_loc.diff(),
         tree_mask=torch.zeros_like(flat),
         logits_indices=ends - 1,

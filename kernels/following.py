@@ -14,14 +14,12 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch_lists import packed_tables
-from .host_memory import Said, host_memory
 from .layout import RaggedBatch
 from .record import record
-from .started import Fetched
+from .upload import upload_packed
 
 
 @record
@@ -39,79 +37,84 @@ class Follower:
 
 @dataclass(frozen=True)
 class Followers:
-    """R rows of T tokens, on the host."""
+    """R rows of T tokens, on the device."""
 
-    values: NDArray[np.int32]  # [7, R]: answer, length, chain, count, first flat token, adapter, first of its full_logits (-1 = none)
-    tables: NDArray[np.int32]  # [R, B]
-    num_tokens: int
-    num_drawn: int  # entries of full_logits
+    values: Tensor  # [R, 5] int32: answer, length, chain, count, first flat token
+    tables: Tensor  # [R, B] int32
+    starts: Tensor  # [R + 1] int32
+    sizes: Tensor  # [R] int32
+    every: Tensor  # [T] int64, 0, 1, ...
+    full_logits: Tensor  # as in RaggedBatch
     block_size: int
     vocab_size: int  # ids that can be read; others become some that can be, and nobody uses what follows
+    adapters: Tensor | None = None  # as in RaggedBatch
 
     @classmethod
-    def of(cls, rows: Sequence[Follower], block_size: int, vocab_size: int) -> Followers:
+    def of(cls, rows: Sequence[Follower], device: torch.device, block_size: int, vocab_size: int) -> Followers:
+        """Under way there: one copy."""
         width = max(len(row.table) for row in rows)
         starts = [*accumulate((1 + row.count for row in rows), initial=0)]
-        drawn = [*accumulate(((1 + row.count) * row.draws for row in rows), initial=0)]
-        values = [
-            [row.answer for row in rows],
-            [row.length for row in rows],
-            [row.chain for row in rows],
-            [row.count for row in rows],
-            starts[:-1],
-            [row.adapter for row in rows],
-            [first if row.draws else -1 for row, first in zip(rows, drawn, strict=False)],
-        ]
+        values = [[row.answer, row.length, row.chain, row.count, start] for row, start in zip(rows, starts, strict=False)]
         tables = np.frombuffer(packed_tables([row.table for row in rows], width), np.int32).reshape(-1, width)
-        return cls(np.array(values, np.int32), tables, starts[-1], drawn[-1], block_size, vocab_size)
+        drawn = [node for row, start in zip(rows, starts, strict=False) if row.draws for node in range(start, start + 1 + row.count)]
+        parts = upload_packed(
+            [
+                np.array(values, np.int32),
+                tables.copy(),
+                np.array(starts, np.int32),
+                np.array([1 + row.count for row in rows], np.int32),
+                np.arange(starts[-1]),
+                np.array(drawn, np.int64),
+                np.array([row.adapter for row in rows], np.int32),
+            ],
+            device,
+        )
+        numbers, moved_tables, moved_starts, sizes, every, full_logits, adapters = parts
+        has_adapters = any(row.adapter for row in rows)
+        return cls(
+            numbers, moved_tables, moved_starts, sizes, every, full_logits, block_size, vocab_size, adapters if has_adapters else None
+        )
 
-    @property
-    def has_adapters(self) -> bool:
-        return bool(self.values[5].any())
+    def batch(self, token_ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor, tree_mask: Tensor) -> RaggedBatch:
+        """With what only the device knows. Scores are wanted everywhere."""
+        return RaggedBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slots,
+            query_start_loc=self.starts,
+            seq_lens=seq_lens,
+            block_tables=self.tables,
+            num_causal=self.sizes,
+            tree_mask=tree_mask,
+            logits_indices=self.every,
+            full_logits=self.full_logits,
+            block_size=self.block_size,
+            adapters=self.adapters,
+        )
 
 
-def following(followers: Followers, answer: Tensor, guesses: Tensor | None) -> tuple[RaggedBatch, Fetched | Said]:
-    """The pass, on the device of answer, and [2, T] for the host: its token ids and its positions.
+def following(followers: Followers, answer: Tensor, guesses: Tensor | None) -> RaggedBatch:
+    """answer: of matching, on its device; guesses [N, K], None if no row has any. A row that emits nothing goes on as if it had emitted
+    its first token: it has failed."""
+    if answer.is_cuda:
+        from .triton import following  # Triton is there only where torch is built for GPUs
 
-    answer: of matching; guesses [N, K], None if no row has any. A row that emits nothing goes on as if it had emitted its first token: it
-    has failed.
-    """
-    if not answer.is_cuda:
-        batch = laid_out(followers, answer, guesses)
-        return batch, Fetched.of(torch.stack([batch.token_ids, batch.positions]))[0]
-    from .triton import following  # Triton is there only where torch is built for GPUs
-
-    slot = host_memory(answer.device).slot(2 * followers.num_tokens)
-    batch = following.laid_out(followers, answer, guesses, slot.numbers)
-    slot.sent()
-    return batch, slot.said(2, followers.num_tokens)
+        return following.laid_out(followers, answer, guesses)
+    return laid_out(followers, answer, guesses)
 
 
 def laid_out(followers: Followers, answer: Tensor, guesses: Tensor | None) -> RaggedBatch:
     """The reference."""
-    narrow, tables = (torch.tensor(part, device=answer.device) for part in (followers.values, followers.tables))
-    answers, lengths, chains, counts, starts, _, drawn = narrow.long()
+    answers, lengths, chains, _, starts = followers.values.long().unbind(1)
     accepted = (answer[answers, 0].long() - 1).clamp(min=0)
     newest = lengths + accepted  # the place of the token that nobody has guessed
-    flat = torch.arange(followers.num_tokens, device=answer.device)
-    owner = torch.searchsorted(starts + counts, flat)
-    nth = flat - starts[owner]
+    owner = torch.searchsorted(followers.starts[1:].long(), followers.every, right=True)
+    nth = followers.every - starts[owner]
     positions = newest[owner] + nth
     tokens = answer[answers[owner], 1 + accepted[owner]].long()
     if guesses is not None:
         tokens = torch.where(nth > 0, guesses[chains[owner], (nth - 1).clamp(min=0)], tokens)
     size = followers.block_size
-    return RaggedBatch(
-        token_ids=tokens.clamp(0, followers.vocab_size - 1),
-        positions=positions,
-        slot_mapping=tables[owner, positions // size].long() * size + positions % size,
-        query_start_loc=torch.cat([narrow[4], narrow.new_full((1,), followers.num_tokens)]),
-        seq_lens=(newest + counts + 1).int(),
-        block_tables=tables,
-        num_causal=narrow[3] + 1,
-        tree_mask=torch.zeros_like(flat),
-        logits_indices=flat,  # scores are wanted everywhere
-        full_logits=flat[drawn[owner] >= 0],
-        block_size=size,
-        adapters=narrow[5] if followers.has_adapters else None,
-    )
+    slots = followers.tables[owner, positions // size].long() * size + positions % size
+    seq_lens = (newest + followers.sizes).int()
+    return followers.batch(tokens.clamp(0, followers.vocab_size - 1), positions, slots, seq_lens, torch.zeros_like(slots))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .chain import run_chain_by_steps
 from .device_chain import ChainDraws, ChainTensors, Choosing, chain
-from .host_memory import host_memory
 from .launch_trial import Trial, try_early_launches
 from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 from .started import Started, to_host
@@ -274,7 +273,6 @@ class GraphExecutor:
             from .triton import continuation, following, lookup, matching, static_batch
 
             with torch.inference_mode():
-                host_memory(self.device)  # and whether it is reached in place
                 matching.warm_up(self.vocab_size, self.network.dtype, self.device)
                 continuation.warm_up(self.device)
                 following.warm_up(self.device)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .device_chain import ChainDraws, ChainTensors
-from .host_memory import Said, host_memory
 from .layout import Executor, ForwardOutput, KVTensors, RaggedBatch
 from .matching import Guesses, match
 from .torch_executor import Computed, full_logits
@@ -66,18 +65,13 @@ class Started:
         """As in ForwardOutput, on the device: copies of some of the scores."""
         return full_logits(self._computed, self._wanted)
 
-    def match(self, guesses: Guesses, chosen: Tensor | None) -> tuple[Tensor, Fetched | Said]:
-        """What each row emits (matching.py): on the device, and for the host. chosen: by the rows that choose from `scores`, there too."""
-        if not self.argmax.is_cuda:
-            answer = match(self.argmax, self.top, chosen, guesses)
-            return answer, Fetched.of(answer)[0]
-        from .triton import matching  # Triton is there only where torch is built for GPUs
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
+        """What each row emits (matching.py), on the device. chosen: by the rows that choose from `scores`, there too."""
+        if self.argmax.is_cuda:
+            from .triton import matching  # Triton is there only where torch is built for GPUs
 
-        shape = len(guesses.row_starts) - 1, 1 + 2 * guesses.depth
-        slot = host_memory(self.argmax.device).slot(shape[0] * shape[1])
-        answer = matching.match(self.argmax, self.top, chosen, guesses, slot.numbers)
-        slot.sent()
-        return answer, slot.said(*shape)
+            return matching.match(self.argmax, self.top, chosen, guesses)
+        return match(self.argmax, self.top, chosen, guesses)
 
     def at(self, nodes: list[int], wanted: list[int]) -> Started:
         """The pass as if it had had these tokens only, all of which it scored. `scores` stay as they are; wanted: of whole logits."""

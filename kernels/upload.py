@@ -31,21 +31,15 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 def upload_packed(values: Sequence[Tensor | NDArray[Any]], device: torch.device) -> list[Tensor]:
     """`upload` for many, none of which need be contiguous: one copy for all."""
-    parts = [np.asarray(value, order="C") for value in values]  # of tensors too; numpy packs small ones in a fraction of torch's time
-    starts = [*accumulate((-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in parts), initial=0)]
+    parts = [value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    sizes = [part.numel() * part.itemsize for part in parts]
+    starts = [*accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)]
+    spans = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
     packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    memory = packed.numpy()
-    for part, start in zip(parts, starts, strict=False):
-        memory[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+    for part, span in zip(parts, spans, strict=True):
+        packed[span].view(part.dtype).copy_(part.flatten())
     there = _sent(packed, device) if device.type == "cuda" else packed.to(device)
-    return [
-        there[start : start + part.nbytes].view(_dtype(part.dtype)).view(part.shape) for part, start in zip(parts, starts, strict=False)
-    ]
-
-
-@cache
-def _dtype(kind: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, kind)).dtype
+    return [there[span].view(part.dtype).view(part.shape) for part, span in zip(parts, spans, strict=True)]
 
 
 def _sent(pinned: Tensor, device: torch.device) -> Tensor:

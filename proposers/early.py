@@ -67,7 +67,7 @@ class EarlyChains:
         if not rows or not self._executor.takes_chains(sum(way.most_read for way in ways), len(rows)):
             return None
         with torch.inference_mode():
-            moved = Ways.of(ways, step.block_size, self._num_readable, self._max_model_len)
+            moved = Ways.of(ways, step.answer.device, step.block_size, self._num_readable, self._max_model_len)
             there = continued(moved, step.answer)
             found = self._start([row for row, _ in rows], ways, there, step)
             tokens, confidence, said = Fetched.of(found.token_ids, found.confidence, there.said)

@@ -16,29 +16,25 @@ import triton.language as tl
 from torch import Tensor
 
 from ..continuation import Continuation, Continued, Ways
-from ..host_memory import host_memory
 from ..layout import RaggedBatch
-from .following import copy_table, even
-from .launcher import Launcher
 
+_VALUES = tl.constexpr(7)  # of each row: answer, length, num_held, node, first, count, places of its table
 _LANES = 128
-_BLOCKS = 512  # of a table, at once
+_EVEN = 16  # numbers: what lies behind so many is aligned as Triton likes it
 
 
 def laid_out(ways: Ways, answer: Tensor) -> Continued:
     """As the reference, on the device of answer."""
     device, depth = answer.device, answer.shape[1] // 2
     num_rows, width = ways.tables.shape
-    by_token = torch.empty(5, even(ways.num_tokens), dtype=torch.int64, device=device)
-    by_row = torch.empty(3, even(num_rows), dtype=torch.int64, device=device)
-    narrow = torch.empty(4, even(num_rows + 1), dtype=torch.int32, device=device)
+    by_token = torch.empty(5, _even(ways.num_tokens), dtype=torch.int64, device=device)
+    by_row = torch.empty(3, _even(num_rows), dtype=torch.int64, device=device)
+    narrow = torch.empty(4, _even(num_rows + 1), dtype=torch.int32, device=device)
     said = torch.empty(num_rows, 1 + depth, dtype=torch.int32, device=device)
-    tables = torch.empty(num_rows, width, dtype=torch.int32, device=device)
-    with host_memory(device).lent(ways.values, ways.tables) as (numbers, (_, first_table)):
-        _launch(
-            device, (num_rows + 1,), numbers, first_table, answer, by_token, by_row, narrow, said, tables, num_rows, ways.num_tokens, width,
-            depth, by_token.shape[1], by_row.shape[1], narrow.shape[1], ways.block_size, ways.vocab_size, ways.max_model_len,
-        )  # fmt: skip
+    _lay_out[(num_rows + 1,)](
+        ways.values, ways.tables, answer, by_token, by_row, narrow, said, num_rows, ways.num_tokens, width, depth, by_token.shape[1],
+        by_row.shape[1], narrow.shape[1], ways.block_size, ways.vocab_size, ways.max_model_len, LANES=_LANES, num_warps=1,
+    )  # fmt: skip
     tokens, positions, slots, tree_mask, nodes = by_token[:, : ways.num_tokens]
     last, accepted, counts = by_row[:, :num_rows]
     starts, lengths, num_causal, firsts = narrow
@@ -48,7 +44,7 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
         slot_mapping=slots,
         query_start_loc=starts[: num_rows + 1],
         seq_lens=lengths[:num_rows],
-        block_tables=tables,
+        block_tables=ways.tables,
         num_causal=num_causal[:num_rows],
         tree_mask=tree_mask,
         logits_indices=last,
@@ -61,39 +57,42 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
 
 def warm_up(device: torch.device) -> None:
     """Have it compiled now, so that no request waits for it."""
-    ways = Ways.of([Continuation(0, 1, 1, 0, 0, array("i", (0,)), 0, 1)], 16, 2, 8)
+    ways = Ways.of([Continuation(0, 1, 1, 0, 0, array("i", (0,)), 0, 1)], device, 16, 2, 8)
     laid_out(ways, torch.ones(1, 5, dtype=torch.int32, device=device))
+
+
+def _even(count: int) -> int:
+    return triton.cdiv(count, _EVEN) * _EVEN
 
 
 @triton.jit(
     do_not_specialize=[
-        "first_table", "num_rows", "num_tokens", "width", "depth", "token_stride", "row_stride", "narrow_stride", "block_size",
-        "vocab_size", "max_model_len",
+        "num_rows", "num_tokens", "width", "depth", "token_stride", "row_stride", "narrow_stride", "block_size", "vocab_size",
+        "max_model_len",
     ]
 )  # fmt: skip
 def _lay_out(
-    numbers_ptr, first_table, answer_ptr, by_token_ptr, by_row_ptr, narrow_ptr, said_ptr, own_tables_ptr, num_rows, num_tokens, width,
-    depth, token_stride, row_stride, narrow_stride, block_size, vocab_size, max_model_len, LANES: tl.constexpr, BLOCKS: tl.constexpr,
+    values_ptr, tables_ptr, answer_ptr, by_token_ptr, by_row_ptr, narrow_ptr, said_ptr, num_rows, num_tokens, width, depth, token_stride,
+    row_stride, narrow_stride, block_size, vocab_size, max_model_len, LANES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     is_padding = program == num_rows
     row = tl.minimum(program, num_rows - 1)
-    values, tables_ptr = numbers_ptr + row, numbers_ptr + first_table
     lane = tl.arange(0, LANES)
     begin = tl.full((), 0, tl.int32)
     for base in range(0, program, LANES):
         other = base + lane
         before = other < program
-        its_answer = tl.load(numbers_ptr + other, mask=before, other=0)
-        its_held = tl.load(numbers_ptr + 2 * num_rows + other, mask=before, other=0)
+        its_answer = tl.load(values_ptr + other * _VALUES, mask=before, other=0)
+        its_held = tl.load(values_ptr + other * _VALUES + 2, mask=before, other=0)
         its_accepted = tl.maximum(tl.load(answer_ptr + its_answer * (1 + 2 * depth), mask=before, other=0) - 1, 0)
         begin += tl.sum(tl.where(before, its_accepted + 1 - tl.minimum(its_accepted, its_held), 0), 0)
 
-    answer = answer_ptr + tl.load(values) * (1 + 2 * depth)
-    length = tl.load(values + num_rows)
-    root = tl.load(values + 3 * num_rows)
+    answer = answer_ptr + tl.load(values_ptr + row * _VALUES) * (1 + 2 * depth)
+    length = tl.load(values_ptr + row * _VALUES + 1)
+    root = tl.load(values_ptr + row * _VALUES + 3)
     accepted = tl.maximum(tl.load(answer) - 1, 0)
-    skipped = tl.minimum(accepted, tl.load(values + 2 * num_rows))
+    skipped = tl.minimum(accepted, tl.load(values_ptr + row * _VALUES + 2))
     end = tl.where(is_padding, num_tokens, begin + accepted + 1 - skipped)
     for base in range(begin, end, LANES):
         flat = base + lane
@@ -113,20 +112,16 @@ def _lay_out(
     if is_padding:
         tl.store(narrow_ptr, 0)
     else:
-        copy_table(own_tables_ptr, tables_ptr, row, width, BLOCKS)
         stop = length + accepted + 1
-        wanted = tl.load(values + 5 * num_rows)
-        room = tl.minimum(tl.load(values + 6 * num_rows) - stop + 1, max_model_len - stop)
+        wanted = tl.load(values_ptr + row * _VALUES + 5)
+        room = tl.minimum(tl.load(values_ptr + row * _VALUES + 6) - stop + 1, max_model_len - stop)
         tl.store(by_row_ptr + row, (end - 1).to(tl.int64))
         tl.store(by_row_ptr + row_stride + row, accepted.to(tl.int64))
         tl.store(by_row_ptr + 2 * row_stride + row, tl.minimum(wanted, room).to(tl.int64))
         tl.store(narrow_ptr + row + 1, end)
         tl.store(narrow_ptr + narrow_stride + row, stop)
         tl.store(narrow_ptr + 2 * narrow_stride + row, end - begin)
-        tl.store(narrow_ptr + 3 * narrow_stride + row, tl.load(values + 4 * num_rows))
+        tl.store(narrow_ptr + 3 * narrow_stride + row, tl.load(values_ptr + row * _VALUES + 4))
         for base in range(0, 1 + depth, LANES):
             nth = base + lane
             tl.store(said_ptr + row * (1 + depth) + nth, tl.load(answer + nth, mask=nth <= depth, other=0), mask=nth <= depth)
-
-
-_launch = Launcher(_lay_out, num_warps=1, LANES=_LANES, BLOCKS=_BLOCKS)

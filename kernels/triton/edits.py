@@ -8,7 +8,6 @@ Knows no requests: they are described by tensors. engine/logit_edits.py says wha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from ..layout import MAX_TREE_TOKENS
 from .launch import ceil_div, power_of_two
-from .launcher import Launcher
 
 _CHUNK = 2048
 _LIST = 256
@@ -55,16 +53,46 @@ def edit_logits(logits: Tensor, rows: Tensor, edits: Edits) -> Tensor:
     out = torch.empty(len(rows), vocab_size, dtype=torch.float32, device=logits.device)
     if not len(rows):
         return out
-    device, path_length = logits.device, edits.paths.shape[1]
-    _begin(
-        device, (len(rows), ceil_div(vocab_size, _CHUNK)), logits, rows, edits.allowed_rows, edits.allowed, out, logits.stride(0),
-        edits.allowed.stride(0), vocab_size,
-    )  # fmt: skip
-    _editing(next(size for size in PATH_LENGTHS if size >= path_length))(
-        device, (len(rows),), out, edits.banned_ranges, edits.banned_ids, edits.bias_ranges, edits.bias_ids, edits.bias, edits.seen_ranges,
-        edits.seen_ids, edits.counts, edits.paths, edits.repetition, edits.frequency, edits.presence, logits, rows, logits.stride(0),
-        vocab_size, path_length, edits.allowed_rows, edits.allowed, edits.allowed.stride(0),
-    )  # fmt: skip
+    _copy[(len(rows), ceil_div(vocab_size, _CHUNK))](
+        logits,
+        rows,
+        edits.allowed_rows,
+        edits.allowed,
+        out,
+        logits.stride(0),
+        edits.allowed.stride(0),
+        vocab_size,
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )
+    path_length = edits.paths.shape[1]
+    _edit[(len(rows),)](
+        out,
+        edits.banned_ranges,
+        edits.banned_ids,
+        edits.bias_ranges,
+        edits.bias_ids,
+        edits.bias,
+        edits.seen_ranges,
+        edits.seen_ids,
+        edits.counts,
+        edits.paths,
+        edits.repetition,
+        edits.frequency,
+        edits.presence,
+        logits,
+        rows,
+        logits.stride(0),
+        vocab_size,
+        path_length,
+        edits.allowed_rows,
+        edits.allowed,
+        edits.allowed.stride(0),
+        PATH=next(size for size in PATH_LENGTHS if size >= path_length),
+        CHUNK=_CHUNK,
+        LIST=_LIST,
+        num_warps=4,
+    )
     return out
 
 
@@ -182,11 +210,3 @@ def _penalise(row, token, mask, count, repetition, frequency, presence):
     x = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
     x = x - count * frequency - tl.where(count > 0.0, presence, 0.0)
     tl.store(row + token, x, mask=mask)
-
-
-_begin = Launcher(_copy, num_warps=4, CHUNK=_CHUNK)
-
-
-@cache
-def _editing(path: int) -> Launcher:
-    return Launcher(_edit, num_warps=4, PATH=path, CHUNK=_CHUNK, LIST=_LIST)

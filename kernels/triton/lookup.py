@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..lookup import Lookup, Lookups
 from .launch import ceil_div
-from .launcher import Launcher
 
 _PART = 1024  # places of a program
 _LANES = 32
@@ -32,8 +31,8 @@ def looked_up(rows: Lookups, texts: Tensor, answer: Tensor) -> Tensor:
     found = torch.empty(num_rows, rows.count, dtype=torch.int64, device=answer.device)
     parts = ceil_div(rows.most_known + depth, _PART)
     shared = rows.values, rows.tables, texts, answer, best, width, answer.shape[1], rows.block_size, int(rows.latest)
-    _best(answer.device, (num_rows, parts), *shared, rows.least, rows.most)
-    _behind(answer.device, (num_rows,), *shared, found, rows.count)
+    _compare[(num_rows, parts)](*shared, rows.least, rows.most, PART=_PART, num_warps=4)
+    _write[(num_rows,)](*shared, found, rows.count, LANES=_LANES, num_warps=1)
     return found
 
 
@@ -92,7 +91,3 @@ def _write(
         inside = (nth < count) & (begin + nth < end)
         token = _tokens_at(begin + nth, inside, length, tables_ptr + row * width, texts_ptr, answer, block_size)
         tl.store(found_ptr + row * count + nth, tl.where(inside, token, 0).to(tl.int64), mask=nth < count)
-
-
-_best = Launcher(_compare, num_warps=4, PART=_PART)
-_behind = Launcher(_write, num_warps=1, LANES=_LANES)

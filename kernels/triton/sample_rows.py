@@ -27,19 +27,19 @@ def sample(logits: Tensor, logits_rows: NDArray[np.int64], rows: NDArray[np.void
     has_edits = bool(((rows["allowed"] != 0) | (rows["num_banned"] > 0) | (rows["num_bias"] > 0) | (rows["seen"] != 0)).any())
     wide = [np.arange(count) if has_edits else logits_rows, rows["key"], rows["top_p"].view(np.int64)]
     narrow = [rows["temperature"].view(np.int32), rows["log_min_p"].view(np.int32), rows["top_k"]]
-    own, keys, top_p, temperature, log_min_p, top_k, *originals = upload_packed(
-        [*(part.astype(np.int64, copy=False) for part in wide), *narrow, *[logits_rows] * has_edits], logits.device
-    )
+    wide_parts = upload_packed([part.astype(np.int64, copy=False) for part in wide], logits.device)
+    narrow_parts = upload_packed(narrow, logits.device)
     places = Places(
-        logits_rows=own,
-        keys=keys,
-        temperature=temperature.view(torch.float32),
-        top_k=top_k,
-        top_p=top_p.view(torch.float64),
-        log_min_p=log_min_p.view(torch.float32),
+        logits_rows=wide_parts[0],
+        keys=wide_parts[1],
+        temperature=narrow_parts[0].view(torch.float32),
+        top_k=narrow_parts[2],
+        top_p=wide_parts[2].view(torch.float64),
+        log_min_p=narrow_parts[1].view(torch.float32),
     )
     if has_edits:
-        logits = edit_logits(logits, originals[0], _edits(rows, vocab_size, logits.device))
+        (originals,) = upload_packed([logits_rows], logits.device)
+        logits = edit_logits(logits, originals, _edits(rows, vocab_size, logits.device))
     return choose(logits, places)
 
 

@@ -10,7 +10,6 @@ and sampling_limits.py then bounds what top_k, top_p and min_p leave, in the few
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from ..noise import BLOCK
 from .launch import ceil_div, power_of_two
-from .launcher import Launcher
 from .noise import exponential_at
 from .sampling_limits import distance_bits, farthest_left, limits, race, weights_left
 
@@ -53,12 +51,39 @@ def choose(logits: Tensor, places: Places) -> Tensor:
     # two tensors: where the halves of one begin depends on count, and kernels are built anew for what is aligned otherwise
     peaks, masses = (torch.empty(count, blocks, dtype=torch.float32, device=device) for _ in range(2))
     grid = (count, ceil_div(blocks, _BLOCKS_AT_ONCE))
-    sizes = logits.stride(0), vocab_size, blocks
-    _look_over(device, grid, logits, places.logits_rows, places.temperature, peaks, masses, *sizes)
-    _choosing(power_of_two(blocks))(
-        device, (count,), logits, places.logits_rows, places.keys, places.temperature, places.top_k, places.top_p, places.log_min_p, peaks,
-        masses, torch.empty(count, blocks, dtype=torch.int32, device=device), tokens, *sizes,
-    )  # fmt: skip
+    _summarise[grid](
+        logits,
+        places.logits_rows,
+        places.temperature,
+        peaks,
+        masses,
+        logits.stride(0),
+        vocab_size,
+        blocks,
+        BLOCK=BLOCK,
+        BLOCKS=_BLOCKS_AT_ONCE,
+        num_warps=4,
+    )
+    _choose[(count,)](
+        logits,
+        places.logits_rows,
+        places.keys,
+        places.temperature,
+        places.top_k,
+        places.top_p,
+        places.log_min_p,
+        peaks,
+        masses,
+        torch.empty(count, blocks, dtype=torch.int32, device=device),
+        tokens,
+        logits.stride(0),
+        vocab_size,
+        blocks,
+        BLOCK=BLOCK,
+        BLOCKS=_KEPT_AT_ONCE,
+        BLOCKS_PAD=power_of_two(blocks),
+        num_warps=8,
+    )
     return tokens
 
 
@@ -153,11 +178,3 @@ def _choose(
     x = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
     raced = weights_left(distance_bits(x, peak, temperature), token, last, last_id) / exponential_at(key, inside)
     tl.store(tokens_ptr + place, tl.min(tl.where(raced == tl.max(raced, 0), token, vocab_size), 0).to(tl.int64))
-
-
-_look_over = Launcher(_summarise, num_warps=4, BLOCK=BLOCK, BLOCKS=_BLOCKS_AT_ONCE)
-
-
-@cache
-def _choosing(blocks_pad: int) -> Launcher:
-    return Launcher(_choose, num_warps=8, BLOCK=BLOCK, BLOCKS=_KEPT_AT_ONCE, BLOCKS_PAD=blocks_pad)

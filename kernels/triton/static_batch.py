@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..layout import RaggedBatch
 from .launch import ceil_div
-from .launcher import Launcher
 
 _TENSORS = tl.constexpr(10)
 _LANES = 128
@@ -29,15 +28,14 @@ def take(static: RaggedBatch, batch: RaggedBatch) -> None:
     its_firsts, num_firsts = _optional(batch.first_places, batch.seq_lens)
     its_adapters, num_adapters = _optional(batch.adapters, batch.seq_lens)
     pieces = ceil_div(width, _BLOCKS)
-    _launch(
-        static.token_ids.device, (_TENSORS.value + rows * pieces,),
+    _take[(_TENSORS.value + rows * pieces,)](
         static.token_ids, static.positions, static.slot_mapping, static.tree_mask, static.logits_indices, static.seq_lens,
         static.num_causal, firsts, adapters, static.query_start_loc, static.block_tables,
         batch.token_ids, batch.positions, batch.slot_mapping, batch.tree_mask, batch.logits_indices, batch.seq_lens,
         batch.num_causal, its_firsts, its_adapters, batch.query_start_loc, batch.block_tables,
         len(static.token_ids), len(static.logits_indices), len(static.seq_lens), all_firsts, all_adapters, len(batch.token_ids),
         len(batch.logits_indices), rows, num_firsts, num_adapters, width, pieces, static.block_tables.stride(0),
-        batch.block_tables.stride(0),
+        batch.block_tables.stride(0), LANES=_LANES, BLOCKS=_BLOCKS, num_warps=1,
     )  # fmt: skip
 
 
@@ -99,6 +97,3 @@ def _put(memory_ptr, values_ptr, size, count, padding, LANES: tl.constexpr):
     for base in range(0, size, LANES):
         at = base + tl.arange(0, LANES)
         tl.store(memory_ptr + at, tl.load(values_ptr + at, mask=at < count, other=padding), mask=at < size)
-
-
-_launch = Launcher(_take, num_warps=1, LANES=_LANES, BLOCKS=_BLOCKS)

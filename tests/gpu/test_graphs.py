@@ -106,12 +106,10 @@ def test_a_pass_reads_tokens_that_the_host_has_not_seen(gpu: str) -> None:
     walked = Guesses.of([((), (), False)] * 2)
     for _ in range(2):  # the second time both are replays
         started = captured.start(first, kv)
-        answer, heard = started.match(walked, None)
+        answer = started.match(walked, None)
         ways = [Follower(0, 3, 1, 2, array("i", (0, 1, 2, 3)), False), Follower(1, 2, 0, 0, array("i", (4, 5, 6, 7)), False)]
-        batch, fed = following(Followers.of(ways, BLOCK_SIZE, captured.vocab_size), answer, guesses)
-        assert fed.get().tolist() == [[known[0], 7, 8, known[1]], [3, 4, 5, 2]]
-        found = captured.start(batch, kv)
-        assert answer.tolist() == heard.get().tolist() == [[1, token, 0] for token in known]
+        found = captured.start(following(Followers.of(ways, captured.device, BLOCK_SIZE, captured.vocab_size), answer, guesses), kv)
+        assert answer.tolist() == [[1, token, 0] for token in known]
         assert torch.equal(found.finish().argmax, expected.argmax)
         part = found.at([0, 1, 3], [1])
         assert torch.equal(part.finish().argmax, expected.argmax[[0, 1, 3]])
@@ -155,7 +153,7 @@ def test_chains_go_on_behind_a_step_that_nobody_has_seen_the_end_of(device: str,
         at = executor.device
         drawn = ChainDraws(torch.tensor([0.9, 0.0], device=at), torch.arange(6, device=at).view(2, 3)) if draws else None
         for _ in range(2):  # the second time it is a replay
-            there = continued(Ways.of(ways, BLOCK_SIZE, 90, 100), answer.to(at))
+            there = continued(Ways.of(ways, at, BLOCK_SIZE, 90, 100), answer.to(at))
             chains = executor.start_chain(there.batch, kv, there.counts, 3, drawn, 90 if draws else None)
             tokens = chains.token_ids.tolist()
             found.append([tokens[0][:3], tokens[1][:2]])

@@ -100,9 +100,9 @@ def test_a_pass_may_follow_one_that_nobody_has_seen_the_end_of() -> None:
     known = executor.run(first, other).argmax.tolist()
     expected = executor.run(ragged([([known[0]], 3, [0, 1]), ([known[1]], 2, [2, 3])]), other)
     started = executor.start(first, kv)
-    answer, _ = started.match(Guesses.of([((), (), False)] * 2), None)
+    answer = started.match(Guesses.of([((), (), False)] * 2), None)
     rows = [Follower(0, 3, 0, 0, array("i", (0, 1)), True), Follower(1, 2, 0, 0, array("i", (2, 3)), True)]
-    found = executor.start(following(Followers.of(rows, BLOCK_SIZE, executor.vocab_size), answer, None)[0], kv)
+    found = executor.start(following(Followers.of(rows, executor.device, BLOCK_SIZE, executor.vocab_size), answer, None), kv)
     assert started.finish().argmax.tolist() == known
     assert torch.equal(found.finish().argmax, expected.argmax)
     torch.testing.assert_close(found.finish().logits, expected.logits)

@@ -36,8 +36,8 @@ class Step:
         return cls(rows, emitted, answer)
 
 
-def ways(rows: list[Continuation], max_model_len: int = MAX_LEN) -> Ways:
-    return Ways.of(rows, BLOCK_SIZE, VOCAB, max_model_len)
+def ways(rows: list[Continuation], device: str = "cpu", max_model_len: int = MAX_LEN) -> Ways:
+    return Ways.of(rows, torch.device(device), BLOCK_SIZE, VOCAB, max_model_len)
 
 
 def _row(rng: random.Random, answer: int, first_block: int) -> Continuation:

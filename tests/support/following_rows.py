@@ -31,8 +31,8 @@ def random_followers(seed: int, most_rows: int = 6) -> tuple[Step, list[Follower
     return step, rows, guesses
 
 
-def followers(rows: list[Follower]) -> Followers:
-    return Followers.of(rows, BLOCK_SIZE, VOCAB)
+def followers(rows: list[Follower], device: str = "cpu") -> Followers:
+    return Followers.of(rows, torch.device(device), BLOCK_SIZE, VOCAB)
 
 
 def what_the_host_would_make(rows: list[Follower], emitted: list[list[int]], guesses: Tensor) -> RaggedBatch:

@@ -23,7 +23,6 @@ from foretoken.kernels.continuation import Continuation, Ways
 from foretoken.kernels.device_chain import Choosing
 from foretoken.kernels.expert_weights import ExpertWeights
 from foretoken.kernels.following import Follower, Followers
-from foretoken.kernels.host_memory import host_memory
 from foretoken.kernels.int4 import GROUP, TILE, Int4Matrix
 from foretoken.kernels.layout import RaggedBatch, RowStates
 from foretoken.kernels.lookup import Lookup, Lookups
@@ -390,8 +389,7 @@ def choices() -> None:
     chosen = sampling.choose(empty(places, 32000), wanted)
     guesses = Guesses.of([(range(4), range(-1, 3), True)] * 8)
     for choices in (chosen, None):
-        for heard in (integer, None):
-            matching.match(long, real, choices, guesses, heard)
+        matching.match(long, real, choices, guesses)
 
 
 def of_tests() -> None:
@@ -425,26 +423,20 @@ def behind_a_pass() -> None:
             for depth in (1, 2, 15, 16):
                 guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
                 for choices in (chosen, None):
-                    nodes = empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE)
-                    answer = matching.match(*nodes, choices, guesses, host_memory(host).slot(places * 33).numbers)
+                    answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
                 rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
-                continuation.laid_out(Ways.of(rows, 16, vocab_size, 4096), answer)
+                continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
                 texts = [Lookup(row, 100 * depth, array("i", range(99))) for row in range(places)]
                 lookups = Lookups.of(texts, host, 16, (1, depth), depth % 2 == 0, depth)
                 lookup.looked_up(lookups, empty(4096, dtype=torch.int32), answer)
                 fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
                 for made in (empty(places, depth, dtype=LONG), None):
-                    heard = host_memory(host).slot(34 * places).numbers
-                    batch = following.laid_out(Followers.of(fed, 16, vocab_size), answer, made, heard)
+                    batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
                     for has_firsts in (False, True):
                         rung = Rung(17 * places, 2 * places, 17 * places, has_firsts)
                         static = StaticBatch(rung, BlockTables(2 * places, 1024, host), 16, has_adapters=has_firsts)
                         static_batch.take(static.batch, batch)
     assert num_builds() == known, "something is built while a request waits"
-    for launcher in (matching._walk, continuation._launch, following._launch, lookup._best, lookup._behind, static_batch._launch):
-        params = launcher._kernel.params
-        assert not any(launcher._is_special[param.num] for param in params if not param.is_constexpr and not param.name.endswith("_ptr"))
-        assert [param.name for param in params if param.is_constexpr] == list(launcher._constants)
 
 
 def num_builds() -> int:

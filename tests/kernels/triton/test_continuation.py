@@ -29,7 +29,7 @@ def same(found: Continued, expected: Continued) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_it_is_what_the_reference_lays_out(seed: int) -> None:
     step = Step.random(seed, most_rows=6 if seed % 8 else 300)  # more rows than a program adds up at once
-    same(continuation.laid_out(ways(step.rows), step.answer.to(DEVICE)), laid_out(ways(step.rows), step.answer))
+    same(continuation.laid_out(ways(step.rows, DEVICE), step.answer.to(DEVICE)), laid_out(ways(step.rows), step.answer))
 
 
 def test_rows_that_failed_strange_tokens_and_long_drafts() -> None:
@@ -43,4 +43,4 @@ def test_rows_that_failed_strange_tokens_and_long_drafts() -> None:
     answer[0, 0], answer[1, 1] = 201, -1
     answer[2, :2] = torch.tensor([1, 60])
     for most in (1000, 220):
-        same(continuation.laid_out(ways(rows, most), answer.to(DEVICE)), laid_out(ways(rows, max_model_len=most), answer))
+        same(continuation.laid_out(ways(rows, DEVICE, most), answer.to(DEVICE)), laid_out(ways(rows, max_model_len=most), answer))

@@ -28,7 +28,7 @@ def same(found: RaggedBatch, expected: RaggedBatch) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_it_is_what_the_reference_lays_out(seed: int) -> None:
     step, rows, guesses = random_followers(seed, most_rows=6 if seed % 8 else 40)
-    found = following.laid_out(followers(rows), step.answer.to(DEVICE), guesses.to(DEVICE))
+    found = following.laid_out(followers(rows, DEVICE), step.answer.to(DEVICE), guesses.to(DEVICE))
     same(found, laid_out(followers(rows), step.answer, guesses))
 
 
@@ -40,6 +40,6 @@ def test_rows_that_failed_strange_ids_long_chains_and_none_at_all() -> None:
     ]
     answer = torch.tensor([[0, -1, 0, 0, 0], [2, 9, 8, 0, 1], [1, 60, 0, 0, 0]], dtype=torch.int32)
     guesses = torch.arange(-60, 140).view(2, 100)
-    same(following.laid_out(followers(rows), answer.to(DEVICE), guesses.to(DEVICE)), laid_out(followers(rows), answer, guesses))
+    same(following.laid_out(followers(rows, DEVICE), answer.to(DEVICE), guesses.to(DEVICE)), laid_out(followers(rows), answer, guesses))
     plain = [rows[2], Follower(1, 6, 0, 0, array("i", (8, 9)), True)]
-    same(following.laid_out(followers(plain), answer.to(DEVICE), None), laid_out(followers(plain), answer, None))
+    same(following.laid_out(followers(plain, DEVICE), answer.to(DEVICE), None), laid_out(followers(plain), answer, None))

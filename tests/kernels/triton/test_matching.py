@@ -24,10 +24,9 @@ from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
 from foretoken.engine.sampler import Sampler, _Nodes, full_logits_wanted
 from foretoken.engine.verifier import Verifier
 from foretoken.kernels import matching
-from foretoken.kernels.host_memory import Said, host_memory
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.matching import Guesses, emitted
-from foretoken.kernels.started import Fetched, Started
+from foretoken.kernels.started import Started
 from foretoken.kernels.triton.matching import match, warm_up
 from foretoken.proposers.config import SpeculativeConfig
 
@@ -56,14 +55,7 @@ def choose_there(self: Sampler, logits: Tensor, rows: list[PlanRow], first_logit
 
 
 def match_there(argmax: Tensor, top: Tensor, chosen: Tensor | None, guesses: Guesses) -> Tensor:
-    """What the host hears of it, which is the same."""
-    rows, width, device = len(guesses.row_starts) - 1, 1 + 2 * guesses.depth, torch.device(DEVICE)
-    slot = host_memory(device).slot(rows * width)
-    answer = match(argmax.to(device), top.to(device), None if chosen is None else chosen.to(device), guesses, slot.numbers)
-    slot.sent()
-    heard = slot.said(rows, width).get()
-    assert list(emitted(heard)) == list(emitted(answer))
-    return heard
+    return match(argmax.to(DEVICE), top.to(DEVICE), None if chosen is None else chosen.to(DEVICE), guesses).cpu()
 
 
 def asked(rows: list[PlanRow], target: ForwardOutput) -> ForwardOutput:
@@ -178,9 +170,8 @@ def test_the_widest_draft_and_none() -> None:
 class MatchedThere(Started):
     """A pass whose drafts the kernel walks."""
 
-    def match(self, guesses: Guesses, chosen: Tensor | None) -> tuple[Tensor, Fetched | Said]:
-        answer = match_there(self.argmax, self.top, chosen, guesses)
-        return answer, Fetched.of(answer)[0]
+    def match(self, guesses: Guesses, chosen: Tensor | None) -> Tensor:
+        return match_there(self.argmax, self.top, chosen, guesses)
 
 
 class ThereHashModel(StartingHashModel):
