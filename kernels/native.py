@@ -24,7 +24,6 @@ from .native_abi import (
     ChainRequest,
     NativeTable,
     NetworkSpec,
-    Precision,
     RoundsDrafter,
     RoundsRequest,
     RunRequest,
@@ -131,13 +130,13 @@ class NativeExecutor:
             self._adapted = _Network(library, program, lower(program), ready, self._cache_type, isa, adapters)
 
     def shorten_chains(self, least_bytes: int = LONG_HEAD) -> None:
-        """From now on a chain's scores are those of the head in int4, and only in the panels with the best ones the head's own.
+        """From now on a chain's scores are those of the head in int2, and only where they decide the head's own.
 
         For drafters: what is guessed is nearly always the same, and a large head takes less reading. Heads below least_bytes, which
-        the cache may hold, and those in int4 already stay as they are.
+        the cache may hold, stay as they are.
         """
         head = self._head
-        if head is None or self._shortlist is not None or head.struct.precision == Precision.INT4 or head.num_bytes < least_bytes:
+        if head is None or self._shortlist is not None or head.num_bytes < least_bytes:
             return
         self._shortlist = shortened(self._library, self._isa, WeightMemory(), head)
         self._library.ft_network_set_shortlist(self._plain.handle, ctypes.byref(self._shortlist.struct))

@@ -14,6 +14,7 @@ class Precision(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+    INT2 = 4
 
 
 class CacheType(IntEnum):

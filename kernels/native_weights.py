@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .large_pages import in_large_pages
-from .native_abi import INT4_TILE, PANEL, PackedLinear, Precision
+from .native_abi import PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
@@ -68,7 +68,7 @@ def pack(
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
     num_bytes = library.ft_packed_bytes(precision, inputs, outputs)
     memory = memory_of.take(num_bytes)
-    scales = torch.zeros(outputs, dtype=torch.float32) if precision in (Precision.INT8, Precision.INT4) else None
+    scales = torch.zeros(outputs, dtype=torch.float32) if precision in (Precision.INT8, Precision.INT4, Precision.INT2) else None
     struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), None)
 
     def pack_range(part: _Range) -> None:
@@ -96,12 +96,13 @@ def pack(
 
 
 def shortened(library: ctypes.CDLL, isa: int, memory_of: WeightMemory, weight: PackedWeight) -> PackedWeight:
-    """The same weight in int4, from what is packed of it, with its bias."""
+    """The same weight in int2, from what is packed of it, with its bias."""
     of = weight.struct
-    inputs = -(-of.inputs // INT4_TILE[0]) * INT4_TILE[0]
-    memory = memory_of.take(library.ft_packed_bytes(Precision.INT4, inputs, of.outputs))
+    multiple = library.ft_input_multiple(Precision.INT2)
+    inputs = -(-of.inputs // multiple) * multiple
+    memory = memory_of.take(library.ft_packed_bytes(Precision.INT2, inputs, of.outputs))
     scales = torch.zeros(of.outputs, dtype=torch.float32)
-    struct = PackedLinear(Precision.INT4, inputs, of.outputs, _address(memory), _address(scales), of.bias)
+    struct = PackedLinear(Precision.INT2, inputs, of.outputs, _address(memory), _address(scales), of.bias)
 
     def pack_rows(first: int) -> None:
         ids = torch.arange(first, min(first + _OUTPUTS_PER_TASK, of.outputs))

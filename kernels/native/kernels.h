@@ -15,50 +15,58 @@ namespace foretoken {
 constexpr int kPanel = 16;       // outputs packed side by side: the lanes of a vector of floats
 constexpr int kBlockSize = 16;   // slots of a cache block
 constexpr int kSegment = 256;    // places attended to in one piece, from multiples of 256 on; decides rounding, so never tuned per call
-constexpr int kGroup = 32;       // inputs of an int4 weight that share a scale
+constexpr int kGroup = 32;       // inputs of an int4 or int2 weight that share a scale
 constexpr int kMaxTree = 64;     // tree tokens of a row
 constexpr int kMaxHeadDim = 640; // k_dim and v_dim: what fits into kAttentionScratch
 constexpr int kMaxTaps = 16;     // of a causal convolution
 constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that lie together: for k_dim 128 half of L1
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
-enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kInt2 = 4 };
 enum class Function : int32_t {
   kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kRelu2 = 6,
   kClamped = 7  // only gates: see gated_of
 };
 
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
-constexpr int input_multiple(Precision p) { return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : 64; }
+constexpr int input_multiple(Precision p) {
+  return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : p == Precision::kInt2 ? 128 : 64;
+}
+// Those that multiply int8 activations, and among them those whose weights are codes of less than a byte, in groups with scales.
+constexpr bool is_integer(Precision p) { return p == Precision::kInt8 || p == Precision::kInt4 || p == Precision::kInt2; }
+constexpr bool has_codes(Precision p) { return p == Precision::kInt4 || p == Precision::kInt2; }
 
-// Bytes of one panel of 16 outputs over 64 inputs of an int4 weight: 512 of nibbles, then 2 groups of 16 scales.
-constexpr int kInt4Tile = 512 + 32;
+// A tile of codes: one panel of 16 outputs over so many groups that a byte holds a code of each; 512 bytes of codes, then the groups' scales.
+constexpr int groups_of_tile(Precision p) { return input_multiple(p) / kGroup; }
+constexpr int code_tile_bytes(Precision p) { return 512 + groups_of_tile(p) * kPanel; }
 
 // A weight [N, K] in the order in which it is read. Panel p holds outputs 16 p .. 16 p + 15 in one run of bytes:
 //   float32   [K][16]
 //   bfloat16  [K / 32] tiles of [16 input pairs][16 outputs][2]   (1 KB: the B operand of TDPBF16PS)
 //   int8      [K / 64] tiles of [16 input quads][16 outputs][4]   (1 KB: the B operand of TDPBSSD)
-//   int4      [K / 64] tiles of kInt4Tile bytes: [8][16 outputs][4] bytes whose low nibble is the weight (plus 8) of input quad j
-//             and whose high nibble that of quad j + 8, then uint8 scales [2 groups][16 outputs]
-// int8: w = scales[n] * q.   int4: w = scales[n] * group_scale[k / 32][n] * (nibble - 8); group scales are 1..16, so that
-// group_scale * (nibble - 8) is an int8 and the product with int8 activations is exact in int32, whichever way it is computed.
+//   int4      [K / 64] tiles of code_tile_bytes: [8][16 outputs][4] bytes whose low nibble is the code of an input of the first group (quad
+//             by quad) and whose high nibble that of the second, then uint8 scales [2 groups][16 outputs]
+//   int2      [K / 128] tiles: the same, with codes of two bits of four groups in a byte, the lowest of the first
+// int8: w = scales[n] * q.   int4: w = scales[n] * group_scale[k / 32][n] * (code - 8).   int2: ... * (2 * code - 3). Group scales are at
+// most 16, so that what stands behind scales[n] is an int8 and its product with int8 activations exact in int32, whichever way it is computed.
+// int2 is for what only ranks: half the reading of int4, with an error of a third of the weights' own spread.
 struct PackedLinear {
   Precision precision;
   int32_t inputs;               // K, padded
   int32_t outputs;              // N, padded
   const void* weights;          // 64-byte aligned
-  const float* scales;          // [N], int8 and int4
+  const float* scales;          // [N] of integers
   const float* bias;            // [N] or null
 };
 
 // Rows of activations as a PackedLinear of that precision reads them. Row r starts at data + r * stride bytes, is K (padded) long and
-// zero in the padding; memory is readable up to the next multiple of 16 rows. float32: floats. bfloat16. int8 and int4: int8 in
-// -127..127 with one scale a row.
+// zero in the padding; memory is readable up to the next multiple of 16 rows. float32: floats. bfloat16. Integers: int8 in -127..127
+// with one scale a row.
 struct PreparedRows {
   const void* data;
   int64_t stride;               // bytes, a multiple of 64 but for float32
-  const float* scales;          // [rows], int8 and int4
-  const int32_t* input_sums;    // of the int8 values: int8 weights [rows], int4 weights [rows, K / 32]
+  const float* scales;          // [rows] of integers
+  const int32_t* input_sums;    // of the int8 values: int8 weights [rows], codes [rows, K / 32]
   int32_t rows;
 };
 

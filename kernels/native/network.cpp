@@ -13,7 +13,7 @@ namespace {
 // Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work. Rows that become
 // integers take three times as long.
 constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
-constexpr int private_rows(Precision p) { return p == Precision::kInt8 || p == Precision::kInt4 ? kPrivateIntegerRows : kPrivateRows; }
+constexpr int private_rows(Precision p) { return is_integer(p) ? kPrivateIntegerRows : kPrivateRows; }
 // Of the next linear's weights: about so much is fetched while the last panels before it are multiplied, and up to so much before it begins,
 // a part of L2.
 constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 512 * 1024;
@@ -478,7 +478,7 @@ PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scr
 }
 
 PreparedRows Network::rows_from(const PackedLinear& weights, const PreparedRows& all, int first, int count) {
-  const int64_t groups = weights.precision == Precision::kInt4 ? weights.inputs / kGroup : 1;
+  const int64_t groups = has_codes(weights.precision) ? weights.inputs / kGroup : 1;
   return {static_cast<const char*>(all.data) + first * all.stride, all.stride, all.scales + first, all.input_sums + first * groups, count};
 }
 

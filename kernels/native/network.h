@@ -234,7 +234,7 @@ class Network : private Job {
   ~Network() override;
 
   // From now on the head of a chain is this one: weights of the head's own shape that take less reading. Where its scores are the
-  // best they are computed again, from the head's own weights. In the caller's memory.
+  // best, or decide a draw, they are computed again, from the head's own weights. In the caller's memory.
   void set_shortlist(const PackedLinear* weights);
 
   void run(const RunRequest& request);
@@ -290,6 +290,11 @@ class Network : private Job {
     float temperature;
     int64_t key;                        // of the noise, where the temperature is not 0
   };
+  // What a link chooses from.
+  struct Choosable {
+    const float* scores;
+    int count;
+  };
 
   void measure(const PackedLinear& weights, int groups = 1);
   void start(const RunRequest& request, bool chooses);
@@ -315,7 +320,10 @@ class Network : private Job {
   void go_down(const Op& op, int first, int end, int first_rank, int end_rank);
   void go_up(const Op& op, int first, int end, int first_column, int end_column);
   void choose(int row, Worker& worker);
-  void refine(int row, int columns, Worker& worker);
+  void refine(int row, const int32_t* panels, int count, Worker& worker);
+  int raced_with(int64_t token, int32_t* panels) const;
+  Choosable choosable(int row, Worker& worker) const;
+  int64_t draw(const Choosable& from, const Link& link, Worker& worker);
   void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
   void convolve(const Op& op, int first, int end) const;
   void measure_recurrence(const Op& op);

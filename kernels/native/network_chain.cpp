@@ -9,7 +9,7 @@
 namespace foretoken {
 namespace {
 
-constexpr int kRefinedPanels = 32;  // of 16 columns
+constexpr int kRefinedPanels = 64;  // of 16 columns, the most that best_panels finds
 
 }  // namespace
 
@@ -132,8 +132,8 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   }
 }
 
-// Scores of the first columns that come from the shortlist: those of the panels with the best ones anew, from the head itself.
-void Network::refine(int row, int columns, Worker& worker) {
+// Scores of these panels that come from the shortlist: anew, from the head itself.
+void Network::refine(int row, const int32_t* panels, int count, Worker& worker) {
   const Op& op = *std::find_if(ops_.begin(), ops_.end(), [](const Op& one) { return one.is_head != 0; });
   const PackedLinear& weights = *op.weights;
   const float* input = buffer(op.inputs[0]) + int64_t(row) * width(op.inputs[0]);
@@ -147,49 +147,80 @@ void Network::refine(int row, int columns, Worker& worker) {
   if (epilogue.residual) epilogue.residual += row * epilogue.residual_stride;
   epilogue.out = logits_ + int64_t(row) * vocab_size_;
   epilogue.out_stride = vocab_size_;
-  int32_t* panels = worker.panels.get<int32_t>(kRefinedPanels);
-  const int count = kernels_.best_panels(epilogue.out, columns, kRefinedPanels, panels);
   for (int i = 0; i < count; ++i) kernels_.linear(weights, x, epilogue, panels[i], 1, {}, worker.linear.get<char>(0));
 }
 
-void Network::choose(int row, Worker& worker) {
-  const float* logits = logits_ + int64_t(row) * vocab_size_;
-  Link& link = links_[size_t(row)];
-  int count = token_map_ ? vocab_size_ : choosable_;
-  if (shortens_) refine(row, count, worker);
-  // Noise belongs to token ids: to race under it, scores stand where their tokens do. Else columns stay, so that the first of equals wins.
-  const bool by_token = token_map_ && link.temperature != 0.0f;
-  if (by_token) {
-    count = choosable_;
-    float* spread = worker.by_token.get<float>(size_t(count));
-    std::fill_n(spread, count, -INFINITY);
-    for (int i = 0; i < vocab_size_; ++i) {
-      if (token_map_[i] < choosable_) spread[token_map_[i]] = logits[i];
+// Panels of the tokens among which the second round of a draw chose this one, at most kRaceBlock. Returns how many.
+int Network::raced_with(int64_t token, int32_t* panels) const {
+  const int64_t block = token / kRaceBlock;
+  int count = 0;
+  const auto add = [&](int column) {
+    if (!count || panels[count - 1] != column / kPanel) panels[count++] = column / kPanel;
+  };
+  if (!token_map_) {
+    const int first = int(block) * kRaceBlock, end = std::min(first + kRaceBlock, vocab_size_);
+    for (int column = first; column < end; column += kPanel) add(column);
+  } else {
+    for (int column = 0; column < vocab_size_; ++column) {
+      if (token_map_[column] / kRaceBlock == block) add(column);
     }
-    logits = spread;
-  } else if (token_map_ && limits_columns_) {
-    float* kept = worker.by_token.get<float>(size_t(count));
-    for (int i = 0; i < count; ++i) kept[i] = token_map_[i] < choosable_ ? logits[i] : -INFINITY;
-    logits = kept;
   }
-  Best best{-INFINITY, 0.0f, 0, 0};
-  kernels_.best_of_row(logits, count, &best, &link.confidence);
-  link.token = token_map_ && !by_token ? int(token_map_[best.index]) : best.index;
-  if (link.temperature == 0.0f) return;
+  return count;
+}
+
+// Scores of all that may be chosen. Noise belongs to token ids: to race under it, scores stand where their tokens do. Else columns stay, so
+// that the first of equals wins.
+Network::Choosable Network::choosable(int row, Worker& worker) const {
+  const float* const logits = logits_ + int64_t(row) * vocab_size_;
+  if (!token_map_) return {logits, choosable_};
+  if (links_[size_t(row)].temperature != 0.0f) {
+    float* const by_token = worker.by_token.get<float>(size_t(choosable_));
+    std::fill_n(by_token, choosable_, -INFINITY);
+    for (int i = 0; i < vocab_size_; ++i) {
+      if (token_map_[i] < choosable_) by_token[token_map_[i]] = logits[i];
+    }
+    return {by_token, choosable_};
+  }
+  if (!limits_columns_) return {logits, vocab_size_};
+  float* const kept = worker.by_token.get<float>(size_t(vocab_size_));
+  for (int i = 0; i < vocab_size_; ++i) kept[i] = token_map_[i] < choosable_ ? logits[i] : -INFINITY;
+  return {kept, vocab_size_};
+}
+
+// The token that wins under the link's noise, -1 where scores are not finite.
+int64_t Network::draw(const Choosable& from, const Link& link, Worker& worker) {
   SampleRow place{};
-  place.logits = logits;
+  place.logits = from.scores;
   place.key = link.key;
   place.top_p = 1.0;
   place.parent = place.guess = -1;
-  place.top_k = count;
+  place.top_k = from.count;
   place.temperature = link.temperature;
   place.log_min_p = -INFINITY;
   place.repetition = 1.0f;
   int64_t token = -1;
-  kernels_.sample(&place, 1, count, worker.sampling.get<char>(sample_scratch_bytes(count)), &token);
-  if (token < 0) return;  // logits that are not finite: their best will do for a guess
+  kernels_.sample(&place, 1, from.count, worker.sampling.get<char>(sample_scratch_bytes(from.count)), &token);
+  return token;
+}
+
+void Network::choose(int row, Worker& worker) {
+  Link& link = links_[size_t(row)];
+  const bool draws = link.temperature != 0.0f;
+  if (shortens_) {
+    int32_t* const panels = worker.panels.get<int32_t>(std::max(kRefinedPanels, kRaceBlock));
+    const float* const logits = logits_ + int64_t(row) * vocab_size_;
+    refine(row, panels, kernels_.best_panels(logits, token_map_ ? vocab_size_ : choosable_, kRefinedPanels, panels), worker);
+    const int64_t nearly = draws ? draw(choosable(row, worker), link, worker) : -1;
+    if (nearly >= 0) refine(row, panels, raced_with(nearly, panels), worker);
+  }
+  const Choosable from = choosable(row, worker);
+  Best best{-INFINITY, 0.0f, 0, 0};
+  kernels_.best_of_row(from.scores, from.count, &best, &link.confidence);
+  link.token = token_map_ && !draws ? int(token_map_[best.index]) : best.index;
+  const int64_t token = draws ? draw(from, link, worker) : -1;
+  if (token < 0) return;  // greedy; or logits that are not finite: their best will do for a guess
   link.token = int(token);
-  link.confidence *= std::exp(logits[token] - best.value);
+  link.confidence *= std::exp(from.scores[token] - best.value);
 }
 
 }  // namespace foretoken

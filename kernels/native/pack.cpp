@@ -8,9 +8,9 @@
 namespace foretoken {
 namespace {
 
-// A row of a panel is a run of 4-byte words: a float, 2 bfloat16, 4 int8 or 8 int4 each.
+// A row of a panel is a run of 4-byte words: a float, 2 bfloat16, 4 int8, 8 int4 or 16 int2 each.
 int inputs_per_word(Precision precision) {
-  constexpr int inputs[] = {1, 2, 4, 8};
+  constexpr int inputs[] = {1, 2, 4, 8, 16};
   return inputs[int(precision)];
 }
 
@@ -43,7 +43,7 @@ class PanelPacker {
         row_words_(words_ + 16),  // a stride of a power of two would put all rows in the same few cache lines
         rows_(size_t(row_words_) * kPanel),
         floats_(size_t(w.inputs)),
-        group_scales_(w.precision == Precision::kInt4 ? size_t(w.inputs / kGroup) * kPanel : 0) {}
+        group_scales_(has_codes(w.precision) ? size_t(w.inputs / kGroup) * kPanel : 0) {}
 
   // Rows first_row .. of the source, as many as there are up to 16, become panel `panel`.
   void pack(int32_t first_row, int64_t panel) {
@@ -56,10 +56,11 @@ class PanelPacker {
       }
     }
     char* out = static_cast<char*>(const_cast<void*>(w_.weights)) + panel * packed_bytes(w_.precision, w_.inputs, kPanel);
-    if (w_.precision != Precision::kInt4) return interleave(0, words_, out);
-    for (int32_t tile = 0; tile < w_.inputs / 64; ++tile, out += kInt4Tile) {
+    if (!has_codes(w_.precision)) return interleave(0, words_, out);
+    const int groups = groups_of_tile(w_.precision), tiles = w_.inputs / input_multiple(w_.precision);
+    for (int tile = 0; tile < tiles; ++tile, out += code_tile_bytes(w_.precision)) {
       interleave(tile * 8, 8, out);
-      for (int i = 0; i < 2 * kPanel; ++i) out[512 + i] = char(group_scales_of(i % kPanel)[tile * 2 + i / kPanel]);
+      for (int i = 0; i < groups * kPanel; ++i) out[512 + i] = char(group_scales_of(i % kPanel)[tile * groups + i / kPanel]);
     }
   }
 
@@ -90,6 +91,9 @@ class PanelPacker {
       case Precision::kInt4:
         *scale_of(output) = quantise_int4(floats_.data(), w_.inputs, reinterpret_cast<uint8_t*>(words), group_scales_of(lane));
         break;
+      case Precision::kInt2:
+        *scale_of(output) = quantise_int2(floats_.data(), w_.inputs, reinterpret_cast<uint8_t*>(words), group_scales_of(lane));
+        break;
     }
   }
 
@@ -97,7 +101,7 @@ class PanelPacker {
   void clear(int lane, int64_t output) {
     std::memset(row_of(lane), 0, size_t(words_) * 4);
     if (w_.scales) *scale_of(output) = 0.0f;
-    if (w_.precision == Precision::kInt4) std::memset(group_scales_of(lane), 0, size_t(w_.inputs / kGroup));
+    if (has_codes(w_.precision)) std::memset(group_scales_of(lane), 0, size_t(w_.inputs / kGroup));
   }
 
   // Words first .. first + count - 1 of all rows, side by side.
@@ -121,7 +125,7 @@ class PanelPacker {
 }  // namespace
 
 int64_t packed_bytes(Precision precision, int32_t inputs, int32_t outputs) {
-  if (precision == Precision::kInt4) return int64_t(inputs / 64) * kInt4Tile * (outputs / kPanel);
+  if (has_codes(precision)) return int64_t(inputs / input_multiple(precision)) * code_tile_bytes(precision) * (outputs / kPanel);
   return int64_t(inputs) * outputs * 4 / inputs_per_word(precision);
 }
 

@@ -50,6 +50,11 @@ Float4 nibble4(Float4 v) {  // nearest of -8..7
   return (v + kRound) - kRound;
 }
 
+Float4 size4(Float4 v) { return v < 0.0f ? -v : v; }
+Float4 odd4(Float4 size, float step) {  // the nearer of 1 and 3
+  return size < 2.0f * step ? Float4{1, 1, 1, 1} : Float4{3, 3, 3, 3};
+}
+
 float squared_error(const float* group, float step) {
   const float inverse = 1.0f / step;
   Float4 error = {};
@@ -130,6 +135,57 @@ float quantise_int4(const float* values, int32_t count, uint8_t* out, uint8_t* g
     }
     products += float(group_scales[g]) * sum4(group_products);
     squares += float(group_scales[g]) * float(group_scales[g]) * sum4(group_squares);
+  }
+  return squares > 0.0f ? products / squares : scale;
+}
+
+float quantise_int2(const float* values, int32_t count, uint8_t* out, uint8_t* group_scales) {
+  const int32_t groups = count / kGroup;
+  std::memset(out, 0, size_t(count) / 4);
+  std::memset(group_scales, 0, size_t(groups));
+  const float bound = bound_of(values, count);
+  if (!(bound > kSmallest)) return bound == bound ? 0.0f : bound;
+
+  // 1. Each group's own step: levels are 1 and 3 of it, and a few turns of assigning levels and fitting the step to them settle both
+  //    (Lloyd 1982). Then a scale of which sixteen are the widest group's.
+  std::vector<float> steps(static_cast<size_t>(groups));
+  float scale = 0.0f;
+  for (int32_t g = 0; g < groups; ++g) {
+    const float* const group = values + g * kGroup;
+    float step = 0.0f;
+    for (int turn = 0; turn < 4; ++turn) {
+      Float4 products = {}, squares = {};
+      for (int i = 0; i < kGroup; i += 4) {
+        const Float4 v = size4(load4(group + i)), level = turn ? odd4(v, step) : Float4{1.6f, 1.6f, 1.6f, 1.6f};  // a normal spread's middle
+        products += v * level;
+        squares += level * level;
+      }
+      step = sum4(products) / sum4(squares);
+    }
+    steps[size_t(g)] = step;
+    scale = std::fmax(scale, step / 16.0f);
+  }
+  if (scale == 0.0f) return 0.0f;
+
+  // 2. The codes, and with them fixed the scale of least squares.
+  float products = 0.0f, squares = 0.0f;
+  for (int32_t g = 0; g < groups; ++g) {
+    const float* const group = values + g * kGroup;
+    const auto units = float(to_integer(steps[size_t(g)] / scale));
+    group_scales[g] = uint8_t(units);
+    Float4 group_products = {}, group_squares = {};
+    uint8_t* const bytes = out + g / 4 * kGroup;
+    for (int i = 0; i < kGroup; i += 4) {
+      const Float4 v = load4(group + i), level = odd4(size4(v), units * scale);
+      group_products += size4(v) * level;
+      group_squares += level * level;
+      for (int j = 0; j < 4; ++j) {
+        const int code = (3 + (v[j] < 0.0f ? -int(level[j]) : int(level[j]))) / 2;
+        bytes[i + j] = uint8_t(bytes[i + j] | code << (2 * (g % 4)));
+      }
+    }
+    products += units * sum4(group_products);
+    squares += units * units * sum4(group_squares);
   }
   return squares > 0.0f ? products / squares : scale;
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from native_batches import BLOCK_SIZE, Row, batch_of
-from native_ops import ISAS, After, each_isa, each_precision, linear, packed, prepare
+from native_ops import ISAS, After, each_isa, linear, packed, prepare
 from torch import Tensor
 
 from foretoken.kernels import native
@@ -26,6 +26,7 @@ EXECUTIONS = {
     Precision.INT8: Execution(torch.bfloat16, quantization="int8"),
     Precision.INT4: Execution(torch.bfloat16, quantization="int4"),
 }
+each_precision = pytest.mark.parametrize("precision", EXECUTIONS, ids=lambda p: p.name.lower())  # that whole networks have
 ROWS = [1, 4, 5, 17, 40]  # prepared by each thread for itself, or together
 SHAPES = [(3, 10, 48, 16), (5, 64, 16, 32), (2, 96, 64, 80), (8, 32, 256, 16)]  # groups, and of each inputs, columns between and outputs
 

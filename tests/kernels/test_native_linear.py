@@ -126,7 +126,7 @@ def test_extreme_integers_do_not_overflow(isa: int, precision: Precision) -> Non
 @each_precision
 def test_rows_are_stored_where_they_are_wanted(isa: int, precision: Precision) -> None:
     w = packed([torch.randn(40, 64)], precision)
-    x = prepare(isa, torch.randn(4, 64), precision, 64)
+    x = prepare(isa, torch.randn(4, 64), precision, w.struct.inputs)
     plain, best = linear(isa, w, x, 40, After())
     moved, best_moved = linear(isa, w, x, 40, After(out_rows=torch.tensor([2, -1, 0, 1], dtype=torch.int32)))
     assert_same_bits(moved[:3], plain[[2, 3, 0]])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from native_ops import (
+    CODES,
     INTEGERS,
     After,
     Best,
@@ -125,11 +126,11 @@ def test_prepare(isa: int, precision: Precision, width: int) -> None:
         assert (rows.data[:, width:] == 0).all()
         largest = expected.abs().amax(1, keepdim=True)
         half_steps = {Precision.FLOAT32: 2e-6 * size.amax(1, keepdim=True), Precision.BFLOAT16: expected.abs() / 256 + 1e-6 * size + 1e-12}
-        allowed = half_steps.get(precision, largest / 127 * 0.50001)
+        allowed = half_steps.get(precision, largest / 127 * 0.5005)  # a norm's own rounding may decide which way a middle goes
         assert ((rows.values[:, :width] - expected).abs() <= allowed + 1e-30).all()
         if precision in INTEGERS:
             assert rows.data.abs().max() == 127 and rows.data.min() >= -127
-            of = 32 if precision == Precision.INT4 else inputs
+            of = 32 if precision in CODES else inputs
             assert torch.equal(rows.input_sums, rows.data.view(5, -1, of).sum(2, dtype=torch.int32))
 
 

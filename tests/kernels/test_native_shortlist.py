@@ -1,4 +1,4 @@
-"""Chains whose scores come from a head in int4, and from the head itself where they are the best."""
+"""Chains whose scores come from a head in int2, and from the head itself where they decide."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from foretoken.kernels.layout import ChainOutput, Draws, RaggedBatch
 from foretoken.kernels.native import LONG_HEAD, NativeExecutor
 from foretoken.kernels.program import Program
 
-VOCAB, PANEL, REFINED = 4099, 16, 32
+VOCAB, PANEL, REFINED = 4099, 16, 64
 STEPS = 3
 Model = tuple[Program, dict[str, Tensor]]
 EXECUTIONS = {
     "float32": Execution(torch.float32),
     "bfloat16": Execution(torch.bfloat16),
     "int8": Execution(torch.bfloat16, quantization="int8"),
+    "int4": Execution(torch.bfloat16, quantization="int4"),
 }
 each_execution = pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
 
@@ -83,12 +84,12 @@ def test_the_best_are_the_heads_own_and_the_rest_near(model: Model, execution: E
     whole, short = chains(NativeExecutor(*model, execution), some_rows(5)), chains(shortened(model, execution), some_rows(5))
     assert whole.logits is not None and short.logits is not None
     assert torch.equal(whole.token_ids, short.token_ids)  # with these weights; in general nearly always
-    torch.testing.assert_close(whole.confidence, short.confidence, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(whole.confidence, short.confidence, rtol=0.2, atol=0.02)
     for own, near in zip(whole.logits.flatten(0, 1), short.logits.flatten(0, 1), strict=True):
         same = (panels_of(own) == panels_of(near)).all(-1)
         assert REFINED <= int(same.sum()) <= REFINED + 1  # one more by chance
         error = (own - near)[(~same).repeat_interleave(PANEL)[:VOCAB]]
-        assert 0 < float(error.std()) < 0.15 * float(own.std())  # int4: an eighth of the weights' own spread at most
+        assert 0 < float(error.std()) < 0.45 * float(own.std())  # int2: a third of the weights' own spread
         assert float(panels_of(own).amax(-1)[~same].max()) < float(own.max())
 
 
@@ -143,15 +144,33 @@ def test_passes_that_are_no_chain_have_the_head_itself(model: Model, execution: 
     assert torch.equal(own.logits, other.logits) and torch.equal(own.argmax, other.argmax)
 
 
-def test_short_heads_and_those_in_int4_stay(model: Model) -> None:
-    small, int4 = NativeExecutor(*model, EXECUTIONS["int8"]), NativeExecutor(*model, Execution(torch.bfloat16, quantization="int4"))
-    before = chains(small, some_rows(2)).logits, chains(int4, some_rows(2)).logits
+def test_short_heads_stay(model: Model) -> None:
+    small = NativeExecutor(*model, EXECUTIONS["int8"])
+    before = chains(small, some_rows(2)).logits
     assert VOCAB * 72 < LONG_HEAD
     small.shorten_chains()
-    int4.shorten_chains(least_bytes=0)
-    for logits, executor in zip(before, (small, int4), strict=True):
-        after = chains(executor, some_rows(2)).logits
-        assert logits is not None and after is not None and torch.equal(logits, after)
+    after = chains(small, some_rows(2)).logits
+    assert before is not None and after is not None and torch.equal(before, after)
+
+
+@pytest.mark.parametrize("has_map", [False, True], ids=["tokens", "mapped columns"])
+def test_draws_are_nearly_always_those_of_the_head(model: Model, has_map: bool) -> None:
+    """And with the tokens among which the last round of a draw chooses refined, more often than without."""
+    program, weights = model
+    if has_map:
+        program = replace(program, token_map="d2t", weights={**program.weights, "d2t": (VOCAB,)})
+        weights = {**weights, "d2t": torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))}
+    execution, batch = EXECUTIONS["bfloat16"], some_rows(20)
+    executors = NativeExecutor(program, weights, execution), shortened((program, weights), execution)
+    drawn = [chains(executor, batch, temperature=1.0) for executor in executors]
+    whole, short = (chain.token_ids[:, 0] for chain in drawn)  # later ones follow other tokens
+    assert (whole == short).float().mean() >= 0.9
+    own, near = (chain.logits[:, 0] for chain in drawn if chain.logits is not None)
+    columns = torch.argsort(weights["d2t"]) if has_map else torch.arange(VOCAB)
+    for row, token in enumerate(short.tolist()):
+        first = token // 128 * 128
+        raced = columns[first : first + 128]
+        assert torch.equal(own[row, raced], near[row, raced])
 
 
 def best_panels(isa: int, x: Tensor, most: int) -> list[int]:

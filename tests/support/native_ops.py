@@ -29,7 +29,8 @@ ISAS = [isa for isa in range(len(native_library.ISAS)) if runs(isa)]
 if not ISAS:
     pytest.skip("no instruction set of the native executor runs here", allow_module_level=True)
 
-INTEGERS = (Precision.INT8, Precision.INT4)
+CODES = (Precision.INT4, Precision.INT2)  # in groups of 32 inputs
+INTEGERS = (Precision.INT8, *CODES)
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] for isa in ISAS])
 each_precision = pytest.mark.parametrize("precision", list(Precision), ids=lambda p: p.name.lower())
 activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
@@ -105,7 +106,7 @@ class Rows:
         return whole * self.scales.double()[:, None] if self.data.dtype == torch.int8 else whole
 
 
-DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16, Precision.INT8: torch.int8, Precision.INT4: torch.int8}
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16} | dict.fromkeys(INTEGERS, torch.int8)
 
 
 def prepare(
@@ -121,7 +122,7 @@ def prepare(
     """eps given: an RMSNorm comes first, or a layer norm."""
     rows, padded = len(x), -(-len(x) // 16) * 16
     data = torch.full((padded, inputs), 55, dtype=DTYPES[precision])
-    scales, sums = torch.full((rows,), 55.0), torch.full((rows, inputs // 32 if precision == Precision.INT4 else 1), 55, dtype=torch.int32)
+    scales, sums = torch.full((rows,), 55.0), torch.full((rows, inputs // 32 if precision in CODES else 1), 55, dtype=torch.int32)
     stride = data.stride(0) * data.element_size()
     args = Prepare(
         address(x), x.stride(0), x.shape[1], eps is not None, centred, address(weight), address(bias), eps or 0.0, precision, inputs,

@@ -135,7 +135,7 @@ inline void finish_rows(const PackedLinear& w, const PreparedRows& x, const Epil
   const int parts = e.gated ? 2 : 1, column = first_panel * kPanel, first_column = column / parts;
   const int columns = min_of(num_panels * kPanel, e.outputs - column) / parts;
   if (columns <= 0) return;
-  const bool integer = w.precision == Precision::kInt8 || w.precision == Precision::kInt4;
+  const bool integer = is_integer(w.precision);
   const Finish finish = {e, tile, tile_stride, first_row, rows, first_column, columns, integer ? w.scales + column : nullptr,
                          integer ? x.scales + first_row : nullptr, w.bias ? w.bias + column : nullptr, e.best ? bests : nullptr};
   integer ? finish_floats_or_integers<true>(finish) : finish_floats_or_integers<false>(finish);

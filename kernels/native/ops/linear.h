@@ -2,10 +2,11 @@
 #include "epilogue.h"
 #include "panels.h"
 #if FT_AVX2
+#include "linear_codes.h"
 #include "linear_avx2.h"
 #else
 #include "linear_dot.h"
-#include "linear_int4.h"
+#include "linear_codes.h"
 #endif
 #include "unpack.h"
 #if FT_AMX
@@ -27,6 +28,8 @@ inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue&
     case Precision::kInt8:
       return linear_panels<DotFormat<Int8Dot>>(w, x, e, first_panel, num_panels, tile);
     case Precision::kInt4:
-      return linear_panels<Int4Format>(w, x, e, first_panel, num_panels, tile);
+      return linear_panels<CodeFormat<Precision::kInt4>>(w, x, e, first_panel, num_panels, tile);
+    case Precision::kInt2:
+      return linear_panels<CodeFormat<Precision::kInt2>>(w, x, e, first_panel, num_panels, tile);
   }
 }

@@ -1,5 +1,5 @@
 // The linear layer on AMX tiles: 16 rows x 16 outputs of sums, to which one product adds 64 bytes of each row's inputs times a
-// tile of weights. bfloat16 as it is; int8 with signed activations; int4 dequantised to int8 tiles. Included by linear.h.
+// tile of weights. bfloat16 as it is; int8 with signed activations; int4 and int2 dequantised to int8 tiles. Included by linear.h.
 //
 // On Sapphire Rapids a product takes the tile unit 16 cycles, a tile load that hits L1 the load ports 8. Four tiles of eight hold sums:
 //   up to 16 rows   1 row tile x 4 panels   5 loads for 4 products, every weight is loaded once
@@ -19,8 +19,8 @@ constexpr size_t kSumBytes = kMaxRows * 2 * kPanel * sizeof(float);
 static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearScratch,
               "sums, then a strip of dequantised weights, then the best of each row");
 
-// Up to so many rows an int4 weight is multiplied in vectors, nibbles as they are: cheaper than making tiles for so little use.
-constexpr int kNibbleRows = 4;
+// Up to so many rows codes are multiplied in vectors, as they are: cheaper than making tiles for so little use.
+constexpr int kCodeRows = 4;
 
 // Tiles 0-3 are sums (row tile i, panel p: 2 i + p), 4 and 5 rows, the rest weights.
 constexpr int kRowTile = 4;
@@ -157,36 +157,48 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
 }
 
-// A tile of int4 weights as int8: group_scale * (nibble - 8), byte by byte. There is no multiplication of bytes, but neither needs it:
-// nibble * scale is at most 240, so that a 16-bit multiplication of two nibbles carries nothing from one byte to the other.
+// A tile of codes as one of int8, or two in a row: group_scale * (doubled code - kLess), byte by byte. There is no multiplication of bytes,
+// but neither needs it: code * scale is at most 240, so that a 16-bit multiplication of two codes carries nothing from one byte to the other.
 // next: as much that comes after this strip.
+template <typename Of>
 inline void dequantise_tile(const char* packed, char* tile, const char* next) {
-  const Int nibble = _mm512_set1_epi8(0x0f);
-  Int scale[2], eight[2];
-  for (int group = 0; group < 2; ++group) {
+  const Int most = _mm512_set1_epi8(Of::kMost);
+  Int scale[Of::kGroups], less[Of::kGroups];
+  for (int group = 0; group < Of::kGroups; ++group) {
     const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + 512 + 16 * group));  // one an output: of 4 bytes
     const Int wide = _mm512_cvtepu8_epi32(scales);
     scale[group] = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
-    const Int times_8 = _mm512_slli_epi16(scale[group], 3);
-    eight[group] = _mm512_or_si512(times_8, _mm512_slli_epi16(times_8, 8));
+    const Int times_less = _mm512_mullo_epi16(scale[group], _mm512_set1_epi16(Of::kLess));
+    less[group] = _mm512_or_si512(times_less, _mm512_slli_epi16(times_less, 8));
   }
   for (int quad = 0; quad < 8; ++quad) {
-    const Int both = _mm512_loadu_si512(packed + quad * 64);
-    const Int low = _mm512_and_si512(both, nibble), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-    _mm512_store_si512(tile + quad * 64, _mm512_sub_epi8(_mm512_mullo_epi16(low, scale[0]), eight[0]));
-    _mm512_store_si512(tile + (quad + 8) * 64, _mm512_sub_epi8(_mm512_mullo_epi16(high, scale[1]), eight[1]));
+    const Int packed_quad = _mm512_loadu_si512(packed + quad * 64);
+#pragma GCC unroll 4
+    for (int group = 0; group < Of::kGroups; ++group) {
+      const int height = Of::height(group);
+      const Int codes = _mm512_and_si512(height < 0 ? _mm512_slli_epi16(packed_quad, -height) : _mm512_srli_epi16(packed_quad, height), most);
+      _mm512_store_si512(tile + (8 * group + quad) * 64, _mm512_sub_epi8(_mm512_mullo_epi16(codes, scale[group]), less[group]));
+    }
     prefetch_line(next + quad * 64);
   }
   prefetch_line(next + 512);
 }
+
+// What is read of a weight for some tiles, and how many those are.
+template <Precision kPrecision>
+struct PackedTiles {
+  static constexpr int kTiles = has_codes(kPrecision) ? groups_of_tile(kPrecision) / 2 : 1;
+  static constexpr int kBytes = has_codes(kPrecision) ? code_tile_bytes(kPrecision) : kTileBytes;
+};
 
 // All rows [first_row, + rows) times kPanels panels from `weights` on, into memory: sums[row - first_row][kPanels * 16]. behind: null = the
 // panels behind them, or nothing is known.
 template <Precision kPrecision, int kPanels>
 inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int first_row, int rows, const char* weights, const ReadBehind* behind,
                             float* sums, char* dequantised, MadeSums& before) {
-  constexpr bool kInteger = kPrecision != Precision::kBFloat16, kNibbles = kPrecision == Precision::kInt4;
-  constexpr int kStripTiles = kStripBytes / kTileBytes / kPanels, kPackedTile = kNibbles ? kInt4Tile : kTileBytes;
+  using Packed = PackedTiles<kPrecision>;
+  constexpr bool kInteger = is_integer(kPrecision), kCodes = has_codes(kPrecision);
+  constexpr int kStripTiles = kStripBytes / kTileBytes / kPanels / Packed::kTiles, kPackedTile = Packed::kBytes;  // counted as packed
   const int tiles = w.inputs / input_multiple(kPrecision), strips = (tiles + kStripTiles - 1) / kStripTiles;
   const int64_t panel_bytes = int64_t(tiles) * kPackedTile;
   const int passes = (rows + 31) / 32;
@@ -205,19 +217,20 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
     }
     const bool known = !last || !behind || behind->then;
     TileStrip strip = {here, panel_bytes, end - begin, known ? next : nullptr};
-    if constexpr (kNibbles) {
-      strip = {dequantised, int64_t(kStripTiles) * kTileBytes, end - begin, nullptr};
+    if constexpr (kCodes) {
+      constexpr int kMadeBytes = Packed::kTiles * kTileBytes;
+      strip = {dequantised, int64_t(kStripTiles) * kMadeBytes, (end - begin) * Packed::kTiles, nullptr};
       for (int p = 0; p < kPanels; ++p) {
-        for (int tile = 0; tile < strip.tiles; ++tile) {
-          const int64_t at = int64_t(tile) * kInt4Tile;
-          dequantise_tile(here + p * panel_bytes + at, dequantised + p * strip.panel_bytes + tile * kTileBytes, next[p] + at);
+        for (int tile = 0; tile < end - begin; ++tile) {
+          const int64_t at = int64_t(tile) * kPackedTile;
+          dequantise_tile<Codes<kPrecision>>(here + p * panel_bytes + at, dequantised + p * strip.panel_bytes + tile * kMadeBytes, next[p] + at);
         }
       }
     }
     for (int row = 0; row < rows; row += 32) {
-      const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * 64;
+      const char* from = static_cast<const char*>(x.data) + (first_row + row) * x.stride + int64_t(begin) * Packed::kTiles * 64;
       const TilePass pass = {from, x.stride, sums + int64_t(row) * kPanels * kPanel, s == 0, s > 0 && passes > 1, last || passes > 1};
-      const bool once = passes == 1 && !kNibbles;
+      const bool once = passes == 1 && !kCodes;
       const auto multiply = [&](auto row_tiles) {
         constexpr int kRowTiles = decltype(row_tiles)::value;
         once ? multiply_strip_tiles<kInteger, true, kRowTiles, kPanels>(strip, pass, &before)
@@ -237,8 +250,7 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
 template <Precision kPrecision>
 inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels,
                           const ReadBehind& behind, char* scratch) {
-  constexpr int64_t kPackedTile = kPrecision == Precision::kInt4 ? kInt4Tile : kTileBytes;
-  const int64_t panel_bytes = w.inputs / input_multiple(kPrecision) * kPackedTile;
+  const int64_t panel_bytes = w.inputs / input_multiple(kPrecision) * int64_t(PackedTiles<kPrecision>::kBytes);
   const int most_rows = x.rows <= 32 ? 32 : max_of(32, min_of(kMaxRows, int(kRowBytes / x.stride) / 32 * 32));
   float* sums = reinterpret_cast<float*>(scratch);
   char* dequantised = scratch + kSumBytes;
@@ -254,8 +266,8 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
       panels = left >= 4 && rows <= 16 ? 4 : min_of(left, 2);
       const ReadBehind* is_last = panels == left && first_row + rows == x.rows ? &behind : nullptr;
       if (rows > 32) {
-        made.finish_all<kPrecision != Precision::kBFloat16>();
-      } else if (kPrecision == Precision::kInt4) {
+        made.finish_all<is_integer(kPrecision)>();
+      } else if (has_codes(kPrecision)) {
         made.finish(rows);
       }
       switch (panels) {
@@ -273,8 +285,10 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
 inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels,
                          const ReadBehind& behind, void* scratch) {
   if (x.rows <= 0) return;
-  if (w.precision == Precision::kInt4 && x.rows <= kNibbleRows) {
-    return linear_panels<Int4Format>(w, x, e, first_panel, num_panels, static_cast<float*>(scratch));
+  if (has_codes(w.precision) && x.rows <= kCodeRows) {
+    float* const tile = static_cast<float*>(scratch);
+    return w.precision == Precision::kInt4 ? linear_panels<CodeFormat<Precision::kInt4>>(w, x, e, first_panel, num_panels, tile)
+                                           : linear_panels<CodeFormat<Precision::kInt2>>(w, x, e, first_panel, num_panels, tile);
   }
   configure_linear(x.rows);
   switch (w.precision) {
@@ -286,6 +300,9 @@ inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epi
       break;
     case Precision::kInt4:
       multiply_rows<Precision::kInt4>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
+      break;
+    case Precision::kInt2:
+      multiply_rows<Precision::kInt2>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
       break;
     case Precision::kFloat32:
       break;  // has no tiles

@@ -135,34 +135,43 @@ struct Int8Dot {
   }
 };
 
-// int4: a step is a tile of 64 inputs. Nibbles are multiplied as they are, 0..15; that one stands for itself - 8 is settled by starting each
-// group's sums at -8 * (the sum of the row's values in that group). A lane of 16 bits adds 16 products: that and where it starts stay within
-// 16 * 127 * 8 * 2 < 2^15 once all are added, and on the way it may wrap around. Half the outputs at a time: registers hold no more sums.
-struct Int4Dot {
+// int4 and int2: a step is a tile of codes. A lane of 16 bits adds 16 products: that and where it starts stay within 16 * 127 * 8 * 2 < 2^15
+// once all are added, and on the way it may wrap around. Two groups and half the outputs at a time: registers hold no more sums.
+template <Precision kPrecision>
+struct CodeDot {
+  using Of = Codes<kPrecision>;
   using Rows = RowsAsPrepared;
-  static constexpr int kInputs = 64, kPassRows = 4;
+  static constexpr int kInputs = Of::kInputs, kPassRows = 4;
 
-  // Adds a tile's products with half the outputs, from `weights` and their group scales on.
-  template <int kRows>
+  // The doubled codes of a group.
+  template <int kGroupOf>
+  static FT_INLINE __m256i codes_of(__m256i packed) {
+    constexpr int kHeight = Of::height(kGroupOf);
+    if constexpr (kHeight < 0) packed = _mm256_slli_epi16(packed, -kHeight);
+    if constexpr (kHeight > 0) packed = _mm256_srli_epi16(packed, kHeight);
+    return _mm256_and_si256(packed, _mm256_set1_epi8(Of::kMost));
+  }
+
+  // Adds two groups' products with half the outputs, from `weights` and their group scales on.
+  template <int kGroup0, int kRows>
   static FT_INLINE void add_half(const RowPointers<kRows>& rows, const int32_t* input_sums, int64_t sums_stride, const char* weights,
                                  const char* scales, __m256i (&sums)[kRows]) {
-    const __m256i nibble = _mm256_set1_epi8(0x0f);
     __m256i low[kRows], high[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const int32_t* sum = input_sums + r * sums_stride;
-      low[r] = _mm256_set1_epi32(uint16_t(-8 * sum[0]));  // in the lower of the two lanes that an output has
-      high[r] = _mm256_set1_epi32(uint16_t(-8 * sum[1]));
+      const int32_t* sum = input_sums + r * sums_stride + kGroup0;
+      low[r] = _mm256_set1_epi32(uint16_t(-Of::kLess * sum[0]));  // in the lower of the two lanes that an output has
+      high[r] = _mm256_set1_epi32(uint16_t(-Of::kLess * sum[1]));
     }
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
       const __m256i packed = _mm256_loadu_si256(vectors_at(weights + quad * 64));
-      const __m256i first = _mm256_and_si256(packed, nibble), second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+      const __m256i first = codes_of<kGroup0>(packed), second = codes_of<kGroup0 + 1>(packed);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, splat_anew(rows.of[r] + quad * 4)));
+        low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(first, splat_anew(rows.of[r] + kGroup0 * kGroup + quad * 4)));
         add_now(low[r]);
-        high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, splat_anew(rows.of[r] + quad * 4 + 32)));
+        high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(second, splat_anew(rows.of[r] + (kGroup0 + 1) * kGroup + quad * 4)));
         add_now(high[r]);
       }
     }
@@ -170,7 +179,7 @@ struct Int4Dot {
       const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + group * kPanel)));
       return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
     };
-    const __m256i low_scale = scale(0), high_scale = scale(1);
+    const __m256i low_scale = scale(kGroup0), high_scale = scale(kGroup0 + 1);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(low[r], low_scale), _mm256_madd_epi16(high[r], high_scale));
@@ -184,10 +193,14 @@ struct Int4Dot {
     RowPointers<kRows> rows(pass);
     const char* weights = pass.weights;
     const int32_t* input_sums = pass.input_sums;
-    for (int tile = 0; tile < pass.steps; ++tile, weights += kInt4Tile, input_sums += 2, rows.move(64)) {
-      for (int line = 0; line < kInt4Tile; line += 64) prefetch_line(weights + kWeightsAhead + line);
-      add_half<kRows>(rows, input_sums, pass.sums_stride, weights, weights + 512, low);
-      add_half<kRows>(rows, input_sums, pass.sums_stride, weights + 32, weights + 512 + 8, high);
+    for (int tile = 0; tile < pass.steps; ++tile, weights += Of::kTileBytes, input_sums += Of::kGroups, rows.move(Of::kInputs)) {
+      for (int line = 0; line < Of::kTileBytes; line += 64) prefetch_line(weights + kWeightsAhead + line);
+      add_half<0>(rows, input_sums, pass.sums_stride, weights, weights + 512, low);
+      add_half<0>(rows, input_sums, pass.sums_stride, weights + 32, weights + 512 + 8, high);
+      if constexpr (Of::kGroups == 4) {
+        add_half<2>(rows, input_sums, pass.sums_stride, weights, weights + 512, low);
+        add_half<2>(rows, input_sums, pass.sums_stride, weights + 32, weights + 512 + 8, high);
+      }
     }
     store_sums(pass, low, high);
   }
@@ -201,10 +214,15 @@ struct DotPasses<Dot, std::integer_sequence<int, kLess...>> {
   static constexpr Multiply multiply[] = {Dot::template multiply<kLess + 1>...};
 };
 template <typename Dot>
+constexpr int step_bytes = 64;
+template <Precision kPrecision>
+constexpr int step_bytes<CodeDot<kPrecision>> = Codes<kPrecision>::kTileBytes;
+template <typename Dot>
 struct DotFormat : Dot::Rows {
-  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = Dot::kInputs == 64 ? kInt4Tile : 64;
+  static constexpr int kStepInputs = Dot::kInputs, kStepBytes = step_bytes<Dot>;
   static constexpr int kPassRows = Dot::kPassRows, kFewestRows = 1, kSide = 1, kSideRows = kPassRows;
   static constexpr auto& multiply = DotPasses<Dot, std::make_integer_sequence<int, kPassRows>>::multiply;
   static constexpr auto& multiply_side = multiply;
 };
-using Int4Format = DotFormat<Int4Dot>;
+template <Precision kPrecision>
+using CodeFormat = DotFormat<CodeDot<kPrecision>>;

@@ -20,7 +20,7 @@ struct Pass {
   int steps;                    // of the format, along the inputs
   const char* rows;
   int64_t row_stride;           // bytes
-  const int32_t* input_sums;    // int8 and int4: of the first row
+  const int32_t* input_sums;    // integers: of the first row
   int64_t sums_stride;          // from row to row
   float* sums;                  // result, [rows][sum_stride] of float32 or int32
   int sum_stride;
@@ -62,7 +62,7 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
   pass.panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
-  pass.sums_stride = w.precision == Precision::kInt4 ? w.inputs / kGroup : 1;
+  pass.sums_stride = has_codes(w.precision) ? w.inputs / kGroup : 1;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
   const int most_rows = Format::most_rows(w.inputs);

@@ -87,11 +87,12 @@ inline void prepare_as(const Prepare& p, int first, int count) {
         for (int i = 0; i < p.inputs; i += 16) store_bf16(reinterpret_cast<uint16_t*>(out) + i, row(i));
         break;
       case Precision::kInt8:
-      case Precision::kInt4: {
+      case Precision::kInt4:
+      case Precision::kInt2: {
         float to_integers;
         p.scales[r] = scale_of(row, &to_integers);
         quantise_row(row, p.inputs, to_integers, reinterpret_cast<int8_t*>(out));
-        if (p.precision == Precision::kInt4) {
+        if (has_codes(p.precision)) {
           sum_groups(reinterpret_cast<int8_t*>(out), p.inputs, p.input_sums + int64_t(r) * (p.inputs / kGroup));
         } else {
           p.input_sums[r] = sum_row(reinterpret_cast<int8_t*>(out), p.inputs);

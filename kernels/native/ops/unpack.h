@@ -32,14 +32,16 @@ inline void unpack_int8(const PackedRow& row, int width, float scale, float* out
   for (int k = 0; k < width; ++k) out[k] = float(static_cast<signed char>(row.word(k / 4)[k % 4])) * scale;
 }
 
-inline void unpack_int4(const PackedRow& row, int width, float scale, float* out) {
+template <typename Of>
+inline void unpack_codes(const PackedLinear& w, int64_t output, int width, float scale, float* out) {
+  const PackedRow row(w, output, int64_t(w.inputs / Of::kInputs) * Of::kTileBytes);
   for (int k = 0; k < width; ++k) {
-    const char* tile = row.panel + int64_t(k / 64) * kInt4Tile;
-    const int group = k / kGroup % 2, within = k % kGroup;
-    const uint8_t byte = uint8_t(tile[within / 4 * 64 + row.lane * 4 + within % 4]);
-    const int nibble = group ? byte >> 4 : byte & 15;
+    const char* tile = row.panel + int64_t(k / Of::kInputs) * Of::kTileBytes;
+    const int group = k / kGroup % Of::kGroups, within = k % kGroup;
+    const int byte = uint8_t(tile[within / 4 * 64 + row.lane * 4 + within % 4]);
+    const int code = byte >> (group * Of::kBits) & ((1 << Of::kBits) - 1);
     const int group_scale = uint8_t(tile[512 + group * kPanel + row.lane]);
-    out[k] = float(group_scale * (nibble - 8)) * scale;
+    out[k] = float(group_scale * ((code << Of::kDoublings) - Of::kLess)) * scale;
   }
 }
 
@@ -57,7 +59,10 @@ inline void unpack_rows(const PackedLinear& w, const int64_t* ids, int count, in
         unpack_int8(PackedRow(w, ids[i], int64_t(w.inputs) * 16), width, scale * w.scales[ids[i]], out);
         break;
       case Precision::kInt4:
-        unpack_int4(PackedRow(w, ids[i], int64_t(w.inputs / 64) * kInt4Tile), width, scale * w.scales[ids[i]], out);
+        unpack_codes<Codes<Precision::kInt4>>(w, ids[i], width, scale * w.scales[ids[i]], out);
+        break;
+      case Precision::kInt2:
+        unpack_codes<Codes<Precision::kInt2>>(w, ids[i], width, scale * w.scales[ids[i]], out);
         break;
     }
   }

@@ -63,6 +63,8 @@ float from_bfloat16(uint16_t x) {
   return flushed(value);
 }
 
+int tile_bytes(Precision precision) { return has_codes(precision) ? code_tile_bytes(precision) : 1024; }
+
 struct Case {
   Precision precision;
   int rows, inputs, panels;
@@ -73,7 +75,7 @@ struct Case {
 
   int outputs() const { return panels * kPanel; }
   bool bfloat16() const { return precision == Precision::kBFloat16; }
-  int sums_a_row() const { return precision == Precision::kInt4 ? inputs / kGroup : 1; }
+  int sums_a_row() const { return has_codes(precision) ? inputs / kGroup : 1; }
   PackedLinear packed() const { return {precision, inputs, outputs(), weights.get(), scales.data(), bias.data()}; }
 
   const void* input(int row, int k) const { return data.get() + row * stride + k * (bfloat16() ? 2 : 1); }
@@ -82,29 +84,29 @@ struct Case {
     return reinterpret_cast<const uint16_t*>(weights.get())[tile * 512 + k % 32 / 2 * 32 + n % 16 * 2 + k % 2];
   }
   int weight8(int n, int k) const {
-    const int64_t tile = int64_t(n / 16) * (inputs / 64) + k / 64;
-    const int quad = k % 64 / 4, lane = n % 16 * 4 + k % 4;
+    const int of_tile = input_multiple(precision), quad = k % of_tile / 4, lane = n % 16 * 4 + k % 4;
+    const int64_t tile = int64_t(n / 16) * (inputs / of_tile) + k / of_tile;
     if (precision == Precision::kInt8) return reinterpret_cast<const int8_t*>(weights.get())[tile * 1024 + quad * 64 + lane];
-    const uint8_t* packed = reinterpret_cast<const uint8_t*>(weights.get()) + tile * kInt4Tile;
-    const int byte = packed[quad % 8 * 64 + lane], nibble = quad < 8 ? byte & 15 : byte >> 4;
-    return packed[512 + quad / 8 * 16 + n % 16] * (nibble - 8);
+    const uint8_t* packed = reinterpret_cast<const uint8_t*>(weights.get()) + tile * tile_bytes(precision);
+    const int byte = packed[quad % 8 * 64 + lane], group = quad / 8, scale = packed[512 + group * 16 + n % 16];
+    return scale * (precision == Precision::kInt4 ? (byte >> 4 * group & 15) - 8 : 2 * (byte >> 2 * group & 3) - 3);
   }
 };
 
 Case random_case(Precision precision, int rows, int tiles, int panels) {
   const bool tiny = random_int(0, 3) == 0;
-  const int multiple = input_multiple(precision), tile_bytes = precision == Precision::kInt4 ? kInt4Tile : 1024;
-  const int64_t stride = (tiles + random_int(0, 1)) * 64;
-  Case c = {precision, rows, tiles * multiple, panels, aligned(size_t(panels) * tiles * tile_bytes), nullptr, stride,
+  const int multiple = input_multiple(precision), bytes = tile_bytes(precision);
+  const int64_t stride = tiles * multiple * (precision == Precision::kBFloat16 ? 2 : 1) + random_int(0, 1) * 64;
+  Case c = {precision, rows, tiles * multiple, panels, aligned(size_t(panels) * tiles * bytes), nullptr, stride,
             {}, {}, {}, {}};
-  const size_t values = size_t(panels) * tiles * tile_bytes / (c.bfloat16() ? 2 : 1);
+  const size_t values = size_t(panels) * tiles * bytes / (c.bfloat16() ? 2 : 1);
   for (size_t i = 0; i < values; i++) {
     if (c.bfloat16()) reinterpret_cast<uint16_t*>(c.weights.get())[i] = random_bfloat16(tiny);
-    else c.weights.get()[i] = char(random_int(precision == Precision::kInt4 ? 0 : -127, precision == Precision::kInt4 ? 255 : 127));
+    else c.weights.get()[i] = char(random_int(has_codes(precision) ? 0 : -127, has_codes(precision) ? 255 : 127));
   }
-  if (precision == Precision::kInt4) {
+  if (has_codes(precision)) {
     for (int tile = 0; tile < panels * tiles; tile++) {
-      for (int i = 512; i < kInt4Tile; i++) c.weights.get()[tile * kInt4Tile + i] = char(random_int(1, 16));
+      for (int i = 512; i < bytes; i++) c.weights.get()[tile * bytes + i] = char(random_int(1, 16));
     }
   }
   c.data = aligned(size_t(rows) * c.stride);
@@ -199,7 +201,7 @@ int main() {
   // every blocking: one row; all four panels; two row tiles; a last single one; sums kept over several strips; more than wait together
   std::vector<Shape> shapes = {{1, 9, 5}, {16, 17, 4}, {17, 17, 3}, {32, 33, 2}, {33, 17, 3}, {64, 18, 2}, {80, 3, 1}, {261, 1, 2}};
   for (int i = 0; i < 12; i++) shapes.push_back({random_int(1, 80), random_int(1, 12), random_int(1, 7)});
-  for (const Precision precision : {Precision::kBFloat16, Precision::kInt8, Precision::kInt4}) {
+  for (const Precision precision : {Precision::kBFloat16, Precision::kInt8, Precision::kInt4, Precision::kInt2}) {
     for (const Shape& s : shapes) {
       if (check(random_case(precision, s.rows, s.tiles, s.panels))) continue;
       std::printf("precision %d: %d rows, %d tiles, %d panels differ\n", int(precision), s.rows, s.tiles, s.panels);
