@@ -64,7 +64,8 @@ def is_recurrent(hf_config: transformers.PretrainedConfig) -> bool:
 def cannot_be_taken_back(kind: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"a {kind!r} model cannot be served: it has {what}; choose a model with full or sliding-window attention only, "
-        "or one of Qwen3-Next, Qwen3.5, LFM2, Granite 4 and Nemotron-H, because only these can be taken back when a draft is rejected"
+        "or one of Qwen3-Next, Qwen3.5, LFM2, Granite 4, Bamba, Falcon-H1 and Nemotron-H, because only these can be taken back when a "
+        "draft is rejected"
     )
 
 

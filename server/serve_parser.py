@@ -19,7 +19,8 @@ Serve a model behind an OpenAI-compatible API, with speculative decoding.
 
 MODEL is a folder with safetensors weights or a Hugging Face id; without one,
 the small embedded model is served. Without a drafter the server guesses by
-prompt lookup (n-gram); the output is the same with any drafter or none.
+prompt lookup (n-gram), and by the model's own MTP layer if it brings one; the
+output is the same with any drafter or none.
 
 Defaults stand in brackets.
 """
@@ -130,8 +131,8 @@ class ServeParser(argparse.ArgumentParser):
         add = self.section("speculation").add
         add(
             "--speculative-config", "-sc", metavar="CONFIG",
-            help="who guesses, and how: an object or a list of them, as JSON, YAML or @FILE [prompt lookup; the embedded model: its "
-            "draft model, n-gram cache and prompt lookup]",
+            help="who guesses, and how: an object or a list of them, as JSON, YAML or @FILE [prompt lookup, and an MTP layer of the "
+            "model's own; the embedded model: its draft model, n-gram cache and prompt lookup]",
         )  # fmt: skip
         add("--spec-method", metavar="METHOD", help="ngram, ngram_cache, suffix, draft_model, eagle3, mtp, ... [what the folder holds]")
         add(

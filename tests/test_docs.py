@@ -18,6 +18,8 @@ import yaml
 from foretoken.server.cli import BENCHES, COMMANDS
 from foretoken.server.completion import parser_of
 from foretoken.server.config import ServerConfig
+from foretoken.server.reasoning import REASONING_FORMATS
+from foretoken.server.tools.formats import FORMATS
 from foretoken.server.train.command import COMMANDS as TRAININGS
 
 ROOT = Path(__file__).parent.parent
@@ -140,6 +142,17 @@ def test_code_can_be_read(page: Path) -> None:
     for _, language, block in FENCE.findall(text_of(page)):
         if language in read:
             read[language](block)
+
+
+def test_every_flag_of_serve_is_told_somewhere() -> None:
+    told = "\n".join(text_of(page) for page in PAGES)
+    flags = [action.option_strings for action in parser(("serve",))._actions if action.option_strings]
+    assert not [names for names in flags if not any(re.search(rf"{re.escape(name)}(?![\w-])", told) for name in names)]
+
+
+def test_the_api_names_every_format_of_calls_and_of_reasoning() -> None:
+    told = text_of(ROOT / "docs" / "api.md")
+    assert not [name for name in (*FORMATS, *REASONING_FORMATS) if f"`{name}`" not in told]
 
 
 def test_the_readers_of_this_test_find_something() -> None:

@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser, concurrency: tuple[int, ...], max
     add("--ignore-eos", action="store_true", help="go on to --max-tokens in any case")
     engine = parser.add_argument_group("engine").add_argument
     engine("--dtype", choices=["auto", "float32", "bfloat16"], help="as for serve")
-    engine("--quantization", choices=["none", "int8", "int4"], help="as for serve")
+    engine("--quantization", choices=["none", "int8", "int4", "fp8"], help="as for serve")
     engine("--threads", type=count, metavar="N", help="cores to compute with (default: all)")
     engine("--max-model-len", type=count, metavar="N", help="as for serve")
     engine("--kv-cache-gb", type=positive, metavar="GB", help="as for serve")

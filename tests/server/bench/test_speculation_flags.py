@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.engine.config import QUANTIZATIONS
 from foretoken.engine.errors import ConfigError
 from foretoken.server.bench.speculation_flags import add_flags, conversations_of, engine_options, evenly, numbers
 
@@ -23,6 +24,8 @@ def test_defaults_and_what_the_engine_is_told() -> None:
     args = parsed("./m", "--batch", "32,1", "--threads", "2", "--dtype", "float32", "--methods", "ngram,suffix,ngram")
     assert args.model == "./m" and args.concurrency == (1, 32) and args.methods == ("ngram", "suffix")
     assert engine_options(args) == {"threads": 2, "dtype": "float32"}
+    for name in QUANTIZATIONS:
+        assert name == "auto" or engine_options(parsed("--quantization", name)) == {"quantization": name}, "as for serve"
 
 
 def test_our_own_prompts_are_spread_over_all_sets() -> None:
