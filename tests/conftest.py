@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,22 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORETOKEN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def limit_of_a_slow_call() -> Iterator[float]:
+    """Machines halt for seconds, and no test fails for that: proposers may be slow here, and compiling a grammar too.
+
+    Yields what a proposer is granted elsewhere, for tests that have a clock of their own.
+    """
+    from foretoken.engine.grammar_compiler import GrammarCompiler
+    from foretoken.proposers import proposer_set
+
+    limit = proposer_set.SLOW_CALL_S
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposer_set, "SLOW_CALL_S", 600.0)
+        patch.setattr(GrammarCompiler, "__init__", partialmethod(GrammarCompiler.__init__, deadline_s=60.0))
+        yield limit
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -155,11 +156,14 @@ def test_places_come_back_when_a_pass_fails_and_when_the_caller_leaves(tiny_targ
     engine = start(tiny_target, budget=8)
     run: Callable[..., Any] = engine.core.runner.executor.run
     passes: list[int] = []
+    has_left = threading.Event()
 
     def failing(batch: RaggedBatch, *arguments: Any) -> Any:
         passes.append(len(batch.token_ids))
         if len(passes) == 3:
             raise RuntimeError("the pass breaks")
+        if len(passes) == 5:
+            assert has_left.wait(30)
         return run(batch, *arguments)
 
     async def scenario(driver: AsyncEngine) -> None:
@@ -172,6 +176,7 @@ def test_places_come_back_when_a_pass_fails_and_when_the_caller_leaves(tiny_targ
         while len(passes) < 5:
             await asyncio.sleep(0)
         task.cancel()
+        asyncio.get_running_loop().call_soon(has_left.set)
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(passes) < 3 + -(-len(TEXTS[3]) // 8) and not kv.scratch

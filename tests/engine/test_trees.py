@@ -187,8 +187,7 @@ def run(
     config = EngineConfig(cache=CacheConfig(block_size, enable_prefix_caching=prefix_caching), scheduler=scheduler)
     kv = model.executor.allocate(num_slots // block_size, block_size)
     runner = Runner(model.executor, kv, forester.needs.hidden, full_logits_wanted)
-    proposers = ProposerSet([forester], clock=lambda: 0.0)  # slow is what it may be here
-    core = assemble(config, SpeculativeConfig(disable_by_batch_size=64), model, runner, proposers)
+    core = assemble(config, SpeculativeConfig(disable_by_batch_size=64), model, runner, ProposerSet([forester]))
     said, step = {request.request_id: Said() for request in arriving}, 0
     while arriving or core.has_work:
         while arriving and arriving[0].arrival_time * 3 <= step:

@@ -14,7 +14,6 @@ from gpu_faults import leave_if_spoiled
 
 from foretoken.engine import drafters, gpu_memory, model, network_plan
 from foretoken.engine.config import ModelConfig
-from foretoken.proposers import proposer_set
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -70,4 +69,3 @@ def a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "ModelConfig", lambda name, device, **rest: ModelConfig(name, **rest))  # "cpu:0" is no setting
     monkeypatch.setattr(model, "free_bytes", lambda device: 2**34)
     monkeypatch.setattr(gpu_memory, "measure", measure)
-    monkeypatch.setattr(proposer_set, "SLOW_CALL_S", 600.0)  # the interpreter is

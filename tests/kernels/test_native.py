@@ -382,4 +382,4 @@ def test_idle_threads_sleep(model: tuple[Program, dict[str, torch.Tensor]]) -> N
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.5)
-    assert time.process_time() - before < 0.005
+    assert time.process_time() - before < 0.05  # of the half second: one that spins takes all of it

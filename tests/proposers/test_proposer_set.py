@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foretoken.kernels.layout import FINAL, KVLayerSpec
+from foretoken.proposers import proposer_set
 from foretoken.proposers.base import FORCED, Draft, DraftContext, DraftRow, Draw, Ended, Feedback, KnownRow, Needs, UnderWay
 from foretoken.proposers.corpus import Corpora
 from foretoken.proposers.corpus_files import CorpusFolder
@@ -352,6 +353,13 @@ def test_who_cannot_begin_early_goes_on_guessing_when_he_is_asked() -> None:
     assert hasty.num_begun == 2 and proposers.stats()[1].num_failures == 1 and not off_reasons(proposers)
 
 
+@pytest.fixture
+def as_elsewhere(limit_of_a_slow_call: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes longer has failed, unlike in the other tests."""
+    monkeypatch.setattr(proposer_set, "SLOW_CALL_S", limit_of_a_slow_call)
+
+
+@pytest.mark.usefixtures("as_elsewhere")
 def test_a_slow_call_loses_its_guesses_and_time_to_ingest_is_granted() -> None:
     clock = Clock()
 
@@ -373,6 +381,7 @@ def test_a_slow_call_loses_its_guesses_and_time_to_ingest_is_granted() -> None:
     assert guesses == [[]] and draft.filled == {(0, "r"): 3}  # what it read, it has read
 
 
+@pytest.mark.usefixtures("as_elsewhere")
 def test_slow_listening_and_slow_scouting_end_too() -> None:
     clock = Clock()
 

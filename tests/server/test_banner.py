@@ -101,20 +101,24 @@ def test_loading_writes_whole_lines_to_a_file(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_the_clock_runs_on_a_terminal(brief: bool) -> None:
+def test_the_clock_runs_on_a_terminal(brief: bool, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     code = f"""
-import time
+import os, time
 from foretoken.server.loading import Loading
 with Loading({brief}) as loading:
     loading("one")
-    time.sleep(1.3)
+    while not os.path.exists({str(seen)!r}):
+        time.sleep(0.01)
     loading("two")
 print("end")
 """
     with Terminal([sys.executable, "-c", code], environment()) as terminal:
+        for _ in range(3):  # every half second
+            terminal.wait_for("] one")
+        seen.touch()
         assert terminal.end() == 0
     shown = terminal.plain
-    assert shown.count("] one") >= 3, "every half second"
     kept = [line.rpartition("\r")[2].strip() for line in shown.replace("\r\n", "\n").split("\n") if line.strip()]
     assert kept[-1] == "end" and sum("] one" in line for line in kept) == (0 if brief else 1), kept
 

@@ -37,7 +37,7 @@ async def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for client in clients:
         client.setblocking(False)
-        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 6), 5) == b"served"
+        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 6), 30) == b"served"
 
 asyncio.run(main())
 """

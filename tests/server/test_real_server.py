@@ -57,7 +57,7 @@ def metrics(server: RunningServer) -> dict[tuple[str, ...], float]:
     }
 
 
-def settled(server: RunningServer, timeout_s: float = 10.0) -> dict[tuple[str, ...], float]:
+def settled(server: RunningServer, timeout_s: float = 60.0) -> dict[tuple[str, ...], float]:
     """The metrics once nothing runs, waits or holds cache."""
     deadline = time.monotonic() + timeout_s
     gauges = [("vllm:num_requests_running",), ("vllm:num_requests_waiting",), ("vllm:kv_cache_usage_perc",)]
@@ -204,7 +204,7 @@ def test_a_request_is_one_line_of_its_log(server: RunningServer) -> None:
     def written() -> list[str]:
         return [line for line in server.log[before:].splitlines() if str(answer["id"]) in line or "route=other" in line]
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(written()) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     mine, other = sorted(written(), key=lambda line: "route=other" in line)
@@ -226,8 +226,11 @@ def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: RunningSe
         else:
             with pytest.raises(httpx.ReadTimeout):
                 impatient.post("/v1/completions", json=body)
-    after = settled(server)
-    assert after["vllm:request_success_total", "abort"] > before["vllm:request_success_total", "abort"]
+    aborted = "vllm:request_success_total", "abort"
+    deadline = time.monotonic() + 60
+    while (after := settled(server))[aborted] == before[aborted]:  # it may not have begun with what the client has left
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert after["vllm:generation_tokens_total",] - generated < 4 * LONG
 
 

@@ -38,13 +38,13 @@ def test_whatever_a_case_does_the_others_are_measured(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(SCRIPTED)
     names = ["a", "dies", "b", "hangs", "fails", "c"]
-    found = list(run_cases(names, [sys.executable, str(script)], time.monotonic() + 60, case_s=2.0))
+    found = list(run_cases(names, [sys.executable, str(script)], time.monotonic() + 60, case_s=5.0))
     assert [case.name for case in found] == names
     assert all(case.figures == [Figure(case.name, "x", 2.0, "ms")] for case in found)
     errors = {case.name: case.error for case in found}
     assert errors["a"] == errors["b"] == errors["c"] == ""
     assert "status 3" in errors["dies"] and "illegal memory access" in errors["dies"]
-    assert errors["hangs"].startswith("stopped after 2 s") and errors["fails"] == "ValueError: no"
+    assert errors["hangs"].startswith("stopped after ") and errors["fails"] == "ValueError: no"
 
 
 def test_nothing_is_begun_when_time_is_over(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from foretoken.engine.bench import interleaved
 from foretoken.engine.bench.interleaved import Series, Spread, seconds_of, take_turns, timed
 
 
@@ -43,14 +46,14 @@ def test_spreads_and_rates() -> None:
     assert Series((1.0, 9.0, 4.0)).over(Series((1.0, 3.0, 2.0))).median == 2.0
 
 
-def test_a_slot_is_filled_and_its_first_run_does_not_count() -> None:
-    runs = 0
+def test_a_slot_is_filled_and_its_first_run_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, now = 0, 0.0
+    monkeypatch.setattr(interleaved, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def run() -> None:
-        nonlocal runs
+        nonlocal runs, now
+        now += 0.125 if runs else 9.0
         runs += 1
-        if runs == 1:
-            assert timed(lambda: sum(range(2_000_000))) > 0  # a slow first run
 
-    seconds = seconds_of(run, at_least_s=0.001)
-    assert runs > 3 and seconds < 0.001
+    assert seconds_of(run, at_least_s=0.5) == 0.125 and runs == 1 + 4
+    assert timed(run) == 0.125

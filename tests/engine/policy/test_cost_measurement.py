@@ -15,6 +15,7 @@ from foretoken.engine import boot as boot_module
 from foretoken.engine.boot import Engine, assemble, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.core import EngineCore
+from foretoken.engine.policy import cost_measurement
 from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.policy.cost_measurement import measure
 from foretoken.engine.policy.costs import LADDER, CostFigures
@@ -114,6 +115,7 @@ def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_measurement, "PASSES_S", 10.0)  # enough for all of them, however slow the machine is
     engine = start(tiny_target, adaptive=False, executor="native", block_size=16)
     passes = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 2e-3, 1e-4)).passes
     assert passes is not None and {1, 2, 4, 8} <= set(passes) <= set(LADDER) and max(passes) <= 64

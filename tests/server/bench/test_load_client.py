@@ -135,8 +135,8 @@ def test_a_server_that_lists_no_model() -> None:
 def test_patience_ends() -> None:
     started = time.monotonic()
     with pytest.raises(ServerFailed, match="did not answer within 0.1 s"):
-        ask(b"", lambda client: client.model(), delay_s=3, timeout_s=0.1)
-    assert time.monotonic() - started < 3
+        ask(b"", lambda client: client.model(), delay_s=30, timeout_s=0.1)
+    assert time.monotonic() - started < 30
 
 
 def test_nobody_there() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.server.terminal.colors import FIXED, FREE, PALETTE, RESET, Painter
@@ -73,6 +73,7 @@ def test_proposers_keep_their_colours_and_share_a_legend() -> None:
 
 
 @given(WORDS, st.data())
+@settings(deadline=None)
 def test_every_character_is_shown_once_with_its_token(tokens: list[Token], data: st.DataObject) -> None:
     """However the stream is cut: a step's text may come with its tokens or later."""
     text, placer, shown, ready = "".join(word for word, _ in tokens), TokenPlacer(), [], ""
