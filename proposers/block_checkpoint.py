@@ -169,7 +169,7 @@ def _convolutions(tensors: DraftTensors, settings: BlockSettings, width: int) ->
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     kind = settings.layers.get("model_type", "qwen3")
-    kind = "qwen3" if kind == "dspark" else kind  # a type of SpecForge's own, whose layers are Qwen3's
+    kind = "qwen3" if kind in ("dspark", "dflash") else kind  # types of SpecForge's and TorchSpec's own, whose layers are Qwen3's
     if kind not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}
@@ -194,7 +194,7 @@ def _embedding(tensors: DraftTensors, settings: BlockSettings, hf_config: PreTra
             f"{settings.folder} was trained for a vocabulary of {embedding.rows} tokens, the target's has {target.vocab_size}: "
             "take the drafter that was trained for this target"
         )
-    return replace(embedding, scale=settings.number("input_embedding_scale", embedding.scale))
+    return replace(embedding, scale=settings.number("input_embedding_scale", 1.0 if settings.takes_bare_tables else embedding.scale))
 
 
 def _head(
@@ -205,6 +205,8 @@ def _head(
     head, token_ids = head_of(tensors, int(hf_config.hidden_size), target, embedding, vocab_size, is_tied=False)
     if tensors.has("lm_head.weight"):
         return head, token_ids
+    if settings.takes_bare_tables:
+        head = replace(head, scale=1.0, softcap=None)
     cap = settings.number("final_logit_softcapping", 0.0)
     scaled = replace(head, scale=settings.number("output_multiplier", head.scale), softcap=cap if cap > 0 else head.softcap)
     return scaled, token_ids

@@ -12,6 +12,7 @@ from typing import Any, cast
 from .config_entry import SpeculativeConfigError
 from .detection import nested
 
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 
 
@@ -20,7 +21,9 @@ class BlockSettings:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.layers = nested(config, "transformer_layer_config") or config
+        own = nested(config, "transformer_layer_config")
+        # First folders of `speculators` have the windows beside what they say of the layers, as vLLM reads them.
+        self.layers = {**own, **{key: config[key] for key in _WINDOWS if config.get(key) is not None}} if own else config
         self._top, self._inner = config, nested(config, "dflash_config")
         kind = config.get("speculators_model_type")
         self._speculators = kind if isinstance(kind, str) else None
@@ -45,6 +48,12 @@ class BlockSettings:
     @property
     def layout(self) -> str:
         return "speculators" if self._speculators is not None else "DeepSeek" if self.is_dspark else "z-lab"
+
+    @property
+    def takes_bare_tables(self) -> bool:
+        """Whether it was trained with the target's embedding and head as they are, whatever the target multiplies theirs by (Gemma,
+        Granite): `speculators` copies the numbers, others call the target."""
+        return self._speculators is not None
 
     def find(self, key: str) -> Any:
         value = self._inner.get(key)
@@ -96,6 +105,8 @@ class BlockSettings:
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
             kinds.append("DFlash with attention sinks or scaled values")
+        if not self.flag("is_neox_style", True):
+            kinds.append("DFlash whose rotary pairs lie side by side ('is_neox_style' false)")
         if self.find("fusion_mode") is not None or self.flag("use_correction_target_fusion", False):
             kinds.append("Domino with fused layers")
         return kinds

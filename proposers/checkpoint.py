@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig
 from ..kernels.model_config import read_model_config
 from ..kernels.weights import WeightError, check_finite, read_tensors, shape_of
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .detection import read_config
-from .pickles import conversion
+from .detection import nested, read_config
+from .pickles import only_pickles
 
 MOST_NAMED = 6  # of the tensors that nobody took
 
@@ -49,9 +49,13 @@ class Checkpoint:
 
     @property
     def num_speculative_tokens(self) -> int | None:
-        """What it was made for: of the first proposal method that `speculators` wrote down; None if there is none."""
-        match self.config.get("speculators_config"):
-            case {"proposal_methods": [{"speculative_tokens": int(count)}, *_]} if count > 0:
+        """What it was made for: of the default among the proposal methods that `speculators` wrote down, else of the first; None if
+        there is none."""
+        written = nested(self.config, "speculators_config")
+        listed, default = written.get("proposal_methods"), written.get("default_proposal_method")
+        methods = [method for method in cast(list[Any], listed) if isinstance(method, dict)] if isinstance(listed, list) else []
+        match sorted(methods, key=lambda method: method.get("proposal_type") != default):
+            case [{"speculative_tokens": int(count)}, *_] if count > 0:
                 return min(count, MAX_NUM_SPECULATIVE_TOKENS)
             case _:
                 return None
@@ -151,13 +155,7 @@ def check_token_map(name: str, offsets: Tensor, vocab_size: int) -> Tensor:
 def _read(folder: Path) -> Mapping[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
-        if pickles:
-            raise SpeculativeConfigError(
-                f"{pickles[0]} is a pickle, which can run code when it is read; convert it to safetensors once, which runs none: "
-                f"{conversion(folder)}"
-            )
-        raise SpeculativeConfigError(f"there are no .safetensors files in {folder}")
+        raise SpeculativeConfigError(only_pickles(folder) or f"there are no .safetensors files in {folder}")
     try:
         return read_tensors(files)
     except WeightError as error:

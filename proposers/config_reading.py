@@ -23,10 +23,13 @@ METHODS = (
     *("dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "peagle": "eagle3", "uno_adapter": "uno", "UNO": "uno"},
+    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp"},
+    **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
+    **dict.fromkeys(("eagle2", "hass"), "eagle"),
+    **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),
     **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress"), "dflash"),
 }
-"""What other servers, or a checkpoint's own config, call a method of ours."""
+"""What other servers, papers, or a checkpoint's own config, call a method of ours."""
 
 
 def read_speculative_config(text: str, target: str | None = None) -> SpeculativeConfig:
@@ -117,6 +120,7 @@ def _method(entry: ConfigEntry, target: str | None) -> str:
     if method is None:
         method = _unnamed_method(entry, target)
     if isinstance(method, str):
+        method = method.lower().removeprefix("draft-")  # SGLang's are capitals, llama.cpp's say that they draft
         if method in NGRAM_NAMES:
             return "ngram"
         if method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp, ...: one name per model type in older versions

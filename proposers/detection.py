@@ -124,7 +124,7 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     if isinstance(kind, str):
         names = {"peagle": "eagle3", "dflash2": "dflash", "domino": "dflash", "xpress": "dflash", "independent": "draft_model"}
         return names.get(kind, kind)
-    if str(config.get("model_type")).endswith("_mtp"):
+    if str(config.get("model_type")).endswith(("_mtp", "_assistant")):  # Gemma 4's assistants
         return "mtp"
     architecture = _architecture(config)
     if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
@@ -148,6 +148,8 @@ def _method_of_tensors(shapes: Shapes) -> str | None:
         return "mlp_speculator"
     if {"runs.1", "next.1", "chance.1"} <= shapes.keys():
         return "ngram_cache"
+    if any(map(_OWN_MTP.match, shapes)) and not any(map(_LAYER.match, shapes)) or "model.layers.0.eh_proj.weight" in shapes:
+        return "mtp"  # modules without the model that they were taken from
     return "medusa" if any(map(_MEDUSA_HEAD.match, shapes)) else None
 
 
@@ -182,7 +184,7 @@ def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
         return "medusa"
     if model_type == "mlp_speculator" or "speculatorpretrainedmodel" in architecture:
         return "mlp_speculator"
-    return "pard" if "pard_token" in config or (folder / "warp_model.bin").is_file() else None
+    return "pard" if {"pard_token", "ptd_token_id"} & config.keys() or (folder / "warp_model.bin").is_file() else None
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

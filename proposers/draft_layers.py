@@ -19,6 +19,7 @@ LAYER_SETTINGS = (
     *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
 )
 """Keys of config.json that are the layers' own, not the target's."""
+_BY_LAYER = ("sliding_attention", "full_attention")
 _STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
 
 
@@ -37,7 +38,12 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what places the parts of a picture (Qwen2-VL's and Qwen3-VL's mrope): in text all three positions are the same."""
+    """Without what places the parts of a picture (Qwen2-VL's and Qwen3-VL's mrope): in text all three positions are the same.
+
+    A drafter has one rotary table. Where its config has the target's two, for sliding and for full layers (Gemma, Laguna),
+    `speculators` trains it with that of sliding ones.
+    """
+    rope = next((part for kind in _BY_LAYER if isinstance(part := rope.get(kind), Mapping)), rope)
     own = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
     if own.get("rope_type", own.get("type")) != "mrope":
         return own

@@ -1,4 +1,4 @@
-"""A drafter's folder given to a method that cannot read it: what it holds, and which method does."""
+"""A drafter's folder given to a method that cannot read it: what it holds, and which method does, if any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .config import (
     UnoConfig,
 )
 from .config_entry import SpeculativeConfigError
-from .detection import method_of
+from .detection import method_of, read_config, tensor_shapes
+from .pickles import only_pickles
 
 _HELD = {
     "dflash": "a DFlash drafter",
@@ -33,6 +34,8 @@ _HELD = {
     "pard": "a PARD draft model",
     "uno": "an adapter",
 }
+_TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "tekken.json", "*.tiktoken")
+_MOST_NAMED = 3  # of the tensors
 
 
 def misnamed(configs: Sequence[ProposerConfig], model: str, folder: Path) -> str | None:
@@ -48,7 +51,23 @@ def misnamed(configs: Sequence[ProposerConfig], model: str, folder: Path) -> str
         named, methods = _reads(config)
         if named == model and held in _HELD and held not in methods:
             return f'{folder} holds {_HELD[held]}: say "method": "{held}" instead of "{methods[0]}", or leave the method out'
+        if named == model and held is None and isinstance(config, DraftModelConfig):
+            return _unknown(folder)
     return None
+
+
+def _unknown(folder: Path) -> str | None:
+    """Of a folder that was taken for a draft model because nothing speaks for another method; None if it may well be one."""
+    if any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
+        return None
+    if pickles := only_pickles(folder):  # most heads that say nothing of themselves are published so
+        return pickles
+    tensors = ", ".join(sorted(tensor_shapes(folder))[:_MOST_NAMED])
+    return (
+        f"{folder} holds neither a language model with its tokenizer nor a drafter of a kind that is known (architectures "
+        f"{read_config(folder).get('architectures')}, {f'tensors {tensors}, ...' if tensors else 'no safetensors'}): take "
+        f"{', '.join(_HELD.values())}"
+    )
 
 
 def _reads(config: ProposerConfig) -> tuple[str | None, tuple[str, ...]]:

@@ -6,11 +6,11 @@ Reads the state that the target has behind its final norm beside each token; emb
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from ..kernels.decoder_builder import layer
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
 from ..kernels.model_config import config_class
@@ -24,7 +24,14 @@ from .guessing import ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .mtp_checkpoint import GATED, NUMBERED, MtpModule, find_module
-from .mtp_program import draft_program, gated_draft_program, numbered_draft_program, published, published_with_layer
+from .mtp_program import (
+    draft_program,
+    gated_draft_program,
+    numbered_draft_program,
+    published,
+    published_by_speculators,
+    published_with_layer,
+)
 
 _DENSE = ("qwen2", "qwen3", "llama")
 
@@ -72,8 +79,15 @@ def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Execut
             f"the MTP layer in {module.checkpoint.folder} has embeddings of its own (mtp_use_dedicated_embeddings), which is not supported"
         )
     hf_config = _layer_config(module, resources.target, tuple(GATED))
-    program = fuse(gated_draft_program(hf_config, resources.target, module.has("layers.0.mlp.gate.weight")))
-    return resources.bind(program, _weights(module, program, published_with_layer), config.quantization)
+
+    def of_speculators(name: str) -> str:
+        """Its first folders have the family's own names."""
+        own = published_by_speculators(name)
+        return own if module.has(own) else published(name)
+
+    named = of_speculators if module.is_of_speculators else published_with_layer
+    program = fuse(gated_draft_program(hf_config, resources.target, module.has(named(f"{layer(0)}.mlp.gate.weight"))))
+    return resources.bind(program, _weights(module, program, named), config.quantization)
 
 
 def _numbered(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
@@ -95,10 +109,9 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
 
     types: model types that can be run.
     """
-    folder, given = module.checkpoint.folder, dict(target.config)
-    if module.kind == "speculators":
-        layers = module.checkpoint.config.get("transformer_layer_config")
-        given = cast(dict[str, Any], dict(layers)) if isinstance(layers, dict) else given
+    folder, own = module.checkpoint.folder, module.layer_config
+    # A layer of the target's own kind was taken from the target: what a converter did not write down is as the target has it.
+    given = dict(own) if own and module.kind == "speculators" else {**target.config, **own}
     model_type = given.get("model_type")
     if model_type not in types:
         raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(types)} can be run")

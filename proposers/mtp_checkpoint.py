@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from ..kernels.weights import WeightError, draft_layer_names, named, read_tensors
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
-from .detection import tensor_shapes
+from .detection import nested, read_config, tensor_shapes
 from .loading import TargetView
 
 Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Qwen3-Next", "Qwen3.5"]
@@ -25,6 +25,8 @@ NUMBERED: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 Mo
 """Model types whose modules are numbered as if they were further layers, and hold one of the target's own with experts."""
 GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5"}
 """Model types whose modules share all but their layers, which are the target's own with attention."""
+SPECULATORS = "mtp_layers."
+"""What `speculators` puts before a module's number, whichever family it is of."""
 _ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _SHARED_BY_GATED = ("mtp.fc.", "mtp.pre_fc_norm_")
 # Families whose modules are known, and why their guesses cannot be had.
@@ -35,6 +37,7 @@ _NOT_AVAILABLE = {
     "model.mtp.layers.": "MiMo-V2 or LongCat",
     "model.mtp.": "LongCat, Inkling or another family",
     "mtp.": "Nemotron-H, EXAONE or another family",
+    "pre_projection.": "an assistant of Gemma 4",
 }
 
 
@@ -55,6 +58,15 @@ class MtpModule:
         were written before, or by our own training before it did.
         """
         return self.kind == "MiMo" or (self.kind == "speculators" and "speculators_version" not in self.checkpoint.config)
+
+    @property
+    def is_of_speculators(self) -> bool:
+        return self.prefix.startswith(SPECULATORS)
+
+    @property
+    def layer_config(self) -> Mapping[str, Any]:
+        """What a folder of its own says of its layer; empty if it says nothing."""
+        return nested(self.checkpoint.config, "transformer_layer_config")
 
     def has(self, name: str) -> bool:
         return self.checkpoint.has(self.prefix + name)
@@ -78,7 +90,7 @@ def find_module(folder: Path, target: TargetView) -> MtpModule:
     kind, stem, first = _family(names, folder, target)
     numbers = {int(match[1]) for name in names if (match := re.match(re.escape(stem) + r"(\d+)\.", name))}
     num_modules = sum(number >= first for number in numbers)
-    prefix = "mtp." if kind in GATED.values() else f"{stem}{first}."
+    prefix = "mtp." if stem == "mtp.layers." else f"{stem}{first}."
     checkpoint = Checkpoint(folder, _tensors(folder, prefix))
     # Copies of what the target has, trained with it as one: only the target's are kept.
     checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight")))
@@ -91,19 +103,23 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
     """Which it is, what stands before the number in its tensors' names, and the number of the first module."""
     if any(name.startswith("model.mtp_layers.0.") for name in names):
         return "MiMo", "model.mtp_layers.", 0
-    if any(name.startswith("mtp_layers.0.") for name in names):
-        return "speculators", "mtp_layers.", 0
     model_type = target.config.get("model_type")
-    if any(name.startswith(f"model.layers.{target.num_layers}.") for name in names):
+    of_layer = nested(read_config(folder), "transformer_layer_config").get("model_type", model_type)
+    shares = any(name.startswith(_SHARED_BY_GATED) for name in names)
+    if (shares or of_layer in GATED) and model_type not in GATED:
+        raise SpeculativeConfigError(
+            f"{folder} has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a {model_type!r}"
+        )
+    if any(name.startswith(f"{SPECULATORS}0.") for name in names):
+        return GATED.get(str(of_layer), "speculators"), SPECULATORS, 0
+    # Exports of the module alone number it anew (SGLang's NextN).
+    first = 0 if "model.layers.0.eh_proj.weight" in names else target.num_layers
+    if any(name.startswith(f"model.layers.{first}.") for name in names):
         if model_type not in NUMBERED:
             raise SpeculativeConfigError(f"MTP layers of model type {model_type!r} are not available; leave out method mtp")
-        return NUMBERED[model_type], "model.layers.", target.num_layers
-    if any(name.startswith(_SHARED_BY_GATED) for name in names):
-        if model_type not in GATED:
-            raise SpeculativeConfigError(
-                f"{folder} has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a {model_type!r}"
-            )
-        return GATED[model_type], "mtp.layers.", 0
+        return NUMBERED[model_type], "model.layers.", first
+    if shares:
+        return GATED[str(model_type)], "mtp.layers.", 0
     for prefix, family in _NOT_AVAILABLE.items():
         if any(name.startswith(prefix) for name in names):
             raise SpeculativeConfigError(f"{folder} has MTP layers as {family} has them ({prefix}*): known, but not available")

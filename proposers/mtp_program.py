@@ -21,6 +21,13 @@ from ..kernels.recurrent_families import gated_attention
 from .guessing import FEATURE
 from .loading import TargetView
 
+_OF_SPECULATORS = {
+    "fc": "input_proj",
+    "pre_fc_norm_hidden": "hidden_layernorm",
+    "pre_fc_norm_embedding": "token_layernorm",
+    "norm": "final_layernorm",
+}
+
 
 def draft_program(hf_config: PretrainedConfig, target: TargetView, has: Callable[[str], bool], state_first: bool) -> Program:
     """o = layer(input_proj([hidden_layernorm(f); token_layernorm(E)])), scores = the target's head of final_layernorm(o).
@@ -80,6 +87,12 @@ def numbered_draft_program(hf_config: PretrainedConfig, target: TargetView) -> P
 def published(name: str) -> str:
     """What the module calls the weight that the program calls `name`; its prefix is left out."""
     return name.removeprefix(f"{layer(0)}.")
+
+
+def published_by_speculators(name: str) -> str:
+    """The same for a gated module in the layout of `speculators`, which names the parts of all families alike."""
+    module, _, last = name.rpartition(".")
+    return f"{_OF_SPECULATORS[module]}.{last}" if module in _OF_SPECULATORS else published(name)
 
 
 def published_with_layer(name: str) -> str:

@@ -29,6 +29,8 @@ from .vocabularies import check_vocabularies, read_tokenizer
 
 STATE_SCALE = 0.02
 """What PARD-2 multiplies the projected states by before it adds them to the embedding."""
+MASK_TOKENS = ("pard_token", "ptd_token_id")
+"""Where config.json names the mask token: AMD's key, and the one that vLLM reads after it."""
 PROJECTIONS = ("target_proj", "model.target_proj")
 
 
@@ -36,7 +38,7 @@ def load(config: PardConfig, resources: Resources) -> LoadedProposer:
     """Raises SpeculativeConfigError if it is no PARD checkpoint, or reads text as other ids than the target."""
     folder = resources.find_folder(config.model, config.revision)
     checkpoint = Checkpoint(folder)
-    mask_token = checkpoint.config.get("pard_token")
+    mask_token = next((checkpoint.config[key] for key in MASK_TOKENS if checkpoint.config.get(key) is not None), None)
     if type(mask_token) is not int:
         raise SpeculativeConfigError(
             f"{folder}/config.json has no 'pard_token', so this is no PARD checkpoint; for an ordinary draft model say method draft_model"

@@ -116,6 +116,7 @@ def own_vocabulary(tensors: dict[str, Tensor]) -> None:
         ("xpress, speculators", None, {"num_jacobi_passes": True}, "'num_jacobi_passes' must be a positive integer"),
         ("z-lab", None, {"dflash_config": {"mask_token_id": 59, "attention_sink_bias": True}}, "attention sinks"),
         ("z-lab", put("layers.0.self_attn.sinks", 4), {}, "attention sinks"),
+        ("z-lab", None, {"is_neox_style": False}, "rotary pairs lie side by side"),
         ("z-lab", put("layers.0.self_attn.kv_a_proj_with_mqa.weight", 4, 4), {}, "is a multi-head latent attention drafter"),
         ("speculators", None, {"speculators_model_type": "xpress"}, "no tensor 'xpress_head.w1.weight'"),
         ("speculators", None, {"speculators_model_type": "later"}, "is a later drafter"),

@@ -69,6 +69,7 @@ def test_layers_that_cannot_be_read(config: dict[str, Any], words: str) -> None:
         (z_lab({"use_swa": True, "swa_window_size": 32}), (False, False, False)),
         (speculators({}), (False, False, False)),
         (speculators(MIXED), (True, False, True)),
+        (speculators({"num_hidden_layers": 3}, **MIXED), (True, False, True)),
         (speculators(MIXED, sliding_window_non_causal=False), (True, False, True)),
         (speculators(MIXED, sliding_window_non_causal=True), (False, False, False)),
     ],
@@ -93,6 +94,8 @@ def test_a_dspark_of_deepseeks_is_bidirectional() -> None:
         (z_lab({"use_swa": True, "swa_window_size": 32}, layer_types=["full_attention"] * 3, sliding_window=32), (32, 32, 32)),
         (z_lab({"use_swa": True, "swa_window_size": 32}, **MIXED), (32, None, 32)),
         (speculators(MIXED), (64, None, 64)),
+        (speculators({"num_hidden_layers": 3}, **MIXED), (64, None, 64)),
+        (speculators(MIXED, use_sliding_window=False), (None, None, None)),
     ],
 )
 def test_windows(config: BlockSettings, expected: tuple[int | None, ...]) -> None:

@@ -47,6 +47,7 @@ EAGLE3 = {"fc.weight": (H, 3 * H), "norm.weight": (H,), "d2t": (9,), **eagle3_la
 DFLASH = {"fc.weight": (H, 5 * H), "hidden_norm.weight": (H,), "norm.weight": (H,), **decoder("layers.0.")}
 MARKOV = {"markov_head.markov_w1.weight": (9, 2), "markov_head.markov_w2.weight": (9, 2)}
 MEDUSA = {f"{h}.0.linear.weight": (H, H) for h in range(5)} | {f"{h}.1.weight": (9, H) for h in range(5)}
+MTP = {"mtp.fc.weight": (H, 2 * H), **decoder("mtp.layers.0.")}
 MLP = {"speculator.emb.0.weight": (9, H), "speculator.proj.0.weight": (H, H)}
 
 BY_TENSORS: dict[str, tuple[dict[str, Any], Shapes, str]] = {
@@ -74,6 +75,11 @@ BY_TENSORS: dict[str, tuple[dict[str, Any], Shapes, str]] = {
     "mlp speculator": ({}, MLP, "mlp_speculator"),
     "n-gram cache": ({"model_type": "ngram_cache"}, {"runs.1": (9, 1), "next.1": (9,), "chance.1": (9,)}, "ngram_cache"),
     "pard": ({**LLAMA, "pard_token": 3}, MODEL, "pard"),
+    "pard, vllm": ({**LLAMA, "ptd_token_id": 3}, MODEL, "pard"),
+    "mtp alone": ({}, MTP, "mtp"),
+    "mtp alone, speculators": ({}, {"mtp_layers.0.input_proj.weight": (H, 2 * H), **decoder("mtp_layers.0.")}, "mtp"),
+    "mtp alone, numbered anew": (LLAMA, {**MODEL, "model.layers.0.eh_proj.weight": (H, 2 * H)}, "mtp"),
+    "mtp of a whole model": (LLAMA, {**MODEL, **MTP}, "draft_model"),
 }
 
 BY_CONFIG: list[tuple[dict[str, Any], str]] = [
@@ -89,6 +95,7 @@ BY_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"speculators_model_type": "dspark"}, "dspark"),
     ({"speculators_model_type": "mtp"}, "mtp"),
     ({"model_type": "deepseek_mtp"}, "mtp"),
+    ({"model_type": "gemma4_assistant"}, "mtp"),
     ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
     ({"architectures": ["Qwen3Model"], "markov_rank": 0}, "dspark"),
     ({"architectures": ["DFlashDraftModel"]}, "dflash"),

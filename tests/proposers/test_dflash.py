@@ -102,6 +102,17 @@ def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: 
     assert check(engine, drafter, engine.step(accept(2))) == 1
 
 
+@pytest.mark.parametrize("name", ["speculators, sliding", "domino, speculators, masks"])
+def test_speculators_trains_with_the_targets_tables_as_they_are(make: MakeDrafter, name: str) -> None:
+    """It copies the numbers and calls nothing of the target, whatever that multiplies by."""
+    drafter = make(name, embed_scale=2.5, logits_scale=0.5, softcap=4.0)
+    drafter.reference = make(name).reference
+    engine = drafter.run(num_speculative_tokens=4)
+    engine.add("a", text(1, 9))
+    engine.step(accept(0))
+    assert check(engine, drafter, engine.step(accept(2))) == 1
+
+
 @pytest.mark.parametrize("name", ["z-lab", "speculators", "dflash2", "lilicorr", "dspark, gated", "domino", "xpress, speculators"])
 def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> None:
     drafter = make(name)

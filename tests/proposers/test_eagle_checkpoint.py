@@ -128,8 +128,10 @@ def test_rope_scaling_is_its_own(tmp_path: Path) -> None:
     vision = {"type": "mrope", "mrope_section": [1, 1, 2]}  # Qwen2.5-VL's: three positions, which are one in text
     apart = first_confidence(edit(drafter, {"rope_theta": 500000.0}))
     assert first_confidence(edit(drafter, {"rope_theta": 500000.0, "rope_scaling": vision})) == apart != plain
+    parts = {"full_attention": {"rope_theta": 10000.0}, "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"}}
+    assert first_confidence(edit(drafter, {"rope_theta": None, "rope_scaling": None, "rope_parameters": parts})) == apart
     with pytest.raises(UnsupportedModel, match="dynamic"):
-        edit(drafter, {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}).load()
+        edit(drafter, {"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}).load()
 
 
 def first_confidence(drafter: Drafter) -> list[float]:

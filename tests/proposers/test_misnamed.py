@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.llm import LLM
@@ -60,3 +62,16 @@ def test_a_folder_that_says_nothing_is_left_to_the_method(tmp_path: Path) -> Non
     assert told("eagle", tmp_path) is None
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     assert told("eagle", tmp_path) is None
+
+
+def test_what_is_neither_a_model_nor_a_known_drafter(tmp_path: Path) -> None:
+    """Nothing speaks for a method, so it was taken for a draft model."""
+    (tmp_path / "config.json").write_text('{"architectures": ["HydraModel"]}')
+    (tmp_path / "hydra_lm_head.pth").write_bytes(b"")
+    sentence = told("draft_model", tmp_path)
+    assert sentence and sentence.startswith(f"{tmp_path}/hydra_lm_head.pth is a pickle")
+    save_file({"hydra_mlp.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    sentence = told("draft_model", tmp_path)
+    assert sentence and "of a kind that is known (architectures ['HydraModel'], tensors hydra_mlp.0.weight, ...)" in sentence
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert told("draft_model", tmp_path) is None, "a model may be of a kind that comes later"

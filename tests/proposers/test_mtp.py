@@ -170,6 +170,10 @@ def test_k_is_the_configs_else_what_it_was_trained_for_else_the_number_of_module
     methods = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]}
     config.write_text(json.dumps({**json.loads(config.read_text()), "speculators_config": methods}))
     assert target.open().max_tokens == 4
+    methods["proposal_methods"].insert(0, {"proposal_type": "tree", "speculative_tokens": 7})
+    named = {"speculators_config": {**methods, "default_proposal_method": "greedy"}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **named}))
+    assert target.open().max_tokens == 4
 
 
 def test_several_modules_are_counted_and_the_first_is_used(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         (renamed("model.mtp_layers.0", "model.mtp_block.0"), "as ERNIE-4.5 has them .*known, but not available"),
         (renamed("model.mtp_layers.0", "model.mtp.layers.0"), "as MiMo-V2 or LongCat has them"),
         (renamed("model.mtp_layers.0", "mtp.layers.0"), "known, but not available"),
+        (renamed("model.mtp_layers.0", "pre_projection"), "as an assistant of Gemma 4 has them"),
         (renamed("model.mtp_layers.0", "model.layers.2"), "MTP layers of model type 'qwen2' are not available"),
         (lambda tensors: {n: t[:5] if n.endswith("token_layernorm.weight") else t for n, t in tensors.items()}, "is 5, but 32 is needed"),
         (lambda tensors: {n: t * torch.nan if "mtp" in n else t for n, t in tensors.items()}, "contains NaN"),
@@ -181,3 +182,64 @@ def test_a_folder_of_its_own(tmp_path: Path, has_config: bool, version: str | No
     (own / "config.json").write_text(json.dumps(config))
     with pytest.raises(SpeculativeConfigError, match="trained for a target of hidden size 64, this one has 32"):
         target.load(model=str(own))
+
+
+SPECULATORS_NAMES = {
+    "mtp.fc.": "mtp_layers.0.input_proj.",
+    "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+    "mtp.norm.": "mtp_layers.0.final_layernorm.",
+    "mtp.layers.0.": "mtp_layers.0.",
+}
+FIRST_NAMES = {"mtp.layers.0.": "mtp_layers.0.", "mtp.": "mtp_layers.0."}
+
+
+def moved(target: MtpTarget, own: Path, names: dict[str, str], config: dict[str, Any]) -> Path:
+    """The target's layer in a folder of its own; names: what its tensors' begin with, before and after."""
+    own.mkdir()
+    layer: dict[str, Tensor] = {}
+    for name, tensor in load_file(target.folder / "model.safetensors").items():
+        before = next((before for before in names if name.startswith(before)), None)
+        if before is not None:
+            layer[names[before] + name.removeprefix(before)] = tensor.clone()
+    save_file(layer, own / "model.safetensors")
+    (own / "config.json").write_text(json.dumps(config))
+    edit(target.folder, lambda tensors: {n: t for n, t in tensors.items() if not n.startswith(tuple(names))})
+    return own
+
+
+def assert_guesses_as_the_layer_does(target: MtpTarget, own: Path) -> None:
+    assert detect_method(str(own), str(target.folder)) == "mtp"
+    assert target.load(model=str(own)).found[2:] == ()
+    engine = target.run(model=str(own), num_speculative_tokens=2)
+    engine.add("a", [5, 7, 9])
+    engine.step(lambda request, guess: ((), 3))
+    guess = engine.step(lambda request, guess: ((), 3))["a"]
+    assert guess.confidence[0] == pytest.approx(float(target.probs(guess.text, []).max()), abs=1e-4)
+    assert guess.confidence[1] == pytest.approx(float(target.probs(guess.text, guess.tokens[:1]).max()), abs=1e-4)
+
+
+def test_a_gated_layer_of_speculators_beside_another_target(tmp_path: Path) -> None:
+    target = write("qwen3_5", tmp_path / "qwen")
+    layers = target.hf_config.to_dict()
+    own = moved(target, tmp_path / "own", SPECULATORS_NAMES, {"transformer_layer_config": layers})
+    with pytest.raises(SpeculativeConfigError, match=FOREIGN):
+        find_module(own, replace(target.view(), config={**layers, "model_type": "qwen2"}))
+    (own / "config.json").write_text("{}")
+    assert_guesses_as_the_layer_does(target, own)  # its kind is the target's where it says nothing
+
+
+@pytest.mark.parametrize("names", [SPECULATORS_NAMES, FIRST_NAMES, {"mtp.": "mtp."}], ids=["speculators", "its first files", "Qwen's"])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_a_gated_layer_in_a_folder_of_its_own(tmp_path: Path, name: str, names: dict[str, str]) -> None:
+    target = write(name, tmp_path / name)
+    config: dict[str, Any] = {"speculators_model_type": "mtp", "transformer_layer_config": target.hf_config.to_dict()}
+    assert_guesses_as_the_layer_does(target, moved(target, tmp_path / "own", names, {} if "mtp." in names.values() else config))
+
+
+@pytest.mark.parametrize("name", ["deepseek", "glm", "glm_flash"])
+def test_a_numbered_layer_exported_alone(tmp_path: Path, name: str) -> None:
+    """SGLang's NextN folders number it anew."""
+    target = write(name, tmp_path / name)
+    config = {**target.hf_config.to_dict(), "num_hidden_layers": 1, "architectures": ["DeepseekV3ForCausalLMNextN"]}
+    assert_guesses_as_the_layer_does(target, moved(target, tmp_path / "own", {"model.layers.2.": "model.layers.0."}, config))

@@ -91,6 +91,14 @@ def test_guesses_are_those_of_one_forward_with_masks(method: str, tmp_path: Path
         assert float((best - chosen).max()) < 2e-4, f"behind {len(text)} tokens"
 
 
+def test_the_mask_token_has_two_names(tmp_path: Path) -> None:
+    folder = write("pard", TARGET, tmp_path / "pard", seed=3)
+    guessed = drafts_of(start(folder))
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"pard_token"', '"ptd_token_id"'))
+    assert guessed and drafts_of(start(folder)) == guessed
+
+
 def test_another_checkpoint_is_told_what_it_is(tmp_path: Path) -> None:
     plain = write("draft_model", TARGET, tmp_path / "plain")
     with pytest.raises(ConfigError, match="no 'pard_token'"):

@@ -39,6 +39,14 @@ def test_the_command_keeps_every_tensor_of_a_head(tmp_path: Path) -> None:
     assert drafter.load().found
 
 
+def test_the_command_reads_every_name_that_pickles_have(tmp_path: Path) -> None:
+    names = ("pytorch_model.bin", "medusa_lm_head.pt", "model.pth")
+    for name in names:
+        torch.save({name: torch.ones(2)}, tmp_path / name)
+    subprocess.run(conversion(tmp_path).replace("python", sys.executable, 1), shell=True, check=True)
+    assert {name for file in tmp_path.glob("*.safetensors") for name in load_file(file)} == set(names)
+
+
 def test_a_head_on_the_hub_is_not_converted_as_a_whole_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Which would make up the layers that it has not, and leave its own out."""
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda hub_id, **_: str(tmp_path))

@@ -188,6 +188,7 @@ def _published() -> dict[str, Published]:
     return {
         "z-lab": z_lab(base),
         "z-lab, aliases": replace(z_lab(replace(base, theta=500000.0)), rename=lambda name: aliases.get(name, name)),
+        "z-lab, TorchSpec": z_lab(base, {"model_type": "dflash"}),
         "z-lab, wide": z_lab(replace(base, hidden=48, own_embedding=True, own_head=True, taps=(1, 8, 3, 5))),
         "z-lab, causal": z_lab(replace(base, causal=(True, True)), causal=True),
         "z-lab, sliding": z_lab(replace(slides, causal=(True, False)), sliding),
