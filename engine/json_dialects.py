@@ -6,8 +6,10 @@ What is said stays the same, or becomes narrower where the library is too kind: 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -32,8 +34,14 @@ _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions",
 _HINTS = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
 _PATTERN_PART = re.compile(r"\\(?P<escape>.)|\[(?:\\.|[^\]\\])*\]?|(?P<around>\(\?<?[=!])", re.DOTALL)
 _MAX_REFS = 16
-_LEAST = 1024 - 2**63
-"""The least bound of integers that the library can write."""
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_LEAST, _MOST = 1024 - 2**63, 2**63 - 1
+"""The widest bounds of integers that the library can write."""
+_EXACT = 2**53
+"""Integers from here on are not all numbers to the library: it has doubles, and rounds."""
+_UP, _DOWN = Context(15, ROUND_CEILING), Context(15, ROUND_FLOOR)
+"""With as many digits as come back from a double."""
+_LITTLE = Decimal("1e-15")
 
 
 def enforceable(schema: Any, strict: bool) -> Any:
@@ -77,8 +85,7 @@ class _Document:
             del new["uniqueItems"]
         if isinstance(ref := new.get("$ref"), str):
             new["$ref"] = quote(ref, safe="!#$%&'()*+,/:;=?@~")
-        if new.get("type") == "integer" and isinstance(least := new.get("minimum"), (int, float)):
-            new["minimum"] = max(least, _LEAST)
+        _write_bounds(new)
         self._write_text(new)
         if isinstance(new.get("oneOf"), list):
             self._write_choice(new)
@@ -146,6 +153,61 @@ class _Document:
                 case _:
                     break
         return schema
+
+
+def _write_bounds(new: dict[str, Any]) -> None:
+    """Bounds of numbers a little further in, where the library would let others pass. Raises ValueError for those beyond its integers."""
+    for inclusive, exclusive in (_LOW, _HIGH):
+        if isinstance(excluded := new.get(exclusive), bool):  # as OpenAPI 3.0 has it
+            del new[exclusive]
+            if excluded and inclusive in new:
+                new[exclusive] = new.pop(inclusive)
+    bounds = {name: new[name] for name in (*_LOW, *_HIGH) if name in new}
+    if not all(map(_is_number, bounds.values())):
+        return  # which the library refuses
+    kinds = new.get("type")
+    is_integer = isinstance(kinds, (str, list)) and "integer" in kinds and "number" not in kinds
+    for names, opposite, up in ((_LOW, _HIGH, True), (_HIGH, _LOW, False)):
+        inclusive, exclusive = names
+        across = [bounds[name] for name in opposite if name in bounds]
+        for name in names:
+            if name in bounds:
+                bound, strictly = bounds[name], name == exclusive
+                first = _first_integer(bound, up, strictly) if is_integer else _first_number(bound, up, strictly, across)
+                if first != bound:
+                    del new[name]
+                    new[inclusive] = (max if up else min)(first, new.get(inclusive, first))
+
+
+def _is_number(bound: Any) -> bool:
+    return math.isfinite(bound) if isinstance(bound, float) else isinstance(bound, int) and not isinstance(bound, bool)
+
+
+def _first_integer(bound: float, up: bool, strictly: bool) -> float:
+    """The first one within a bound that is a double, too; the bound itself where that is near enough to 0 to be one."""
+    if abs(bound) < _EXACT:
+        return bound
+    first = (math.floor(bound) + 1 if strictly else math.ceil(bound)) if up else (math.ceil(bound) - 1 if strictly else math.floor(bound))
+    if up and first > _MOST:
+        raise ValueError(f"no integer above {_MOST} can be asked for")
+    if not _LEAST < first < _MOST:
+        return max(first, _LEAST) if up else min(first, _MOST)
+    double = float(first)
+    if (double < first) if up else (double > first):
+        double = math.nextafter(double, math.inf if up else -math.inf)
+    return int(double)
+
+
+def _first_number(bound: float, up: bool, strictly: bool, across: Sequence[float]) -> float:
+    """The first one within a bound that has as many digits as come back from a double; the bound itself where it has no more.
+
+    Behind a whole number that is excluded it is the next one, if the bound across is less than 1 away: the library would let it in.
+    """
+    exact, inward = Decimal(repr(bound)), _UP if up else _DOWN
+    if strictly and exact == int(exact) and any(abs(Decimal(repr(other)) - exact) < 1 for other in across):
+        exact += _LITTLE if up else -_LITTLE
+    first = inward.plus(exact)
+    return bound if first == Decimal(repr(bound)) else float(first)
 
 
 def _with_required(schema: Any, key: str) -> Any:

@@ -46,6 +46,8 @@ def find_folder(
         is_dir, is_file = path.is_dir(), path.is_file()
     except PermissionError as error:
         raise ModelLoadError(_unreadable(path, error.strerror)) from error
+    except OSError as error:  # a name that is too long, a disk that is gone
+        raise ModelLoadError(f"there is no folder {str(path)[:200]}: {error.strerror}") from error
     if is_dir:
         if not os.access(path, os.R_OK | os.X_OK):
             raise ModelLoadError(_unreadable(path, "Permission denied"))

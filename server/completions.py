@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ..engine.request import TokenDelta
 from .generation import Generation
-from .logprobs import CompletionLogprobs, annotated, prompt_logprobs
+from .logprobs import CompletionLogprobs, Place, annotated, prompt_logprobs
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
@@ -49,7 +49,8 @@ class CompletionShape:
         self._created = int(time.time())
         self._spell = serving.token_text.as_ids() if body.return_tokens_as_token_ids else serving.token_text
         self._proposer_names = serving.proposer_names if options.include_speculation else None
-        self._offsets = [0] * len(self._prompts)  # of each choice's next token, for streamed logprobs
+        hidden = serving.token_text.special_ids if generation.params.skip_special_tokens else ()
+        self._places = [Place(hidden) for _ in self._prompts]  # of each choice's next token, for streamed logprobs
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
         return {
@@ -100,13 +101,12 @@ class CompletionShape:
     def _logprobs(self, index: int, deltas: Sequence[TokenDelta]) -> dict[str, Any] | None:
         if all(delta.logprobs is None for delta in deltas):
             return None
-        logprobs = CompletionLogprobs(self._offsets[index])
+        logprobs = CompletionLogprobs(self._places[index])
         for delta in deltas:
             if self._body.echo and delta.prompt_logprobs is not None:
-                logprobs.add_prompt(self._prompts[index], delta.prompt_logprobs, self._spell)
+                logprobs.add_prompt(self._prompts[index], delta.prompt_logprobs, self._spell, self._echoed[index])
             if delta.logprobs is not None:
                 logprobs.add(delta, self._spell)
-        self._offsets[index] = logprobs.offset
         return logprobs.body()
 
 

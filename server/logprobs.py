@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,10 @@ class TokenText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._bytes = TokenBytes(tokenizer)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._bytes.special_ids
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
         """(text, bytes). Bytes that are no text are spelled bytes:\\xe2\\x96, as OpenAI does: so alternatives stay distinct."""
@@ -69,24 +74,53 @@ def prompt_logprobs(said: PromptLogprobs, spell: TokenText) -> list[dict[str, di
     return entries
 
 
+class Place:
+    """Where in a choice's text its next token begins, in characters; one within a character begins where that does."""
+
+    def __init__(self, hidden: Collection[int] = ()) -> None:
+        """hidden: tokens that the choice's text leaves out."""
+        self._hidden = hidden
+        self._offset = 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def prompt(self, pieces: Sequence[bytes], text: str) -> list[int]:
+        """Of each token of an echoed prompt. What the tokenizer puts in front of a text, as a token or a space, is no part of it."""
+        begins = [self._pass(piece) for piece in pieces]
+        before, self._offset = self._offset - len(text), len(text)
+        return [max(0, begin - before) for begin in begins]
+
+    def next(self, token_id: int, piece: bytes) -> int:
+        """Of one token more."""
+        return self._pass(b"" if token_id in self._hidden else piece)
+
+    def _pass(self, piece: bytes) -> int:
+        if piece and piece[0] & 0xC0 != 0x80:  # it begins a character: one that is still open will not be completed
+            self._offset += len(self._decoder.decode(b"", True))
+        begin = self._offset
+        self._offset += len(self._decoder.decode(piece))
+        return begin
+
+
 @dataclass
 class CompletionLogprobs:
-    """The older shape of one choice: parallel lists. Offsets count the characters of the tokens before."""
+    """The older shape of one choice: parallel lists."""
 
-    offset: int = 0
+    place: Place
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
-    def add_prompt(self, token_ids: Sequence[int], said: PromptLogprobs, spell: TokenText) -> None:
-        """Tokens of an echoed prompt. The first has no logprobs: nothing comes before it."""
+    def add_prompt(self, token_ids: Sequence[int], said: PromptLogprobs, spell: TokenText, echoed: str) -> None:
+        """Tokens of a prompt, and how it is echoed. The first has no logprobs: nothing comes before it."""
+        self.text_offset += self.place.prompt([spell(token_id)[1] for token_id in token_ids], echoed)
         self._add(spell(token_ids[0])[0], None, None)
         for token_id, logprob, _, top in said:
             self._add_token(token_id, logprob, top, spell)
 
     def add(self, delta: TokenDelta, spell: TokenText) -> None:
         for token_id, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
+            self.text_offset.append(self.place.next(token_id, spell(token_id)[1]))
             self._add_token(token_id, said.logprob, said.top, spell)
 
     def _add_token(self, token_id: int, logprob: float, top: Sequence[tuple[int, float]], spell: TokenText) -> None:
@@ -99,8 +133,6 @@ class CompletionLogprobs:
         self.tokens.append(text)
         self.token_logprobs.append(logprob)
         self.top_logprobs.append(best)
-        self.text_offset.append(self.offset)
-        self.offset += len(text)
 
     def body(self) -> dict[str, Any]:
         return {

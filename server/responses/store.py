@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...engine.errors import ConfigError
+
+logger = logging.getLogger("foretoken.server")
 
 MAX_BYTES = 256 * 2**20
 """Of all responses with their inputs."""
@@ -144,8 +147,11 @@ class ResponseStore:
             if len(ids) > MAX_CHAIN or total > MAX_CHAIN_BYTES:
                 raise ChainTooLong()
         chain = [self._row(tenant, id) for id in reversed(ids)]
-        with self._db:
-            self._db.executemany("UPDATE responses SET used_at = ? WHERE id = ?", [(time.time(), id) for id in ids])
+        try:
+            with self._db:
+                self._db.executemany("UPDATE responses SET used_at = ? WHERE id = ?", [(time.time(), id) for id in ids])
+        except sqlite3.OperationalError as error:  # a full disk: what was kept can be read all the same
+            logger.warning("the use of stored responses could not be noted: %s", error)
         return chain
 
     def _items(self, tenant: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -100,7 +100,8 @@ class Writer:
 
     def _total(self, generation: Generation) -> None:
         generation.choices[0].num_reasoning_tokens = self.reply.num_reasoning_tokens
-        self.response |= {"completed_at": int(time.time()), "usage": usage(generation), "metrics": generation.metrics()}
+        completed_at = int(time.time()) if self.response["status"] == "completed" else None  # as OpenAI has it
+        self.response |= {"completed_at": completed_at, "usage": usage(generation), "metrics": generation.metrics()}
 
     def _part(self, part: dict[str, Any]) -> list[Event]:
         match part:

@@ -14,7 +14,7 @@ from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.model_folder import LFS_POINTER, config_json, find_folder, read_json, weight_files
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "/" + 300 * "a", 5000 * "a/"], ids=len)
 def test_paths_are_never_looked_for_on_the_hub(name: str):
     with pytest.raises(ModelLoadError, match="there is no folder"):
         find_folder(name, None, lambda line: pytest.fail(f"asked the hub: {line}"))

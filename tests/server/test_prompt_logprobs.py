@@ -76,6 +76,20 @@ def test_a_scoring_tool_gets_every_token_of_the_prompt(client: TestClient, refer
         assert token in best and max(best.values()) == pytest.approx(float(row.max()), abs=2e-4)
 
 
+@pytest.mark.parametrize("fields", [{}, {"return_tokens_as_token_ids": True}, {"max_tokens": 0, "prompt": [5, 290, 1, 70]}], ids=str)
+def test_offsets_are_places_in_the_text(client: TestClient, reference: Reference, fields: dict[str, Any]) -> None:
+    asked = SCORING | {"prompt": "Größe 🙂: naïve 日本", "max_tokens": 6, "ignore_eos": True, "return_token_ids": True} | fields
+    said = choice(client, **asked)
+    offsets, token_ids = said["logprobs"]["text_offset"], [*said["prompt_token_ids"], *said["token_ids"]]
+    assert len(offsets) == len(token_ids) and offsets == sorted(offsets)
+    texts = [reference.tokenizer.decode([token]) for token in token_ids]
+    whole = [(text, offset) for text, offset in zip(texts, offsets, strict=True) if "\ufffd" not in text]
+    assert 4 <= len(whole) and all(said["text"][offset:].startswith(text) for text, offset in whole)
+    if asked["max_tokens"]:
+        assert offsets[len(said["prompt_token_ids"])] == len(asked["prompt"])
+        assert [offset for part in parts(client, **asked) if part["logprobs"] for offset in part["logprobs"]["text_offset"]] == offsets
+
+
 def test_nothing_is_generated_where_nothing_is_asked_for(client: TestClient, reference: Reference) -> None:
     body = client.post(ROUTE, json=SCORING | {"max_tokens": 0, "prompt": [TEXT, "Short"], "n": 2}).json()
     assert body["usage"]["completion_tokens"] == 0 and len(body["choices"]) == 4

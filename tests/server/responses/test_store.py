@@ -62,6 +62,16 @@ def test_what_is_put_is_there_for_its_tenant_only() -> None:
     assert caught.value.args == ("x",)
 
 
+def test_a_conversation_goes_on_where_nothing_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ResponseStore(str(tmp_path / "kept"), 10, 100)
+    run(store.put("a", kept("x")), store.put("a", kept("y", "x")))
+    store._db.execute("PRAGMA query_only = ON")  # as on a full disk
+    assert [turn.response["id"] for turn in run(store.chain("a", "y"))] == ["x", "y"] and "could not be noted" in caplog.text
+    with pytest.raises(sqlite3.OperationalError):
+        run(store.put("a", kept("z")))
+    run(store.close())
+
+
 def test_the_least_recently_used_go_and_using_one_uses_all_before_it() -> None:
     store = ResponseStore("memory", 3, 100)
     run(*(store.put("a", kept(name, previous)) for name, previous in (("p", None), ("q", "p"), ("r", None))))

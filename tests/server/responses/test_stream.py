@@ -119,6 +119,7 @@ def test_a_failure_is_told_and_kept(api: TestClient, fake: FakeEngine) -> None:
     response = events[-1]["response"]
     assert response["status"] == "failed" and response["error"] == {"code": "server_error", "message": "not finite"}
     assert response["output"][0]["status"] == "incomplete" and fake.num_open == 0
+    assert response["completed_at"] is None and response["usage"]
     assert api.get(f"/v1/responses/{response['id']}").json() == response
 
 
