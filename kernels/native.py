@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .adapters import AdapterBank, adapted
 from .execution import Execution
+from .footprint import native_weight_bytes
 from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom, address
 from .native_abi import (
     MAX_HEAD_DIM,
@@ -24,6 +25,7 @@ from .native_abi import (
     ChainRequest,
     NativeTable,
     NetworkSpec,
+    Precision,
     RoundsDrafter,
     RoundsRequest,
     RunRequest,
@@ -42,6 +44,9 @@ from .weight_bank import NetworkWeights, WeightBank
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
+# Bytes of bfloat16 weights that no cache holds: unpacking them takes less time than it saves in reading, up to some 10 tokens a pass.
+COMPACT_FROM = 64 * 2**20
+COMPACT_ISAS = {"avx512_bf16"}  # tiles (AMX) would have to wait for what vectors unpack
 LONG_HEAD = 16 * 2**20  # bytes that no core's own cache holds: to read them takes longer than to multiply
 
 
@@ -78,6 +83,15 @@ def has_weights(program: Program, weights: Mapping[str, Tensor], bank: WeightBan
 
 
 _NO_SCORES = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float32)
+
+
+def _precision(program: Program, execution: Execution, isa: str) -> Precision:
+    """Of weights that are not quantised."""
+    if execution.dtype != torch.bfloat16:
+        return Precision.FLOAT32
+    is_read_from_memory = native_weight_bytes(program, execution) >= COMPACT_FROM
+    is_compact = isa in COMPACT_ISAS and execution.quantization is None and is_read_from_memory
+    return Precision.COMPACT if is_compact else Precision.BFLOAT16
 
 
 class NativeExecutor:
@@ -117,7 +131,7 @@ class NativeExecutor:
         self.adapters = adapters
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
         lowered = lower(program)
-        ready = ProgramWeights(library, program, lowered, held, execution)
+        ready = ProgramWeights(library, program, lowered, held, execution, _precision(program, execution, isa))
         self.weight_bytes = ready.bytes_per_token
         self._head = ready.head
         self._shortlist: PackedWeight | None = None

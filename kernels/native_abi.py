@@ -15,6 +15,7 @@ class Precision(IntEnum):
     INT8 = 2
     INT4 = 3
     INT2 = 4
+    COMPACT = 5  # bfloat16 in some 12 bits, without loss
 
 
 class CacheType(IntEnum):
@@ -47,6 +48,7 @@ PANEL = 16  # outputs packed side by side
 INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: nibbles and group scales
 MAX_HEAD_DIM = 640
 MOST_INPUTS = 128 * 1024  # of a linear layer
+MOST_COMPACT_INPUTS = 32 * 1024  # of a compact one
 MAX_THREADS = 256
 FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "relu2": 6, "clamped_swiglu": 7}
 MAX_INPUTS = 8
@@ -278,6 +280,8 @@ def fits(library: ctypes.CDLL, sources: Path) -> bool:
 def declare(library: ctypes.CDLL) -> None:
     """Types of the functions that take or give more than 32 bits; pointers would be cut without them."""
     library.ft_packed_bytes.restype = c_int64
+    library.ft_compaction_begin.restype = c_void_p
+    library.ft_compaction_raw_bytes.restype = c_int64
     library.ft_network_create.argtypes = [POINTER(NetworkSpec)]
     library.ft_network_create.restype = c_void_p
     library.ft_network_set_shortlist.argtypes = [c_void_p, POINTER(PackedLinear)]

@@ -45,9 +45,12 @@ _FACTORS = {torch.float32: Precision.FLOAT32, torch.bfloat16: Precision.BFLOAT16
 class ProgramWeights:
     """A program's weights as native ops read them: packed, as float32, as tables. Made once for all networks that read them."""
 
-    def __init__(self, library: ctypes.CDLL, program: Program, lowered: Lowered, weights: NetworkWeights, execution: Execution) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, program: Program, lowered: Lowered, weights: NetworkWeights, execution: Execution, precision: Precision
+    ) -> None:
+        """precision: of what is not quantised."""
         self._library, self._weights = library, weights
-        self._dtype = Precision.BFLOAT16 if execution.dtype == torch.bfloat16 else Precision.FLOAT32
+        self._dtype = precision
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
         self._memory = WeightMemory()
         self._wide_products = wide_products(program)
@@ -124,7 +127,8 @@ class ProgramWeights:
             some = [self._weights.tensor(name).float() if name else torch.zeros(len(matrix), dtype=torch.float32) for name, matrix in parts]
             return pack(self._library, self._memory, matrices, torch.cat(some) if some else None, precision, gated)
 
-        packed = self._weights.get((*names, *biases), GATED if gated else PACKED, precision, make, one_form)
+        form = Precision.BFLOAT16 if precision == Precision.COMPACT else precision  # the same numbers come out of both
+        packed = self._weights.get((*names, *biases), GATED if gated else PACKED, form, make, one_form)
         self._held.append(packed)
         return packed
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .large_pages import in_large_pages
-from .native_abi import PANEL, PackedLinear, Precision
+from .native_abi import MOST_COMPACT_INPUTS, PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
@@ -61,8 +61,11 @@ def pack(
 ) -> PackedWeight:
     """Pack matrices [n_i, K], one after the other along their outputs. bias: [sum of n_i] or None.
 
-    gated: the first half of all outputs is the gate, the second what it gates; they alternate in panels of 16.
+    gated: the first half of all outputs is the gate, the second what it gates; they alternate in panels of 16. COMPACT becomes
+    BFLOAT16 where that is no larger.
     """
+    if precision == Precision.COMPACT:
+        return _pack_compact(library, memory_of, matrices, bias, gated)
     width, total = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
     multiple = library.ft_input_multiple(precision)
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
@@ -71,27 +74,63 @@ def pack(
     scales = torch.zeros(outputs, dtype=torch.float32) if precision in (Precision.INT8, Precision.INT4, Precision.INT2) else None
     struct = PackedLinear(precision, inputs, outputs, _address(memory), _address(scales), None)
 
-    def pack_range(part: _Range) -> None:
-        source = part.source if part.source.dtype in (torch.float32, torch.bfloat16) else part.source.float()
-        library.ft_pack(
-            ctypes.byref(struct),
-            ctypes.c_void_p(source.data_ptr()),
-            ctypes.c_int32(Precision.BFLOAT16 if source.dtype == torch.bfloat16 else Precision.FLOAT32),
-            ctypes.c_int32(len(source)),
-            ctypes.c_int32(width),
-            ctypes.c_int64(source.stride(0)),
-            ctypes.c_int32(part.first_panel),
-            ctypes.c_int32(part.panel_step),
-        )
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        ranges = _ranges(matrices, total, gated)
+        list(threads.map(lambda part: _pack_range(library, struct, part, part.first_panel, part.panel_step), ranges))
+    return _with_bias(struct, (memory,) if scales is None else (memory, scales), bias, total, gated)
+
+
+def _pack_compact(
+    library: ctypes.CDLL, memory_of: WeightMemory, matrices: Sequence[Tensor], bias: Tensor | None, gated: bool
+) -> PackedWeight:
+    width, total = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
+    multiple = library.ft_input_multiple(Precision.COMPACT)
+    inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
+    if inputs > MOST_COMPACT_INPUTS:
+        return pack(library, memory_of, matrices, bias, Precision.BFLOAT16, gated)
+    memory = memory_of.take(library.ft_packed_bytes(Precision.COMPACT, inputs, outputs))
+    struct = PackedLinear(Precision.COMPACT, inputs, outputs, _address(memory), None, None)
+
+    def pack_range(part: _Range) -> Tensor:
+        """Returns its raw blocks."""
+        panels = -(-len(part.source) // PANEL)
+        plain = torch.empty(panels * PANEL * inputs, dtype=torch.bfloat16)
+        _pack_range(library, PackedLinear(Precision.BFLOAT16, inputs, panels * PANEL, _address(plain), None, None), part, 0, 1)
+        compaction = ctypes.c_void_p(library.ft_compaction_begin(ctypes.c_void_p(plain.data_ptr()), inputs, panels))
+        raw = in_large_pages(library.ft_compaction_raw_bytes(compaction))
+        where = ctypes.c_int32(part.first_panel), ctypes.c_int32(part.panel_step), ctypes.c_void_p(raw.data_ptr())
+        library.ft_compaction_end(compaction, ctypes.c_void_p(memory.data_ptr()), *where)
+        return raw
 
     with ThreadPoolExecutor(usable_cores()) as threads:
-        list(threads.map(pack_range, _ranges(matrices, total, gated)))
-    packed_bias = None if bias is None else torch.zeros(outputs, dtype=torch.float32)
-    if bias is not None and packed_bias is not None:
+        raw = list(threads.map(pack_range, _ranges(matrices, total, gated)))
+    packed = _with_bias(struct, (memory, *raw), bias, total, gated)
+    if packed.num_bytes >= library.ft_packed_bytes(Precision.BFLOAT16, inputs, outputs):
+        return pack(library, memory_of, matrices, bias, Precision.BFLOAT16, gated)
+    return packed
+
+
+def _pack_range(library: ctypes.CDLL, struct: PackedLinear, part: _Range, first_panel: int, panel_step: int) -> None:
+    source = part.source if part.source.dtype in (torch.float32, torch.bfloat16) else part.source.float()
+    library.ft_pack(
+        ctypes.byref(struct),
+        ctypes.c_void_p(source.data_ptr()),
+        ctypes.c_int32(Precision.BFLOAT16 if source.dtype == torch.bfloat16 else Precision.FLOAT32),
+        ctypes.c_int32(len(source)),
+        ctypes.c_int32(source.shape[1]),
+        ctypes.c_int64(source.stride(0)),
+        ctypes.c_int32(first_panel),
+        ctypes.c_int32(panel_step),
+    )
+
+
+def _with_bias(struct: PackedLinear, tensors: tuple[Tensor, ...], bias: Tensor | None, total: int, gated: bool) -> PackedWeight:
+    if bias is not None:
+        packed = torch.zeros(struct.outputs, dtype=torch.float32)
         for first, rows in _outputs(total, gated):
-            packed_bias[rows] = bias[first : first + (rows.stop - rows.start)].float()
-        struct.bias = _address(packed_bias)
-    tensors = tuple(tensor for tensor in (memory, scales, packed_bias) if tensor is not None)
+            packed[rows] = bias[first : first + (rows.stop - rows.start)].float()
+        struct.bias = _address(packed)
+        tensors = *tensors, packed
     return PackedWeight(struct, tensors, sum(tensor.nbytes for tensor in tensors))
 
 

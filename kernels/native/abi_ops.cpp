@@ -2,6 +2,7 @@
 // machine cannot run do nothing and return 0.
 #include <new>
 
+#include "compact.h"
 #include "cpu.h"
 #include "kernels.h"
 #include "pack.h"
@@ -39,6 +40,16 @@ EXPORT int64_t ft_packed_bytes(int32_t precision, int32_t inputs, int32_t output
 EXPORT void ft_pack(const PackedLinear* w, const void* source, int32_t source_precision, int32_t rows, int32_t width, int64_t stride,
                     int32_t first_panel, int32_t panel_step) {
   pack(*w, SourceRows{source, Precision(source_precision), rows, width, stride}, first_panel, panel_step);
+}
+
+// See compact.h. Whoever begins a compaction ends it.
+EXPORT Compaction* ft_compaction_begin(const void* packed, int32_t inputs, int32_t count) {
+  return new Compaction(static_cast<const uint16_t*>(packed), inputs, count);
+}
+EXPORT int64_t ft_compaction_raw_bytes(const Compaction* compaction) { return compaction->raw_bytes(); }
+EXPORT void ft_compaction_end(const Compaction* compaction, void* weights, int32_t first_panel, int32_t panel_step, void* raw) {
+  compaction->make(static_cast<char*>(weights), first_panel, panel_step, static_cast<char*>(raw));
+  delete compaction;
 }
 
 EXPORT int ft_op_prepare(int isa, const Prepare* prepare, int first, int count) {

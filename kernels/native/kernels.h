@@ -22,15 +22,17 @@ constexpr int kMaxTaps = 16;     // of a causal convolution
 constexpr int kMemoryTile = 32;   // columns of a recurrent layer's memory that lie together: for k_dim 128 half of L1
 constexpr int kMostInputs = 128 * 1024;  // of a linear layer: a row of them as floats fits into kLinearScratch
 
-enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kInt2 = 4 };
+enum class Precision : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kInt2 = 4, kCompact = 5 };
 enum class Function : int32_t {
   kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4, kSigmoid = 5, kRelu2 = 6,
   kClamped = 7  // only gates: see gated_of
 };
 
+constexpr bool is_bfloat16(Precision p) { return p == Precision::kBFloat16 || p == Precision::kCompact; }  // once they are read
+
 // Inputs (K) are padded with zeros to a multiple of this, outputs (N) to a multiple of kPanel.
 constexpr int input_multiple(Precision p) {
-  return p == Precision::kFloat32 ? 1 : p == Precision::kBFloat16 ? 32 : p == Precision::kInt2 ? 128 : 64;
+  return p == Precision::kFloat32 ? 1 : is_bfloat16(p) ? 32 : p == Precision::kInt2 ? 128 : 64;
 }
 // Those that multiply int8 activations, and among them those whose weights are codes of less than a byte, in groups with scales.
 constexpr bool is_integer(Precision p) { return p == Precision::kInt8 || p == Precision::kInt4 || p == Precision::kInt2; }
@@ -40,9 +42,28 @@ constexpr bool has_codes(Precision p) { return p == Precision::kInt4 || p == Pre
 constexpr int groups_of_tile(Precision p) { return input_multiple(p) / kGroup; }
 constexpr int code_tile_bytes(Precision p) { return 512 + groups_of_tile(p) * kPanel; }
 
+// A panel of bfloat16 in some 12 bits a weight, without loss: exponents are codes of four bits, for of 256 a panel has hardly more than 15.
+// Behind this head come blocks of 8 inputs, 192 bytes each: 64 of codes (of the first half of the weights the low ones), then sign and
+// mantissa of each weight, in the order in which interleaving bytes makes four vectors of bfloat16 of them (ops/linear_compact.h).
+struct CompactHead {
+  uint8_t high[16];             // by code, of the exponent: the seven bits that stand in a weight's upper byte, ...
+  uint8_t low[16];              // ... and the one that stands in its lower, as it stands there. Code 0: exponent 0
+  const int32_t* raw;           // ascending numbers of blocks with another exponent, then kNoBlock; behind them, from the next multiple
+                                // of 64 bytes on, the weights of each as they are, 256 bytes. Then comes what the next panel has there
+  int32_t num_raw;
+  char unused[20];
+};
+static_assert(sizeof(CompactHead) == 64, "blocks begin at a line");
+constexpr int kCompactInputs = 8, kCompactBlock = 192, kRawBlock = 256;
+constexpr int32_t kNoBlock = INT32_MAX;
+constexpr int kMostCompactInputs = 32 * 1024;  // two panels as plain bfloat16 fit into kLinearScratch
+// From the numbers of a panel's raw blocks to the first of those, in bytes.
+constexpr int64_t raw_list_bytes(int64_t blocks) { return (blocks + 1 + 15) / 16 * 64; }
+
 // A weight [N, K] in the order in which it is read. Panel p holds outputs 16 p .. 16 p + 15 in one run of bytes:
 //   float32   [K][16]
 //   bfloat16  [K / 32] tiles of [16 input pairs][16 outputs][2]   (1 KB: the B operand of TDPBF16PS)
+//   compact   a CompactHead, [K / 8] blocks: bfloat16 in less memory
 //   int8      [K / 64] tiles of [16 input quads][16 outputs][4]   (1 KB: the B operand of TDPBSSD)
 //   int4      [K / 64] tiles of code_tile_bytes: [8][16 outputs][4] bytes whose low nibble is the code of an input of the first group (quad
 //             by quad) and whose high nibble that of the second, then uint8 scales [2 groups][16 outputs]
@@ -310,7 +331,7 @@ struct Kernels {
   void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);
 };
 
-constexpr size_t kLinearScratch = 768 * 1024;
+constexpr size_t kLinearScratch = 2560 * 1024;
 constexpr size_t kAttentionScratch = 576 * 1024;
 
 const Kernels* avx2_kernels();

@@ -25,7 +25,7 @@ constexpr int kFloatsPerUnit = 1024;
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 // Of a prepared row.
 int64_t row_bytes(const PackedLinear& weights) {
-  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : weights.precision == Precision::kBFloat16 ? 2 : 1;
+  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : is_bfloat16(weights.precision) ? 2 : 1;
   const auto bytes = int64_t(round_up(size_t(weights.inputs * element), 64));
   return bytes % 4096 ? bytes : bytes + 64;  // else a column of rows would fall into one set of the cache
 }
@@ -115,7 +115,7 @@ void Network::find_narrow_buffers() {
   for (const Op& op : ops_) {
     for (int i = 0; i < op.num_inputs; ++i) {
       const int id = op.inputs[i];
-      const bool rounds = op.kind == OpKind::kLinear && !op.normalise && op.weights->precision == Precision::kBFloat16 &&
+      const bool rounds = op.kind == OpKind::kLinear && !op.normalise && is_bfloat16(op.weights->precision) &&
                           !(op.is_head && shortlist_);
       if (!rounds || width(id) != op.groups * op.weights->inputs) may_be_narrow_[size_t(id)] = false;
     }

@@ -94,6 +94,8 @@ class PanelPacker {
       case Precision::kInt2:
         *scale_of(output) = quantise_int2(floats_.data(), w_.inputs, reinterpret_cast<uint8_t*>(words), group_scales_of(lane));
         break;
+      case Precision::kCompact:
+        break;  // made of bfloat16: compact.h
     }
   }
 
@@ -125,6 +127,7 @@ class PanelPacker {
 }  // namespace
 
 int64_t packed_bytes(Precision precision, int32_t inputs, int32_t outputs) {
+  if (precision == Precision::kCompact) return int64_t(sizeof(CompactHead) + inputs / kCompactInputs * kCompactBlock) * (outputs / kPanel);
   if (has_codes(precision)) return int64_t(inputs / input_multiple(precision)) * code_tile_bytes(precision) * (outputs / kPanel);
   return int64_t(inputs) * outputs * 4 / inputs_per_word(precision);
 }

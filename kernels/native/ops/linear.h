@@ -7,6 +7,10 @@
 #else
 #include "linear_dot.h"
 #include "linear_codes.h"
+#if FT_BF16 && !FT_AMX
+#define FT_COMPACT 1
+#include "linear_compact.h"
+#endif
 #endif
 #include "unpack.h"
 #if FT_AMX
@@ -25,6 +29,12 @@ inline void linear(const PackedLinear& w, const PreparedRows& x, const Epilogue&
       return linear_panels<DotFormat<Float32Dot>>(w, x, e, first_panel, num_panels, tile);
     case Precision::kBFloat16:
       return linear_panels<DotFormat<BFloat16Dot>>(w, x, e, first_panel, num_panels, tile);
+    case Precision::kCompact:
+#if FT_COMPACT
+      return linear_panels<CompactFormat>(w, x, e, first_panel, num_panels, tile);
+#else
+      return;  // is not packed for this instruction set
+#endif
     case Precision::kInt8:
       return linear_panels<DotFormat<Int8Dot>>(w, x, e, first_panel, num_panels, tile);
     case Precision::kInt4:

@@ -305,7 +305,8 @@ inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epi
       multiply_rows<Precision::kInt2>(w, x, e, first_panel, num_panels, behind, static_cast<char*>(scratch));
       break;
     case Precision::kFloat32:
-      break;  // has no tiles
+    case Precision::kCompact:
+      break;  // have no tiles
   }
   release_tiles();
 }

@@ -2,24 +2,43 @@
 // of int8.
 // Included by linear.h.
 
-// Prefetch of the weights that follow, two lines: measured. More than a few rows are slower than memory: L2 is filled far enough ahead that
+// Prefetch of the weights that follow, some lines: measured. More than a few rows are slower than memory: L2 is filled far enough ahead that
 // no row waits. Fewer are faster than memory, and processors differ. AMD's own prefetch keeps up with one row; with more the stream must
 // pass through L1 without evicting them, for their misses would queue behind its own. On Intel's, what so passes by L2 is lost before it is
 // needed, and two to four rows took three times as long; one row is helped a little.
 constexpr int kNearAhead = 4096, kMiddleAhead = 8192, kFarAhead = 16384;  // bytes
-template <int kRows>
+template <int kRows, int kLines>
 inline void prefetch_stream(const char* weights, bool is_intel) {
-  if (kRows > 4) {
-    prefetch_line(weights + kFarAhead);
-    prefetch_line(weights + kFarAhead + 64);
-  } else if (kRows > 1 && !is_intel) {
-    prefetch_line_once(weights + kNearAhead);
-    prefetch_line_once(weights + kNearAhead + 64);
-  } else if (kRows == 1 && is_intel) {
-    prefetch_line(weights + kMiddleAhead);
-    prefetch_line(weights + kMiddleAhead + 64);
+  for (const char* const end = weights + kLines * 64; weights < end; weights += 64) {
+    if (kRows > 4) {
+      prefetch_line(weights + kFarAhead);
+    } else if (kRows > 1 && !is_intel) {
+      prefetch_line_once(weights + kNearAhead);
+    } else if (kRows == 1 && is_intel) {
+      prefetch_line(weights + kMiddleAhead);
+    }
   }
 }
+
+// Rows of a pass, addressed from every fifth: pointers to all would not fit into registers.
+template <int kRows>
+struct RowFifths {
+  static constexpr int kFifths = (kRows + 4) / 5;
+  const char* at[kFifths];
+  const int64_t row_stride;
+
+  FT_INLINE explicit RowFifths(const Pass& pass) : row_stride(pass.row_stride) {
+    for (int i = 0; i < kFifths; ++i) at[i] = pass.rows + (5 * i + 2) * row_stride;
+  }
+  FT_INLINE const char* row(int r) const { return at[r / 5] + (r % 5 - 2) * row_stride; }
+  FT_INLINE void move(int bytes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kFifths; ++i) {
+      at[i] += bytes;
+      asm("" : "+r"(at[i]));  // pointers of their own: gcc 12 would make one for every row after all
+    }
+  }
+};
 
 // Every output has two accumulators, for its even and its odd steps, each in ascending order; their sum is the result, whatever the
 // number of rows and panels. (A single chain of additions, each waiting for the last, would read weights at half the speed of the cache.)
@@ -28,11 +47,8 @@ inline void prefetch_stream(const char* weights, bool is_intel) {
 template <typename Dot, int kPanels, int kRows>
 inline void multiply_panels(const Pass& pass) {
   const char* weights = pass.weights;
-  const int64_t row_stride = pass.row_stride, panel_bytes = pass.panel_bytes;
-  // Rows are addressed from every fifth: pointers to all would not fit into registers.
-  constexpr int kFifths = (kRows + 4) / 5;
-  const char* fifths[kFifths];
-  for (int i = 0; i < kFifths; ++i) fifths[i] = pass.rows + (5 * i + 2) * row_stride;
+  const int64_t panel_bytes = pass.panel_bytes;
+  RowFifths<kRows> rows(pass);
   typename Dot::Sum even[kPanels][kRows], odd[kPanels][kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -50,7 +66,7 @@ inline void multiply_panels(const Pass& pass) {
   };
   // a row's inputs, loaded once, times all panels
   const auto add = [&](int r, int step, const Int (&entered)[kPanels], typename Dot::Sum (&sums)[kPanels][kRows]) {
-    const auto inputs = Dot::template inputs<(kPanels > 1)>(fifths[r / 5] + (r % 5 - 2) * row_stride + step * Dot::kRowBytes);
+    const auto inputs = Dot::template inputs<(kPanels > 1)>(rows.row(r) + step * Dot::kRowBytes);
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) sums[p][r] = Dot::add(sums[p][r], entered[p], inputs);
   };
@@ -60,7 +76,7 @@ inline void multiply_panels(const Pass& pass) {
     Int first[kPanels], second[kPanels];
     enter(0, first);
     if (kPanels == 1) {
-      prefetch_stream<kRows>(weights, is_intel);
+      prefetch_stream<kRows, 2>(weights, is_intel);
       enter(64, second);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) add(r, 0, first, even), add(r, 1, second, odd);
@@ -71,11 +87,7 @@ inline void multiply_panels(const Pass& pass) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) add(r, 1, second, odd);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < kFifths; ++i) {
-      fifths[i] += 2 * Dot::kRowBytes;
-      asm("" : "+r"(fifths[i]));  // pointers of their own: gcc 12 would make one for every row after all
-    }
+    rows.move(2 * Dot::kRowBytes);
   }
   if (weights < end) {
     Int last[kPanels];

@@ -24,12 +24,19 @@ struct Pass {
   int64_t sums_stride;          // from row to row
   float* sums;                  // result, [rows][sum_stride] of float32 or int32
   int sum_stride;
+  char* unpacked;               // where the panel goes as plain bfloat16 on the way, null = nowhere; compact weights only
 };
 
 using Multiply = void (*)(const Pass&);
 
+// Panels that begin with their first step and are read anew in every pass.
+struct PlainPanels {
+  static constexpr bool kUnpacks = false;
+  static constexpr int kHeadBytes = 0;
+};
+
 // How a pass reads rows: from where they were prepared.
-struct RowsAsPrepared {
+struct RowsAsPrepared : PlainPanels {
   static constexpr int most_rows(int /*inputs*/) { return kTileRows; }
   static void enter(const PreparedRows& x, int first_row, int /*rows*/, int /*inputs*/, char* /*memory*/, Pass* pass) {
     pass->rows = static_cast<const char*>(x.data) + first_row * x.stride;
@@ -39,11 +46,10 @@ struct RowsAsPrepared {
 
 // ... or as floats, made once for all panels, where nothing multiplies bfloat16: widened anew at every step they would cost as much as the
 // products.
-struct WidenedRows {
-  static_assert(kTileBytesOfRows + kMostInputs * sizeof(float) <= kLinearScratch, "a row fits");
-  static constexpr int most_rows(int inputs) {
-    return min_of(kTileRows, int((kLinearScratch - kTileBytesOfRows) / (size_t(inputs) * sizeof(float))));
-  }
+struct WidenedRows : PlainPanels {
+  static constexpr size_t kWidenedBytes = 512 * 1024;
+  static_assert(kMostInputs * sizeof(float) <= kWidenedBytes && kTileBytesOfRows + kWidenedBytes <= kLinearScratch, "a row fits");
+  static constexpr int most_rows(int inputs) { return min_of(kTileRows, int(kWidenedBytes / (size_t(inputs) * sizeof(float)))); }
   static void enter(const PreparedRows& x, int first_row, int rows, int inputs, char* memory, Pass* pass) {
     auto* const wide = reinterpret_cast<float*>(memory);
     for (int r = 0; r < rows; ++r) {
@@ -56,12 +62,17 @@ struct WidenedRows {
 };
 
 // Format: kStepInputs and kStepBytes of a step; multiply[rows - 1] up to kPassRows: the passes over one panel; multiply_side[rows - 1] up to
-// kSideRows: those over kSide panels, of kFewestRows at least; most_rows and enter: see RowsAsPrepared.
+// kSideRows: those over kSide panels, of kFewestRows at least; most_rows and enter: see RowsAsPrepared. kUnpacks: the first pass leaves the
+// panels unpacked for those behind it, which are multiply_side, or multiply_unpacked for one panel.
 template <typename Format>
 inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, float* tile) {
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
-  pass.panel_bytes = int64_t(pass.steps) * Format::kStepBytes;
+  const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes + Format::kHeadBytes;
+  char* const unpacked = reinterpret_cast<char*>(tile) + kTileBytesOfRows;
+  (void)unpacked;
+  const Multiply* alone = Format::multiply;
+  if constexpr (Format::kUnpacks) alone = Format::multiply_unpacked;
   pass.sums_stride = has_codes(w.precision) ? w.inputs / kGroup : 1;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
@@ -78,8 +89,8 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
       const int group = first_panel + done;
       panels = min_of(most_panels, num_panels - done);
       pass.sum_stride = panels * kPanel;
-      const auto run = [&](Multiply multiply, int panel, int row) {
-        pass.weights = static_cast<const char*>(w.weights) + (group + panel) * pass.panel_bytes;
+      const auto run = [&](Multiply multiply, const char* weights, int panel, int row) {
+        pass.weights = weights;
         pass.rows = entered + row * pass.row_stride;
         if (x.input_sums) pass.input_sums = x.input_sums + (first_row + row) * pass.sums_stride;
         pass.sums = tile + row * pass.sum_stride + panel * kPanel;
@@ -87,10 +98,19 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
       };
       for (int p = 0, side; p < panels; p += side) {
         side = min_of(Format::kSide, panels - p);
-        for (int i = 0; i < side; ++i) run(Format::multiply[first_rows - 1], p + i, 0);
+        const char* weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
+        pass.panel_bytes = panel_bytes;
+        for (int i = 0; i < side; ++i) {
+          if constexpr (Format::kUnpacks) pass.unpacked = passes ? unpacked + i * Format::unpacked_bytes(w.inputs) : nullptr;
+          run(Format::multiply[first_rows - 1], weights + i * panel_bytes, p + i, 0);
+        }
+        if constexpr (Format::kUnpacks) {
+          weights = unpacked;
+          pass.panel_bytes = Format::unpacked_bytes(w.inputs);
+        }
         for (int i = 0, begin = first_rows, end; i < passes; ++i, begin = end) {
           end = first_rows + others * (i + 1) / passes;
-          run((side == Format::kSide ? Format::multiply_side : Format::multiply)[end - begin - 1], p, begin);
+          run((side == Format::kSide ? Format::multiply_side : alone)[end - begin - 1], weights, p, begin);
         }
       }
       finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride, bests);

@@ -84,6 +84,7 @@ inline void prepare_as(const Prepare& p, int first, int count) {
         for (int i = 0; i < p.inputs; i += 16) store_some(reinterpret_cast<float*>(out) + i, row(i), p.inputs - i);
         break;
       case Precision::kBFloat16:
+      case Precision::kCompact:
         for (int i = 0; i < p.inputs; i += 16) store_bf16(reinterpret_cast<uint16_t*>(out) + i, row(i));
         break;
       case Precision::kInt8:

@@ -28,6 +28,27 @@ inline void unpack_bfloat16(const PackedRow& row, int width, float scale, float*
   }
 }
 
+inline void unpack_compact(const PackedLinear& w, int64_t output, int width, float scale, float* out) {
+  const PackedRow row(w, output, int64_t(sizeof(CompactHead)) + int64_t(w.inputs / kCompactInputs) * kCompactBlock);
+  const auto& head = *reinterpret_cast<const CompactHead*>(row.panel);
+  const char* const raw = reinterpret_cast<const char*>(head.raw) + raw_list_bytes(head.num_raw);
+  int next = 0;
+  for (int k = 0; k < width; ++k) {
+    const int block = k / kCompactInputs, vector = k % kCompactInputs / 2, number = row.lane * 2 + k % 2;
+    while (head.raw[next] < block) ++next;
+    uint16_t value;
+    if (head.raw[next] == block) {
+      __builtin_memcpy(&value, raw + int64_t(next) * kRawBlock + vector * 64 + number * 2, 2);
+    } else {
+      const char* const bytes = row.panel + sizeof(head) + int64_t(block) * kCompactBlock;
+      const int at = number / 8 * 16 + vector % 2 * 8 + number % 8;
+      const int code = uint8_t(bytes[at]) >> (vector < 2 ? 0 : 4) & 15, rest = uint8_t(bytes[64 + vector / 2 * 64 + at]);
+      value = uint16_t(((rest & 0x80) | head.high[code]) << 8 | (rest & 0x7f) | head.low[code]);
+    }
+    out[k] = from_bf16(value) * scale;
+  }
+}
+
 inline void unpack_int8(const PackedRow& row, int width, float scale, float* out) {
   for (int k = 0; k < width; ++k) out[k] = float(static_cast<signed char>(row.word(k / 4)[k % 4])) * scale;
 }
@@ -54,6 +75,9 @@ inline void unpack_rows(const PackedLinear& w, const int64_t* ids, int count, in
         break;
       case Precision::kBFloat16:
         unpack_bfloat16(PackedRow(w, ids[i], int64_t(w.inputs) * 32), width, scale, out);
+        break;
+      case Precision::kCompact:
+        unpack_compact(w, ids[i], width, scale, out);
         break;
       case Precision::kInt8:
         unpack_int8(PackedRow(w, ids[i], int64_t(w.inputs) * 16), width, scale * w.scales[ids[i]], out);
