@@ -32,7 +32,8 @@ if not ISAS:
 CODES = (Precision.INT4, Precision.INT2)  # in groups of 32 inputs
 INTEGERS = (Precision.INT8, *CODES)
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] for isa in ISAS])
-each_precision = pytest.mark.parametrize("precision", list(Precision), ids=lambda p: p.name.lower())
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16} | dict.fromkeys(INTEGERS, torch.int8)  # of rows
+each_precision = pytest.mark.parametrize("precision", list(DTYPES), ids=lambda p: p.name.lower())
 activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 activations |= {"relu": F.relu, "sigmoid": torch.sigmoid, "relu2": lambda x: F.relu(x).square()}
 
@@ -104,9 +105,6 @@ class Rows:
     def values(self) -> Tensor:
         whole = self.data.double()
         return whole * self.scales.double()[:, None] if self.data.dtype == torch.int8 else whole
-
-
-DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16} | dict.fromkeys(INTEGERS, torch.int8)
 
 
 def prepare(
