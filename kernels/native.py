@@ -32,7 +32,7 @@ from .native_abi import (
 )
 from .native_binding import PACKED, BoundOps, ProgramWeights
 from .native_kv import NativeKV, block_bytes
-from .native_library import ISAS, Availability, availability, load, set_threads, threads, usable_cores
+from .native_library import ISAS, Availability, availability, load, set_threads, sources, threads, usable_cores
 from .native_lowering import Lowered, NotLowered, lower
 from .native_weights import PackedWeight, WeightMemory, shortened
 from .ngram_table import NgramTable
@@ -41,7 +41,7 @@ from .program import Program, matrices_of
 from .rounds import ROW_BYTES, Drafter, RoundsLimits, RoundsOutput, adapters_of, draft_memory, drafts_in
 from .weight_bank import NetworkWeights, WeightBank
 
-__all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "supports", "threads", "usable_cores"]
+__all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "sources", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
 # Bytes of bfloat16 weights that no cache holds: unpacking them takes less time than it saves in reading, up to some 10 tokens a pass.

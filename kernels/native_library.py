@@ -61,6 +61,12 @@ def threads() -> int:
     return 1 if library is None else library.ft_threads()
 
 
+def sources() -> str:
+    """A digest of what the library was compiled from, "" without one: what was measured with another says nothing of this."""
+    library = load()
+    return "" if library is None else library.ft_sources().decode()
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores that this process may use: those it may run on, no more than a quota pays for (`docker --cpus 2`, systemd's CPUQuota=)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -61,7 +61,7 @@ def conditions(config: EngineConfig, speculative: SpeculativeConfig, model: Load
         "drafters": "; ".join(found),
         "lossy": str(speculative.lossy),
         "cpu": f"{_cpu()}, {native.usable_cores()} cores, {native.threads()} native and {torch.get_num_threads()} torch threads",
-        "versions": f"foretoken {__version__}, torch {torch.__version__}",
+        "versions": f"foretoken {__version__}, native code {native.sources()[:12]}, torch {torch.__version__}",
     }
 
 

@@ -126,7 +126,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder() == Path("/.cache/foretoken")
 
 
-def test_what_decides_costs_is_in_the_key(tiny_target: Path, tiny_draft: Path, tmp_path: Path) -> None:
+def test_what_decides_costs_is_in_the_key(tiny_target: Path, tiny_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_draft = (DraftModelConfig(str(tiny_draft)),)
 
     def key(target: Path = tiny_target, drafts: tuple[Any, ...] = own_draft, rows: int = 8, **settings: Any) -> str:
@@ -158,4 +158,6 @@ def test_what_decides_costs_is_in_the_key(tiny_target: Path, tiny_draft: Path, t
     assert key(target, executor="torch") == keys[0], "moved elsewhere it is the same model"
     os.utime(target / "model.safetensors", (1, 1))
     keys.append(key(target, executor="torch"))
+    monkeypatch.setattr("foretoken.kernels.native.sources", lambda: "compiled from something else")
+    keys.append(key(executor="torch"))
     assert len(set(keys)) == len(keys)
