@@ -44,7 +44,7 @@ from .weight_bank import NetworkWeights, WeightBank
 __all__ = ["Availability", "NativeExecutor", "availability", "set_threads", "sources", "supports", "threads", "usable_cores"]
 
 _CACHE = {torch.float32: CacheType.FLOAT32, torch.bfloat16: CacheType.BFLOAT16}
-# Bytes of bfloat16 weights that no cache holds: unpacking them takes less time than it saves in reading, up to some 10 tokens a pass.
+# Bytes of bfloat16 weights that few processors' caches hold: unpacking takes less time than it saves, up to some 10 tokens a pass.
 COMPACT_FROM = 64 * 2**20
 COMPACT_ISAS = {"avx512_bf16"}  # tiles (AMX) would have to wait for what vectors unpack
 LONG_HEAD = 16 * 2**20  # bytes that no core's own cache holds: to read them takes longer than to multiply
@@ -132,6 +132,7 @@ class NativeExecutor:
         self._cache_type = CacheType.INT8 if execution.kv_cache == "int8" else _CACHE[execution.dtype]
         lowered = lower(program)
         ready = ProgramWeights(library, program, lowered, held, execution, _precision(program, execution, isa))
+        assert isa in COMPACT_ISAS or not ready.has_compact, "weights of a bank that are packed for other instructions"
         self.weight_bytes = ready.bytes_per_token
         self._head = ready.head
         self._shortlist: PackedWeight | None = None

@@ -48,7 +48,6 @@ PANEL = 16  # outputs packed side by side
 INT4_TILE = (64, 512 + 32)  # inputs of a tile, and bytes of a panel over them: nibbles and group scales
 MAX_HEAD_DIM = 640
 MOST_INPUTS = 128 * 1024  # of a linear layer
-MOST_COMPACT_INPUTS = 32 * 1024  # of a compact one
 MAX_THREADS = 256
 FUNCTIONS = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 5, "relu2": 6, "clamped_swiglu": 7}
 MAX_INPUTS = 8

@@ -66,6 +66,7 @@ class ProgramWeights:
         for step in lowered.steps:
             if isinstance(step, Experts):
                 self.bytes_per_token += sum(weight.num_bytes for weight in self.experts(step)) * step.top // len(step.gates)
+        self.has_compact = any(weight.struct.precision == Precision.COMPACT for weight in self._held if isinstance(weight, PackedWeight))
         self.head = next((self.product(product) for product in products if product.is_head), None)
 
     def product(self, product: Product) -> PackedWeight:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .large_pages import in_large_pages
-from .native_abi import MOST_COMPACT_INPUTS, PANEL, PackedLinear, Precision
+from .native_abi import PANEL, PackedLinear, Precision
 from .native_library import usable_cores
 
 _OUTPUTS_PER_TASK = 1024  # packed by one thread at a time
@@ -23,7 +23,7 @@ _REGION_BYTES = 32 * 2**20
 
 
 class WeightMemory:
-    """Hands out memory for packed weights, in large pages: small weights share a region. Nothing is ever given back but all of it."""
+    """Hands out memory for packed weights, in large pages: small weights share a region. Only what was taken last can be given back."""
 
     def __init__(self) -> None:
         self._region = torch.empty(0, dtype=torch.uint8)
@@ -36,6 +36,9 @@ class WeightMemory:
         taken = self._region[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // 64) * 64
         return taken
+
+    def give_back(self, last: Tensor) -> None:
+        self._used -= -(-len(last) // 64) * 64
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,6 @@ def _pack_compact(
     width, total = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
     multiple = library.ft_input_multiple(Precision.COMPACT)
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
-    if inputs > MOST_COMPACT_INPUTS:
-        return pack(library, memory_of, matrices, bias, Precision.BFLOAT16, gated)
     memory = memory_of.take(library.ft_packed_bytes(Precision.COMPACT, inputs, outputs))
     struct = PackedLinear(Precision.COMPACT, inputs, outputs, _address(memory), None, None)
 
@@ -97,15 +98,21 @@ def _pack_compact(
         plain = torch.empty(panels * PANEL * inputs, dtype=torch.bfloat16)
         _pack_range(library, PackedLinear(Precision.BFLOAT16, inputs, panels * PANEL, _address(plain), None, None), part, 0, 1)
         compaction = ctypes.c_void_p(library.ft_compaction_begin(ctypes.c_void_p(plain.data_ptr()), inputs, panels))
-        raw = in_large_pages(library.ft_compaction_raw_bytes(compaction))
-        where = ctypes.c_int32(part.first_panel), ctypes.c_int32(part.panel_step), ctypes.c_void_p(raw.data_ptr())
-        library.ft_compaction_end(compaction, ctypes.c_void_p(memory.data_ptr()), *where)
+        if not compaction:
+            raise MemoryError("no memory to pack weights")
+        try:
+            raw = in_large_pages(library.ft_compaction_raw_bytes(compaction))
+            where = ctypes.c_int32(part.first_panel), ctypes.c_int32(part.panel_step), ctypes.c_void_p(raw.data_ptr())
+            library.ft_compaction_make(compaction, ctypes.c_void_p(memory.data_ptr()), *where)
+        finally:
+            library.ft_compaction_end(compaction)
         return raw
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         raw = list(threads.map(pack_range, _ranges(matrices, total, gated)))
     packed = _with_bias(struct, (memory, *raw), bias, total, gated)
     if packed.num_bytes >= library.ft_packed_bytes(Precision.BFLOAT16, inputs, outputs):
+        memory_of.give_back(memory)
         return pack(library, memory_of, matrices, bias, Precision.BFLOAT16, gated)
     return packed
 

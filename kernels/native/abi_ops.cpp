@@ -42,15 +42,19 @@ EXPORT void ft_pack(const PackedLinear* w, const void* source, int32_t source_pr
   pack(*w, SourceRows{source, Precision(source_precision), rows, width, stride}, first_panel, panel_step);
 }
 
-// See compact.h. Whoever begins a compaction ends it.
+// See compact.h. Whoever begins a compaction ends it. Null: no memory.
 EXPORT Compaction* ft_compaction_begin(const void* packed, int32_t inputs, int32_t count) {
-  return new Compaction(static_cast<const uint16_t*>(packed), inputs, count);
+  try {
+    return new Compaction(static_cast<const uint16_t*>(packed), inputs, count);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 EXPORT int64_t ft_compaction_raw_bytes(const Compaction* compaction) { return compaction->raw_bytes(); }
-EXPORT void ft_compaction_end(const Compaction* compaction, void* weights, int32_t first_panel, int32_t panel_step, void* raw) {
+EXPORT void ft_compaction_make(const Compaction* compaction, void* weights, int32_t first_panel, int32_t panel_step, void* raw) {
   compaction->make(static_cast<char*>(weights), first_panel, panel_step, static_cast<char*>(raw));
-  delete compaction;
 }
+EXPORT void ft_compaction_end(Compaction* compaction) { delete compaction; }
 
 EXPORT int ft_op_prepare(int isa, const Prepare* prepare, int first, int count) {
   return with_kernels(isa, [&](const Kernels& kernels) { kernels.prepare(*prepare, first, count); });
@@ -58,7 +62,7 @@ EXPORT int ft_op_prepare(int isa, const Prepare* prepare, int first, int count) 
 
 EXPORT int ft_op_linear(int isa, const PackedLinear* w, const PreparedRows* x, const Epilogue* epilogue, int first_panel, int num_panels) {
   return with_kernels(isa, [&](const Kernels& kernels) {
-    const Memory scratch(kLinearScratch);
+    const Memory scratch(linear_scratch(*w));
     kernels.linear(*w, *x, *epilogue, first_panel, num_panels, {}, scratch.data);
   });
 }

@@ -13,10 +13,9 @@
 
 namespace foretoken {
 
-// The exponents of a panel that have codes, the most frequent ones, and the blocks that need others.
+// Fifteen exponents of a panel in a row, those that most of its weights have, and the blocks that need others. 0 has a code of its own.
 struct PanelCodes {
-  int exponents[16];
-  uint8_t codes[256];           // of each exponent that has one
+  int first;
   std::vector<int32_t> raw;
 
   int64_t raw_bytes() const { return raw_list_bytes(int64_t(raw.size())) + int64_t(raw.size()) * kRawBlock; }

@@ -42,7 +42,7 @@ constexpr bool has_codes(Precision p) { return p == Precision::kInt4 || p == Pre
 constexpr int groups_of_tile(Precision p) { return input_multiple(p) / kGroup; }
 constexpr int code_tile_bytes(Precision p) { return 512 + groups_of_tile(p) * kPanel; }
 
-// A panel of bfloat16 in some 12 bits a weight, without loss: exponents are codes of four bits, for of 256 a panel has hardly more than 15.
+// A panel of bfloat16 in some 12 bits a weight, without loss: exponents are codes of four bits, for of 256 a panel has hardly more than 15, in a row.
 // Behind this head come blocks of 8 inputs, 192 bytes each: 64 of codes (of the first half of the weights the low ones), then sign and
 // mantissa of each weight, in the order in which interleaving bytes makes four vectors of bfloat16 of them (ops/linear_compact.h).
 struct CompactHead {
@@ -56,7 +56,6 @@ struct CompactHead {
 static_assert(sizeof(CompactHead) == 64, "blocks begin at a line");
 constexpr int kCompactInputs = 8, kCompactBlock = 192, kRawBlock = 256;
 constexpr int32_t kNoBlock = INT32_MAX;
-constexpr int kMostCompactInputs = 32 * 1024;  // two panels as plain bfloat16 fit into kLinearScratch
 // From the numbers of a panel's raw blocks to the first of those, in bytes.
 constexpr int64_t raw_list_bytes(int64_t blocks) { return (blocks + 1 + 15) / 16 * 64; }
 
@@ -287,7 +286,7 @@ struct Kernels {
   void (*prepare)(const Prepare&, int first, int count);
   // Panels [first_panel, first_panel + num_panels) of x @ w.T for all rows, through the epilogue. With `gated` both are even.
   // behind: to be fetched on the way.
-  // scratch: kLinearScratch bytes of the calling thread.
+  // scratch: linear_scratch bytes of the calling thread.
   void (*linear)(const PackedLinear&, const PreparedRows&, const Epilogue&, int first_panel, int num_panels, const ReadBehind& behind,
                  void* scratch);
   // Rows of a packed weight as floats (a tied embedding): out[i] = scale * w[ids[i]], width columns.
@@ -331,7 +330,12 @@ struct Kernels {
   void (*sample)(const SampleRow* rows, int count, int vocab, void* scratch, int64_t* tokens);
 };
 
-constexpr size_t kLinearScratch = 2560 * 1024;
+constexpr size_t kLinearScratch = 768 * 1024, kLinearSums = 256 * 1024;  // of any precision; what of it has sums
+// What products with this weight need: many rows find two panels of compact ones unpacked behind the sums.
+constexpr size_t linear_scratch(const PackedLinear& w) {
+  const size_t unpacking = kLinearSums + size_t(w.inputs) * 2 * kPanel * 2;
+  return w.precision == Precision::kCompact && unpacking > kLinearScratch ? unpacking : kLinearScratch;
+}
 constexpr size_t kAttentionScratch = 576 * 1024;
 
 const Kernels* avx2_kernels();

@@ -78,8 +78,7 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
     } else if (is_recurrent(op.kind)) {
       measure_recurrence(op);
     } else if (op.kind == OpKind::kExperts) {
-      measure(op.weights[0]);
-      measure(op.weights[op.num_experts]);
+      for (int i = 0; i < 2 * op.num_experts; ++i) measure(op.weights[i]);
       most_.ranked = std::max(most_.ranked, size_t(op.num_experts));
       most_.routed = std::max(most_.routed, size_t(op.num_experts));
       most_.experts = std::max(most_.experts, size_t(op.outputs));
@@ -94,6 +93,7 @@ Network::~Network() = default;
 
 void Network::measure(const PackedLinear& weights, int groups) {
   most_.prepared = std::max(most_.prepared, size_t(groups) * size_t(row_bytes(weights)));
+  most_.linear = std::max(most_.linear, linear_scratch(weights));
   most_.runs = std::max(most_.runs, size_t(groups));
   most_.groups = std::max(most_.groups, size_t(groups) * size_t(weights.inputs / kGroup));
 }
@@ -177,7 +177,7 @@ void Network::start(const RunRequest& request, bool chooses) {
     worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);
     worker.input_sums.get<int32_t>(kPrivateRows * most_.groups + 1);
-    worker.linear.get<char>(kLinearScratch);
+    worker.linear.get<char>(most_.linear);
     worker.attention.get<char>(kAttentionScratch);
     worker.ranking.get<int>(most_.ranked);
     worker.scores.get<float>(3 * most_.routed);

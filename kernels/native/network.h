@@ -388,6 +388,7 @@ class Network : private Job {
   std::vector<int> place_widths_;       // of the widest buffer of each place
   struct {
     size_t prepared = 0, queries = 0;   // bytes
+    size_t linear = kLinearScratch;     // bytes of a thread, not of a row
     size_t runs = 1, groups = 0, ranked = 0, ranks = 0;  // numbers; runs: of columns that are prepared by themselves
     size_t experts = 0, expert_width = 0, expert_out = 0;  // numbers, of a row that has experts
     size_t routed = 0;                  // experts that there are

@@ -210,8 +210,12 @@ void Network::choose(int row, Worker& worker) {
     int32_t* const panels = worker.panels.get<int32_t>(std::max(kRefinedPanels, kRaceBlock));
     const float* const logits = logits_ + int64_t(row) * vocab_size_;
     refine(row, panels, kernels_.best_panels(logits, token_map_ ? vocab_size_ : choosable_, kRefinedPanels, panels), worker);
-    const int64_t nearly = draws ? draw(choosable(row, worker), link, worker) : -1;
-    if (nearly >= 0) refine(row, panels, raced_with(nearly, panels), worker);
+    for (int64_t refined = -1; draws;) {  // until the draw ends among scores of the head itself, nearly always the next time
+      const int64_t token = draw(choosable(row, worker), link, worker), block = token / kRaceBlock;
+      if (token < 0 || block == refined) break;
+      refine(row, panels, raced_with(token, panels), worker);
+      refined = block;
+    }
   }
   const Choosable from = choosable(row, worker);
   Best best{-INFINITY, 0.0f, 0, 0};

@@ -10,7 +10,7 @@ namespace {
 
 // A row of a panel is a run of 4-byte words: a float, 2 bfloat16, 4 int8, 8 int4 or 16 int2 each.
 int inputs_per_word(Precision precision) {
-  constexpr int inputs[] = {1, 2, 4, 8, 16};
+  constexpr int inputs[] = {1, 2, 4, 8, 16};  // compact panels are made of others
   return inputs[int(precision)];
 }
 

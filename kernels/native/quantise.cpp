@@ -171,7 +171,7 @@ float quantise_int2(const float* values, int32_t count, uint8_t* out, uint8_t* g
   float products = 0.0f, squares = 0.0f;
   for (int32_t g = 0; g < groups; ++g) {
     const float* const group = values + g * kGroup;
-    const auto units = float(to_integer(steps[size_t(g)] / scale));
+    const auto units = float(to_integer(std::fmin(steps[size_t(g)] / scale, 16.0f)));  // of a NaN 16
     group_scales[g] = uint8_t(units);
     Float4 group_products = {}, group_squares = {};
     uint8_t* const bytes = out + g / 4 * kGroup;

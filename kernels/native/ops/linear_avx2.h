@@ -222,7 +222,7 @@ struct DotFormat : Dot::Rows {
   static constexpr int kStepInputs = Dot::kInputs, kStepBytes = step_bytes<Dot>;
   static constexpr int kPassRows = Dot::kPassRows, kFewestRows = 1, kSide = 1, kSideRows = kPassRows;
   static constexpr auto& multiply = DotPasses<Dot, std::make_integer_sequence<int, kPassRows>>::multiply;
-  static constexpr auto& multiply_side = multiply;
+  static constexpr auto &multiply_alone = multiply, &multiply_side = multiply;
 };
 template <Precision kPrecision>
 using CodeFormat = DotFormat<CodeDot<kPrecision>>;

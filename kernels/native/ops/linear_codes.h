@@ -1,7 +1,7 @@
-// int4 and int2 weights: a step is a tile of codes. They are unpacked in registers and multiplied as they are, from 0 up, by the signed bytes
+// int4 and int2 weights: a step is a tile of codes. They are unpacked in registers and multiplied as they are, unsigned, by the signed bytes
 // of the rows; what a code stands for less is settled by starting each group's sums there. Included by linear.h.
 
-// How the codes of one precision lie and what they stand for: kTwice times the code, less kLess, times scales.
+// How the codes of one precision lie and what they stand for: the code, doubled kDoublings times, less kLess, times scales.
 template <Precision kPrecision>
 struct Codes {
   static constexpr int kInputs = input_multiple(kPrecision), kGroups = groups_of_tile(kPrecision), kTileBytes = code_tile_bytes(kPrecision);
@@ -82,6 +82,6 @@ struct CodeFormat : RowsAsPrepared {
   using Of = Codes<kPrecision>;
   static constexpr int kStepInputs = Of::kInputs, kStepBytes = Of::kTileBytes, kPassRows = 8, kFewestRows = 4, kSide = 1, kSideRows = kPassRows;
   static constexpr auto& multiply = CodePasses<Of, std::make_integer_sequence<int, kPassRows>>::multiply;
-  static constexpr auto& multiply_side = multiply;
+  static constexpr auto &multiply_alone = multiply, &multiply_side = multiply;
 };
 #endif

@@ -61,7 +61,7 @@ inline void multiply_compact(const Pass& pass) {
       if (kUnpack) store_line(unpacked + i * 64, vectors[i]);
       asm("" : "+v"(vectors[i]));  // stays in a register, as in multiply_panels
     }
-    unpacked += kRawBlock;
+    if (kUnpack) unpacked += kRawBlock;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i += 2) {
 #pragma GCC unroll 16
@@ -93,8 +93,7 @@ struct CompactFormat : DotFormat<BFloat16Dot> {
   static constexpr int kPassRows = 14;
   static constexpr int kHeadBytes = int(sizeof(CompactHead)), kStepBytes = kCompactBlock / 4;
   static constexpr auto& multiply = CompactPasses<std::make_integer_sequence<int, kPassRows>>::multiply;
-  static constexpr auto& multiply_unpacked = DotFormat<BFloat16Dot>::multiply;
+  static constexpr auto& multiply_alone = DotFormat<BFloat16Dot>::multiply;
   static constexpr int64_t unpacked_bytes(int inputs) { return int64_t(inputs) * 2 * kPanel; }
 };
-static_assert(kTileBytesOfRows % 64 == 0 && kTileBytesOfRows + size_t(kMostCompactInputs) * 2 * kPanel * CompactFormat::kSide <= kLinearScratch,
-              "two panels fit");
+static_assert(kTileBytesOfRows % 64 == 0 && kTileBytesOfRows <= kLinearSums && CompactFormat::kSide == 2, "see linear_scratch");

@@ -119,7 +119,7 @@ struct DotFormat : Dot::Rows {
   static constexpr int kStepInputs = Dot::kInputs, kStepBytes = 64;
   static constexpr int kPassRows = Dot::kPassRows, kFewestRows = 4, kSide = 2, kSideRows = kPassRows / kSide;
   static constexpr auto& multiply = DotPasses<Dot, 1, std::make_integer_sequence<int, kPassRows>>::multiply;
-  static constexpr auto& multiply_side = DotPasses<Dot, kSide, std::make_integer_sequence<int, kSideRows>>::multiply;
+  static constexpr auto &multiply_alone = multiply, &multiply_side = DotPasses<Dot, kSide, std::make_integer_sequence<int, kSideRows>>::multiply;
 };
 
 // 4 bytes of a row in every lane. kKeep: in a register, for several panels.

@@ -33,6 +33,7 @@ using Multiply = void (*)(const Pass&);
 struct PlainPanels {
   static constexpr bool kUnpacks = false;
   static constexpr int kHeadBytes = 0;
+  static constexpr int64_t unpacked_bytes(int /*inputs*/) { return 0; }
 };
 
 // How a pass reads rows: from where they were prepared.
@@ -63,16 +64,14 @@ struct WidenedRows : PlainPanels {
 
 // Format: kStepInputs and kStepBytes of a step; multiply[rows - 1] up to kPassRows: the passes over one panel; multiply_side[rows - 1] up to
 // kSideRows: those over kSide panels, of kFewestRows at least; most_rows and enter: see RowsAsPrepared. kUnpacks: the first pass leaves the
-// panels unpacked for those behind it, which are multiply_side, or multiply_unpacked for one panel.
+// panels unpacked for those behind it, which are multiply_side, or multiply_alone for one panel.
 template <typename Format>
 inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_panel, int num_panels, float* tile) {
   Pass pass = {};
   pass.steps = w.inputs / Format::kStepInputs;
   const int64_t panel_bytes = int64_t(pass.steps) * Format::kStepBytes + Format::kHeadBytes;
   char* const unpacked = reinterpret_cast<char*>(tile) + kTileBytesOfRows;
-  (void)unpacked;
-  const Multiply* alone = Format::multiply;
-  if constexpr (Format::kUnpacks) alone = Format::multiply_unpacked;
+  const int64_t unpacked_bytes = Format::unpacked_bytes(w.inputs);
   pass.sums_stride = has_codes(w.precision) ? w.inputs / kGroup : 1;
   auto* bests = reinterpret_cast<LaneBests*>(tile + kTileRows * kGroupPanels * kPanel);
 
@@ -101,16 +100,13 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
         const char* weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
         pass.panel_bytes = panel_bytes;
         for (int i = 0; i < side; ++i) {
-          if constexpr (Format::kUnpacks) pass.unpacked = passes ? unpacked + i * Format::unpacked_bytes(w.inputs) : nullptr;
+          pass.unpacked = passes ? unpacked + i * unpacked_bytes : nullptr;
           run(Format::multiply[first_rows - 1], weights + i * panel_bytes, p + i, 0);
         }
-        if constexpr (Format::kUnpacks) {
-          weights = unpacked;
-          pass.panel_bytes = Format::unpacked_bytes(w.inputs);
-        }
+        if (Format::kUnpacks) weights = unpacked, pass.panel_bytes = unpacked_bytes;
         for (int i = 0, begin = first_rows, end; i < passes; ++i, begin = end) {
           end = first_rows + others * (i + 1) / passes;
-          run((side == Format::kSide ? Format::multiply_side : alone)[end - begin - 1], weights, p, begin);
+          run((side == Format::kSide ? Format::multiply_side : Format::multiply_alone)[end - begin - 1], weights, p, begin);
         }
       }
       finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride, bests);
