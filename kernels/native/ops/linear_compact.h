@@ -90,7 +90,7 @@ struct CompactPasses<std::integer_sequence<int, kLess...>> {
 };
 struct CompactFormat : DotFormat<BFloat16Dot> {
   static constexpr bool kUnpacks = true;
-  static constexpr int kPassRows = 14;
+  static constexpr int kPassRows = 10;  // more leave too few registers for unpacking
   static constexpr int kHeadBytes = int(sizeof(CompactHead)), kStepBytes = kCompactBlock / 4;
   static constexpr auto& multiply = CompactPasses<std::make_integer_sequence<int, kPassRows>>::multiply;
   static constexpr auto& multiply_alone = DotFormat<BFloat16Dot>::multiply;
