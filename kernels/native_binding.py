@@ -54,7 +54,7 @@ class ProgramWeights:
         self._products = {None: self._dtype, "int8": Precision.INT8, "int4": Precision.INT4}[execution.quantization]
         self._memory = WeightMemory()
         self._wide_products = wide_products(program)
-        self._held: list[object] = []
+        self._held: list[PackedWeight] = []
         self._vectors: dict[tuple[str, bool, int | None], torch.Tensor] = {}
         self.ropes = {name: rope_table_values(table, program.max_model_len) for name, table in program.ropes.items()}
         self.growths = {name: query_growth(table, program.max_model_len) for name, table in program.ropes.items()}
@@ -66,7 +66,7 @@ class ProgramWeights:
         for step in lowered.steps:
             if isinstance(step, Experts):
                 self.bytes_per_token += sum(weight.num_bytes for weight in self.experts(step)) * step.top // len(step.gates)
-        self.has_compact = any(weight.struct.precision == Precision.COMPACT for weight in self._held if isinstance(weight, PackedWeight))
+        self.has_compact = any(weight.struct.precision == Precision.COMPACT for weight in self._held)
         self.head = next((self.product(product) for product in products if product.is_head), None)
 
     def product(self, product: Product) -> PackedWeight:
