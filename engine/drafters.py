@@ -243,7 +243,8 @@ class _Loading:
             raise ConfigError(f"speculative config: quantization {wanted} needs the native executor, which cannot be used: {plan.why}")
         if wanted == "fp8" and not (plan.execution.on_gpu and multiplies_fp8(plan.execution.device)):
             raise ConfigError("speculative config: quantization fp8 needs a GPU that multiplies 8-bit floats: use int8 or int4")
-        execution = replace(plan.execution, quantization=wanted, kv_cache=None, narrow_head=True)
+        kv_cache = plan.execution.kv_cache if program.is_frozen else None  # that of the cache that it reads
+        execution = replace(plan.execution, quantization=wanted, kv_cache=kv_cache, narrow_head=True)
         return self._noted(bind_program(program, weights, execution, self._target.executor.bank))
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:

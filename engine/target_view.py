@@ -53,4 +53,5 @@ def _as_in_program(view: TargetView, program: Program) -> TargetView:
         embed_scale=embed.scale,
         logits_scale=scale,
         logits_softcap=softcap,
+        kv_layers=program.kv_layers,
     )

@@ -184,11 +184,13 @@ class SpanGroup:
             bits = torch.where(own_place < tree, 0, batch.tree_mask[tokens])[:, :, None]
             self._visible |= (bit >= 0) & (places < end)[:, None] & ((bits >> bit.clamp(0, 63)) & 1).bool()
         if window is not None:
-            positions = places
+            # In places, but for tree tokens, which stand in no order: a token of a frozen network is not at the place of its position.
+            own, positions = own_place, places
             if has_tree:
                 flat = (start + places - first).clamp(0, len(batch.positions) - 1)
                 positions = torch.where(places < tree, places, batch.positions[flat])
-            distance = batch.positions[tokens][:, :, None] - positions[:, None]
+                own = torch.where(own_place < tree, own_place, batch.positions[tokens])
+            distance = own[:, :, None] - positions[:, None]
             self._visible &= distance.abs() < window
 
     def take(self, q: Tensor) -> Tensor:

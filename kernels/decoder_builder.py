@@ -285,6 +285,17 @@ class DecoderBuilder:
             attended = self.gate(gate, attended)
         return self.linear(f"{name}.{projection}", attended, self.hidden_size, bias)
 
+    def attend_elsewhere(self, i: int, q: str, cache_layer: int, rope: str, scale: float) -> str:
+        """Attention to what another network has written, of queries that are normalised head by head, and the projection behind it.
+
+        cache_layer: of that network's cache, which is the program's, too.
+        """
+        name = f"{layer(i)}.{self.attention_name}"
+        q_norm, _, projection = self.attention_names
+        norm = self.weight(f"{name}.{q_norm}.weight", self.head_dim)
+        op = Attention((q,), (name,), cache_layer, self.num_heads, scale, rope, q_norm=norm, norm_eps=self._eps, frozen=True)
+        return self.linear(f"{name}.{projection}", self._append(op, self.num_heads * self.head_dim), self.hidden_size)
+
     def attend_over(self, cache: KVLayerSpec, op: Attention) -> str:
         """Attention alone, whatever it is like, over the next layer of the cache."""
         op = replace(op, layer=len(self._kv_layers))

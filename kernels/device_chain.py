@@ -112,14 +112,16 @@ def chain(
     inputs: Mapping[str, Tensor] | None = None,
     draws: ChainDraws | None = None,
     keep_logits: bool = False,
+    stride: int = 1,
 ) -> ChainTensors:
     """N chains of `steps` tokens from logits_indices [N] of a batch on the device; see `Executor.run_chain`.
 
-    counts [N] on the device: places that a chain does not want are not written. max_model_len: positions there are.
+    counts [N] on the device: places that a chain does not want are not written. max_model_len: positions there are. stride: as in
+    `chain.run_chain_by_steps`.
     """
     hidden = () if recurrent is None else (recurrent[1],)
     starts = batch.logits_indices
-    ahead = follow_ups(batch, counts, steps, max_model_len)
+    ahead = follow_ups(batch, counts, steps, max_model_len) if stride else laid_out(batch, counts, steps, max_model_len, stride)
     choices = _choices(len(starts), starts.device, steps, choosing, draws)
     computed = compute(batch, hidden, inputs, choices.wants_best)
     tokens = starts
@@ -147,8 +149,8 @@ def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: in
     return laid_out(batch, counts, steps, max_model_len)
 
 
-def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int) -> list[RaggedBatch]:
-    """The reference of `follow_ups`."""
+def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int, stride: int = 1) -> list[RaggedBatch]:
+    """The reference of `follow_ups`, and what lays out chains that stay where they are."""
     if steps <= 1:
         return []
     starts = batch.logits_indices
@@ -160,12 +162,12 @@ def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int)
     start_loc = torch.arange(len(starts) + 1, device=starts.device, dtype=torch.int32)
     ahead: list[RaggedBatch] = []
     for step in range(1, steps):
-        wanted, place = counts > step, places + step - 1
+        wanted, place = counts > step, places + stride * step - 1
         block = tables.gather(1, (place // batch.block_size).clamp(max=tables.shape[1] - 1)[:, None])[:, 0].long()
         ahead.append(
             RaggedBatch(
                 token_ids=every,
-                positions=(positions + step).clamp(max=max_model_len - 1),
+                positions=(positions + stride * step).clamp(max=max_model_len - 1),
                 slot_mapping=torch.where(wanted, block * batch.block_size + place % batch.block_size, -1),
                 query_start_loc=start_loc,
                 seq_lens=torch.where(wanted, place + 1, 1).int(),

@@ -21,7 +21,7 @@ def gemma4(d: DecoderBuilder) -> Program:
         raise UnsupportedModel("bidirectional attention")
     d.activation_setting = "hidden_activation"
     kinds, windows, bias = d.layer_types(), d.windows(), d.flag("attention_bias")
-    sizes = [_size(d, i, window is None) for i, window in enumerate(windows)]
+    sizes = [size_of_layer(d, i, window is None) for i, window in enumerate(windows)]
     first_shared = d.num_layers - int(d.config["num_kv_shared_layers"])
     if bias or not 0 < first_shared <= d.num_layers:
         raise UnsupportedModel(f"attention_bias {bias}, {first_shared} layers that write keys and values")
@@ -45,10 +45,7 @@ def gemma4(d: DecoderBuilder) -> Program:
             raise UnsupportedModel("layers that share keys of another size")
         q = d.linear(f"{name}.self_attn.q_proj", normed, d.num_heads * d.head_dim)
         attended = d.attend(i, (q, *kv), ropes[kind], windows[i], 1.0, head_norms=True, keys_of=source if is_shared else None)
-        x = d.add(x, d.norm(f"{name}.post_attention_layernorm", attended), f"{name}.middle")
-        width = d.intermediate_size * (2 if is_shared and d.flag("use_double_wide_mlp") else 1)
-        fed = d.gated_mlp(f"{name}.mlp", d.norm(f"{name}.pre_feedforward_layernorm", x), width)
-        x = d.add(x, d.norm(f"{name}.post_feedforward_layernorm", fed), f"{name}.fed")
+        x = behind_attention(d, i, x, attended, d.intermediate_size * (2 if is_shared and d.flag("use_double_wide_mlp") else 1))
         if own:
             gate = d.linear(f"{name}.per_layer_input_gate", x, int(d.config["hidden_size_per_layer_input"]))
             mixed = d.activate((gate, own[i]), f"{name}.per_layer_input", int(d.config["hidden_size_per_layer_input"]))
@@ -58,7 +55,7 @@ def gemma4(d: DecoderBuilder) -> Program:
     return d.finish(x, softcap=d.config["final_logit_softcapping"])
 
 
-def _size(d: DecoderBuilder, i: int, sees_all: bool) -> tuple[int, int]:
+def size_of_layer(d: DecoderBuilder, i: int, sees_all: bool) -> tuple[int, int]:
     """head_dim and number of key heads of layer i."""
     said: dict[Any, Any] = d.config.get("per_layer_config") or {}
     own: dict[str, Any] = said.get(str(i)) or said.get(i) or {}
@@ -71,6 +68,14 @@ def _size(d: DecoderBuilder, i: int, sees_all: bool) -> tuple[int, int]:
     if heads < 1 or d.num_heads % heads:
         raise UnsupportedModel(f"{d.num_heads} query heads do not share {heads} heads evenly")
     return int(own.get("head_dim") or d.config["head_dim"]), heads
+
+
+def behind_attention(d: DecoderBuilder, i: int, x: str, attended: str, width: int) -> str:
+    """The rest of layer i but for its scale and its embedding, x being what it reads. width: of its MLP."""
+    name = layer(i)
+    x = d.add(x, d.norm(f"{name}.post_attention_layernorm", attended), f"{name}.middle")
+    fed = d.gated_mlp(f"{name}.mlp", d.norm(f"{name}.pre_feedforward_layernorm", x), width)
+    return d.add(x, d.norm(f"{name}.post_feedforward_layernorm", fed), f"{name}.fed")
 
 
 def _keys_and_values(d: DecoderBuilder, i: int, x: str, keys_are_values: bool) -> tuple[str, ...]:

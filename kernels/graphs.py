@@ -364,7 +364,8 @@ class GraphExecutor:
             return self.network.compute(part, kv, hidden, given, wants_best)
 
         choosing = self._choose(vocab_size)
-        return chain(compute, batch, counts, steps, choosing, self.max_model_len, self.recurrent, inputs, draws, keeps)
+        stride = 0 if self.program.is_frozen else 1
+        return chain(compute, batch, counts, steps, choosing, self.max_model_len, self.recurrent, inputs, draws, keeps, stride)
 
     def _choose(self, vocab_size: int | None) -> Choosing:
         if vocab_size not in self._choosing:

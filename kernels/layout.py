@@ -254,7 +254,8 @@ class Executor(Protocol):
 
         Chain n starts from logits_indices[n], which must be the last token of its row; rows without one only ingest.
         Token j of a chain (j >= 1) is computed at the place and position behind token j - 1, in the row's own blocks;
-        the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax.
+        the last token of a chain is never fed, so counts[n] - 1 places past the batch are written. draws None = argmax. Of a network that
+        only reads its cache (`Program.is_frozen`) every token of a chain is computed at the place and position of the first.
         inputs are those of the batch; a `recurrent` network gets the later tokens' input from itself. Where there are state_layers the
         batch's states have chain_slots for each row that a chain goes on from; its target stays what the batch left there.
         """

@@ -153,7 +153,7 @@ def _two_inputs(attention: Attention, program: Program) -> list[Step]:
     names, q_width = attention.inputs, attention.num_heads * program.kv_layers[attention.layer].k_dim
     alone = names[:1] if program.buffers[names[0]] == q_width else ()
     together = names[len(alone) :]
-    if len(together) == 1:
+    if len(together) == 1 or attention.frozen:
         return [attention]
     name = "|".join(names)  # of all of them: another layer may read the same keys
     return [Concat(together, (name,)), replace(attention, inputs=(*alone, name))]

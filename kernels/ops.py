@@ -85,7 +85,8 @@ class Attention:
     else happens (outputs are empty). rope "" = no rotation; a table shorter than k_dim / 2 rotates the first dimensions only. Halves
     are rotated (x1 | x2), not pairs. q_norm, k_norm: weights [k_dim] of an RMSNorm over each head before the rotation; both or none ("").
     norm_last: behind the rotation, whose table then has an attention_factor of 1. sinks: weight [num_heads] of scores that join each
-    head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none.
+    head's softmax as if there were one more place, whose value is 0 (OpenAI 2025); "" = none. frozen: the inputs hold q alone and nothing
+    is written, for the layer is another network's, whose cache this one is run with (Gemma 4's assistants, 2026); it has no k_norm.
     """
 
     inputs: tuple[str, ...]
@@ -101,6 +102,7 @@ class Attention:
     norm_add_one: bool = False
     norm_last: bool = False
     sinks: str = ""
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ class Program:
         """Whether anything of a batch matters but how many tokens it has: not where inputs become states, row by row."""
         return not all(isinstance(op, OF_ROWS) for op in self.ops)
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it only reads its cache, which is another network's: all tokens of a chain are computed where the first one is."""
+        return any(isinstance(op, Attention) and op.frozen for op in self.ops)
+
     @cached_property
     def buffers(self) -> dict[str, int]:
         """Name -> width of every buffer. Raises ValueError if the ops do not fit together."""
@@ -147,11 +152,13 @@ class Program:
                 return (rows,)
             case Attention():
                 spec = self.kv_layers[op.layer]
-                expected = op.num_heads * spec.k_dim + spec.stored
+                expected = op.num_heads * spec.k_dim + (0 if op.frozen else spec.stored)
                 _require(not spec.values_in_keys or spec.v_dim <= spec.k_dim, op, "has values that are wider than its keys")
                 _require(sum(widths) == expected, op, f"needs inputs of width {expected}, not {sum(widths)}")
                 norms = [self.weights[name] for name in (op.q_norm, op.k_norm) if name]
-                _require(norms in ([], [(spec.k_dim,)] * 2) or not op.num_heads, op, "needs norms of q and k, or neither")
+                wanted = [(spec.k_dim,)] * (1 if op.frozen else 2)
+                _require(norms in ([], wanted) or not op.num_heads, op, "needs norms of q and k, or neither")
+                _require(not op.frozen or op.num_heads > 0, op, "writes nothing and reads nothing")
                 _require(not op.sinks or self.weights[op.sinks] == (op.num_heads,), op, "needs a sink for each head")
                 _require(not op.rope or 2 * len(self.ropes[op.rope].inv_freq) <= spec.k_dim, op, "rotates more than k_dim dimensions")
                 return (op.num_heads * spec.v_dim,) if op.num_heads else ()

@@ -335,11 +335,12 @@ class Binder:
 
     def _attention(self, op: Attention) -> Step:
         spec, layer, num_heads = self.kv_layers[op.layer], op.layer, op.num_heads
-        num_rotated = num_heads + spec.num_kv_heads  # heads of q and k, which share their treatment
-        qk_width, v_shape = num_rotated * spec.k_dim, (spec.num_kv_heads, spec.v_dim)
+        num_written = 0 if op.frozen else spec.num_kv_heads
+        num_rotated = num_heads + num_written  # heads of q and k, which share their treatment
+        qk_width, v_shape = num_rotated * spec.k_dim, (num_written, spec.v_dim)
         normalise = None
-        if op.k_norm:
-            names = [op.q_norm] * num_heads + [op.k_norm] * spec.num_kv_heads
+        if op.k_norm or op.frozen and op.q_norm:
+            names = [op.q_norm] * num_heads + [op.k_norm] * num_written
             head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
         growth = self.growth(op)
@@ -359,12 +360,13 @@ class Binder:
                 heads = normalise(heads)
             q, k = heads[:, :num_heads], heads[:, num_heads:]
             v = k[..., -spec.v_dim :] if v is None else v
-            if not num_heads:
+            if not op.frozen:
                 state.plan.write(state.kv, layer, k, v)
+            if not num_heads:
                 return
             if growth is not None:
                 q = (q * growth.index_select(0, state.batch.positions)[:, None, None]).to(q.dtype)
-            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
+            attended = paged_attention(q, None, None, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
             buffers[op.outputs[0]] = attended.reshape(tokens, -1)
 
         return step

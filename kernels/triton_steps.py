@@ -266,7 +266,8 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
     k_width = spec.num_kv_heads * spec.k_dim
     sinks = bind.sinks(op)
     sinks = None if sinks is None else sinks * LOG2_E
-    q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if op.k_norm else None for name in (op.q_norm, op.k_norm))
+    has_norms = bool(op.k_norm or op.frozen and op.q_norm)
+    q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if has_norms else None for name in (op.q_norm, op.k_norm))
     # Queries in a buffer of their own stay there.
     queries = op.inputs[0] if len(op.inputs) > 1 and bind.widths[op.inputs[0]] == k_start else None
     names = op.inputs if queries is None else op.inputs[1:]
@@ -278,11 +279,15 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
         packed = buffers[names[0]] if len(names) == 1 else torch.cat([buffers[name] for name in names], -1)
         tokens = len(packed)
         q = packed[:, :k_start] if queries is None else buffers[queries]
-        k, v = packed[:, packed.shape[1] - spec.stored :].tensor_split([k_width], -1)
+        k = v = None
+        if not op.frozen:
+            k, v = packed[:, packed.shape[1] - spec.stored :].tensor_split([k_width], -1)
+            k = k.view(tokens, spec.num_kv_heads, spec.k_dim)
+            v = None if spec.values_in_keys else v.view(tokens, spec.num_kv_heads, spec.v_dim)
         q = rotate_and_store(
             q.view(tokens, num_heads, spec.k_dim) if num_heads else None,
-            k.view(tokens, spec.num_kv_heads, spec.k_dim),
-            None if spec.values_in_keys else v.view(tokens, spec.num_kv_heads, spec.v_dim),
+            k,
+            v,
             state.kv.k[layer],
             state.kv.v[layer],
             batch.slot_mapping,

@@ -23,7 +23,7 @@ METHODS = (
     *("dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp"},
+    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),

@@ -26,6 +26,7 @@ _NAME_PARTS = (
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
+    *(("-it-assistant", "mtp"),),
     *(("-xpress", "dflash"), ("speculator.xpress", "dflash"), ("-domino", "dflash"), ("speculator.domino", "dflash")),
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache"), ("/uno-", "uno")),
 )

@@ -184,10 +184,18 @@ class ChainGuesser:
 
     scratch_slots = 0
 
-    def __init__(self, network: Network, drawing: Drawing, confidence_threshold: float = 0.0) -> None:
+    def __init__(
+        self,
+        network: Network,
+        drawing: Drawing,
+        confidence_threshold: float = 0.0,
+        lists: Callable[[Sequence[Feed], int], BatchLists] = batch_lists,
+    ) -> None:
+        """lists: (feeds, block size) -> the pass over all of them, one row each."""
         self.network = network
         self.drawing = drawing
         self.confidence_threshold = confidence_threshold
+        self._lists = lists
         self._batches = BatchMemory()
         if isinstance(network.executor, ShortensChains):
             network.executor.shorten_chains()
@@ -195,7 +203,7 @@ class ChainGuesser:
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         network, drawing = self.network, self.drawing
         executor = network.executor
-        batch = self._batches.batch(batch_lists(feeds, block_size))
+        batch = self._batches.batch(self._lists(feeds, block_size))
         if batch.states is not None:
             slots = torch.tensor([feed.state.chain_slots for feed in feeds if feed.state is not None], dtype=torch.int32)
             batch = replace(batch, states=replace(batch.states, chain_slots=slots))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..kernels.layout import Executor, KVTensors
+from ..kernels.layout import Executor, KVLayerSpec, KVTensors
 from ..kernels.program import Program
 from .base import Proposer
 from .corpus import Corpora
@@ -41,6 +41,7 @@ class TargetView:
     embed_scale: float  # the target multiplies its embeddings by this (Gemma)
     logits_scale: float  # and its logits by this (Granite)
     logits_softcap: float | None
+    kv_layers: tuple[KVLayerSpec, ...] = ()  # of its cache, for drafters that read it; () = none can
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Opening:
     num_blocks: int
     block_size: int
     return_probs: bool  # Draft.probs are wanted where guesses are drawn (p/q rules)
-    target_kv: KVTensors | None = None  # the target's own, for those who run it (`Needs.runs_target`)
+    target_kv: KVTensors | None = None  # the target's own, for those who read it, or run it (`Needs.runs_target`)
     states: StateSeats | None = None  # in the caches of recurrent executors
     places_ahead: int = 0  # of the target's cache, where steps are begun before the one before them has ended; 0 = they are not
 

@@ -15,6 +15,7 @@ from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
 from ..kernels.model_config import config_class
 from ..kernels.program import Program
+from . import assistant
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
 from .draft_tensors import program_weights
@@ -40,6 +41,8 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
     """Guesses come from the first module in a loop, however many there are. Raises SpeculativeConfigError, UnsupportedModel."""
     target = resources.target
     folder = target.folder if config.model is None else resources.find_folder(config.model, config.revision)
+    if assistant.is_one(folder):
+        return assistant.load(folder, config, resources)
     module = find_module(folder, target)
     if module.kind in ("MiMo", "speculators"):
         executor = _dense(module, config, resources)

@@ -37,7 +37,6 @@ _NOT_AVAILABLE = {
     "model.mtp.layers.": "MiMo-V2 or LongCat",
     "model.mtp.": "LongCat, Inkling or another family",
     "mtp.": "Nemotron-H, EXAONE or another family",
-    "pre_projection.": "an assistant of Gemma 4",
 }
 
 

@@ -190,7 +190,7 @@ struct AttentionOp {
   bool norm_last;               // behind the rotation instead
   const float* q;               // [T, q_stride]
   int64_t q_stride;
-  const float* k;               // [T, kv_stride]
+  const float* k;               // [T, kv_stride]; null = nothing is written: the layer is another network's
   const float* v;               // [T, kv_stride]; null = of each key as it is stored, the last v_dim numbers
   int64_t kv_stride;
   void* queries;                // scratch [kv_heads][T padded to 16][heads per kv head][k_pad], cache's type (int8: bfloat16), scaled by `scale`

@@ -343,6 +343,7 @@ class Network : private Job {
   PreparedRows prepared_together(const Op& op, int group);
   PreparedRows input_of(int number, int group, Worker& worker);
   Epilogue epilogue_of(const Op& op) const;
+  bool is_frozen(const Op& op) const;
   AttentionOp attention_of(const Op& op, Worker& worker) const;
   int first_unit(const AttentionPlan& plan, int thread) const;
   void attend(const Phase& phase, const AttentionOp& op, int unit, CacheAhead ahead, Worker& worker);

@@ -35,6 +35,11 @@ void Network::attend(const Phase& phase, const AttentionOp& op, int unit, CacheA
   plan_of_op_[size_t(phase.first_op)]->run(kernels_, op, batch_, unit, ahead, partials_.get<float>(0), worker.attention.get<char>(0));
 }
 
+// Whether it has queries and nothing to write.
+bool Network::is_frozen(const Op& op) const {
+  return op.kind == OpKind::kAttention && op.num_inputs == 1 && width(op.inputs[0]) == op.num_heads * op.k_dim;
+}
+
 // If all threads keep in step.
 int Network::first_unit(const AttentionPlan& plan, int thread) const {
   const uint32_t threads = uint32_t(workers_.size()), units = uint32_t(plan.num_units());
@@ -60,8 +65,8 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   const int q_width = op.num_heads * op.k_dim, last = op.inputs[op.num_inputs - 1];  // of one input, or of two: q, and what is written
   attention.q = buffer(op.inputs[0]);
   attention.q_stride = width(op.inputs[0]);
-  attention.k = buffer(last) + (op.num_inputs == 1 ? q_width : 0);
-  attention.v = op.values_in_keys ? nullptr : attention.k + op.kv_heads * op.k_dim;
+  attention.k = is_frozen(op) ? nullptr : buffer(last) + (op.num_inputs == 1 ? q_width : 0);
+  attention.v = op.values_in_keys || !attention.k ? nullptr : attention.k + op.kv_heads * op.k_dim;
   attention.kv_stride = width(last);
   attention.queries = const_cast<Scratch&>(queries_).get<char>(0);
   if (op.num_heads) {

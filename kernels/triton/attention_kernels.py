@@ -130,10 +130,13 @@ def attend(
     low = 0
     if HAS_FIRST:
         low = tl.load(first_places_ptr + row)
-    position = tl.load(positions_ptr + token, mask=is_row, other=1 << 30).to(tl.int32)
+    # A window counts places, but for tree tokens, which stand in no order.
+    in_tree = own_place >= tree
+    position = tl.load(positions_ptr + token, mask=is_row & in_tree, other=1 << 30).to(tl.int32)
+    position = tl.where(is_row & (own_place < tree), own_place, position)
     if HAS_WINDOW:
         low = tl.maximum(low, tl.minimum(tl.min(position, 0) - window + 1, tree))
-    bits = tl.load(tree_mask_ptr + token, mask=is_row & (own_place >= tree), other=0)
+    bits = tl.load(tree_mask_ptr + token, mask=is_row & in_tree, other=0)
     has_slot = tl.load(slots_ptr + token, mask=is_row, other=-1) >= 0
     wait_for_inputs(EARLY)
 

@@ -21,7 +21,7 @@ _HEADS = 4
 
 def rotate_and_store(
     q: Tensor | None,
-    k: Tensor,
+    k: Tensor | None,
     v: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -33,7 +33,7 @@ def rotate_and_store(
     eps: float = 0.0,
     norm_last: bool = False,
 ) -> Tensor | None:
-    """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None).
+    """Normalise and rotate q and k, store k and v in the cache, return q [T, heads, k_dim] (a new tensor; None for None). One may be None.
 
     q [T, heads, k_dim], k [T, kv_heads, k_dim], v [T, kv_heads, v_dim]: views into one buffer will do, as long as the heads of a
     token lie side by side. k_cache, v_cache: one layer of TorchKV, e4m3 too; v None: the values are in the keys. slot_mapping,
@@ -42,8 +42,10 @@ def rotate_and_store(
     q_norm, k_norm [k_dim]: weights of an RMS norm over each head, whatever is stored less one already added; None = no norm.
     norm_last: the norms come behind the rotation, which leaves lengths as they are.
     """
-    tokens, kv_heads, k_dim = k.shape
-    heads = 0 if q is None else q.shape[1]
+    given = k if q is None else q
+    assert given is not None, "neither queries nor keys"
+    tokens, _, k_dim = given.shape
+    heads, kv_heads = 0 if q is None else q.shape[1], 0 if k is None else k.shape[1]
     rotated = 0 if table is None else table.shape[1] // 2
     out = None if q is None else torch.empty(tokens, heads, k_dim, dtype=q.dtype, device=q.device)
     if not tokens:
@@ -62,7 +64,7 @@ def rotate_and_store(
         q_norm,
         k_norm,
         0 if q is None else q.stride(0),
-        k.stride(0),
+        0 if k is None else k.stride(0),
         0 if v is None else v.stride(0),
         eps,
         HEADS=heads,
@@ -73,11 +75,11 @@ def rotate_and_store(
         ROTATED_PAD=power_of_two(rotated),
         REST_PAD=power_of_two(k_dim - 2 * rotated),
         V_PAD=power_of_two(v_dim),
-        HAS_NORM=k_norm is not None,
+        HAS_NORM=q_norm is not None or k_norm is not None,
         NORM_LAST=norm_last,
         HEAD_BLOCK=_HEADS,
         num_warps=2,
-        **launch_options(k.device),
+        **launch_options(given.device),
     )
     return out
 
@@ -141,22 +143,23 @@ def _rotate_and_store(
                 NORM_LAST,
             )
     elif block < Q_BLOCKS + KV_BLOCKS:
-        head = (block - Q_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
-        _normed_and_rotated(
-            k_ptr + token * k_stride + head * K_DIM,
-            k_cache_ptr + (slot * KV_HEADS + head) * K_DIM,
-            head < kv_heads,
-            k_norm_ptr,
-            table_ptr,
-            position,
-            eps,
-            K_DIM,
-            ROTATED,
-            ROTATED_PAD,
-            REST_PAD,
-            HAS_NORM,
-            NORM_LAST,
-        )
+        if KV_HEADS > 0:
+            head = (block - Q_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
+            _normed_and_rotated(
+                k_ptr + token * k_stride + head * K_DIM,
+                k_cache_ptr + (slot * KV_HEADS + head) * K_DIM,
+                head < kv_heads,
+                k_norm_ptr,
+                table_ptr,
+                position,
+                eps,
+                K_DIM,
+                ROTATED,
+                ROTATED_PAD,
+                REST_PAD,
+                HAS_NORM,
+                NORM_LAST,
+            )
     elif V_DIM > 0:
         head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
         dim = tl.arange(0, V_PAD)[None, :]

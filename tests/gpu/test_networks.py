@@ -5,17 +5,20 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import frozen_networks
 import pytest
 import torch
 from decoding import ragged
+from frozen_networks import DRAWS
 from recurrent_batches import Row, recurrent_batch
 from small_networks import random_weights, small_network, small_program
 from tiny_models import FAMILIES, MORE
 from variants import slow_but
 
 from foretoken.kernels.execution import Quantization
+from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.int4 import Int4Matrix
-from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.ops import BlockLinear
 from foretoken.kernels.program import matrices_of, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
@@ -211,3 +214,14 @@ def test_without_kernels_the_reference_runs_there_too(device: str) -> None:
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("draws", [None, DRAWS], ids=["best", "drawn"])
+def test_chains_over_what_another_network_has_written(draws: Draws | None, device: str) -> None:
+    from foretoken.kernels.triton_steps import TritonKernels
+
+    program = frozen_networks.programs()[1]
+    weights = random_weights(program)
+    triton = GraphExecutor(TorchExecutor(program, weights, torch.float32, device=device, kernels=TritonKernels()))
+    reference = TorchExecutor(program, weights, torch.float32)
+    frozen_networks.assert_alike(frozen_networks.run(triton, draws, device), frozen_networks.run(reference, draws))

@@ -59,7 +59,6 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         (renamed("model.mtp_layers.0", "model.mtp_block.0"), "as ERNIE-4.5 has them .*known, but not available"),
         (renamed("model.mtp_layers.0", "model.mtp.layers.0"), "as MiMo-V2 or LongCat has them"),
         (renamed("model.mtp_layers.0", "mtp.layers.0"), "known, but not available"),
-        (renamed("model.mtp_layers.0", "pre_projection"), "as an assistant of Gemma 4 has them"),
         (renamed("model.mtp_layers.0", "model.layers.2"), "MTP layers of model type 'qwen2' are not available"),
         (lambda tensors: {n: t[:5] if n.endswith("token_layernorm.weight") else t for n, t in tensors.items()}, "is 5, but 32 is needed"),
         (lambda tensors: {n: t * torch.nan if "mtp" in n else t for n, t in tensors.items()}, "contains NaN"),

@@ -107,32 +107,32 @@ inline void store_output(const AttentionOp& op, int64_t place, Vec v, int column
   }
 }
 
-// Padding tokens attend to nothing: their output is set to zero here.
+// Padding tokens attend to nothing: their output is set to zero here. A layer that another network writes has no k.
 inline void rotate_and_write(const AttentionOp& op, const BatchView& batch, int token, int kv_head, CacheAhead& ahead) {
   const CacheLayer& cache = op.cache;
   const int k_dim = cache.k_dim, v_dim = cache.v_dim, k_pad = cache.k_pad;
   const int group = op.num_heads / cache.kv_heads;  // query heads of this kv head
   const int64_t position = batch.positions[token], slot = batch.slots[token];
   const float* q = op.q + token * op.q_stride + int64_t(kv_head) * group * k_dim;
-  const float* k = op.k + token * op.kv_stride + int64_t(kv_head) * k_dim;
+  const float* k = op.k ? op.k + token * op.kv_stride + int64_t(kv_head) * k_dim : nullptr;
   const float* v = op.v ? op.v + token * op.kv_stride + int64_t(kv_head) * v_dim : nullptr;
   alignas(64) float head[kMaxHeadDim], values[kMaxHeadDim];
   if (token + 1 < batch.num_tokens) {  // the next token's: other cores have written much of it
     for (int i = 0; i < group * k_dim; i += 16) fetch_line(q + op.q_stride + i);
-    for (int i = 0; i < k_dim; i += 16) fetch_line(k + op.kv_stride + i);
+    for (int i = 0; k && i < k_dim; i += 16) fetch_line(k + op.kv_stride + i);
     for (int i = 0; v && i < v_dim; i += 16) fetch_line(v + op.kv_stride + i);
   }
   NextLines next{op, batch, ahead};
   next.fetch();
   next.fetch();
 
-  if (slot >= 0) {
+  if (slot >= 0 && k) {
     normalise_and_rotate(op, k, op.k_norm, position, k_dim, k_pad, head);
     if (!v) v = head + k_dim - v_dim;
     for (int i = 0; i < cache.v_pad; i += 16) store(values + i, load_some(v + i, v_dim - i));
     char* block = cache.base + slot / kBlockSize * cache.block_bytes + kv_head * cache.head_bytes;
     write_slot(cache, block, int(slot % kBlockSize), head, values);
-  } else if (group) {
+  } else if (slot < 0 && group) {
     const int64_t out = token * op.out_stride + int64_t(kv_head) * group * v_dim;
     for (int i = 0; i < group * v_dim; i += 16) store_output(op, out + i, zero(), group * v_dim - i);
     return;

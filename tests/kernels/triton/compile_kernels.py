@@ -319,6 +319,7 @@ def small_ones() -> None:
             k_cache, v_cache = empty(2, 16, 8, dim, dtype=cache)
             cache_write.rotate_and_store(q, k, v, k_cache, v_cache, places, places, empty(4096, rotated), norm, norm, 1e-6)
             cache_write.rotate_and_store(None, k, v, k_cache, v_cache, places, places)
+            cache_write.rotate_and_store(q, None, None, k_cache, v_cache, places, places, empty(4096, rotated), norm, None, 1e-6)
     argmax.best_of_rows(empty(tokens, 128256))
 
 

@@ -69,6 +69,21 @@ def test_equals_torch(
     assert torch.equal(v_cache, wanted_v)
 
 
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_queries_alone(with_norm: bool):
+    """As they are beside keys; nothing is written."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(3, 6, 48, generator=generator).to(DEVICE), torch.randn(3, 2, 48, generator=generator).to(DEVICE)
+    slots, positions = torch.tensor([4, -1, 0], device=DEVICE), torch.tensor([9, 2, 30], device=DEVICE)
+    table = rope_table_values(RopeTable((1.0, 0.1, 0.02, 0.003)), 64, torch.float32, DEVICE)
+    weight = torch.rand(48, generator=generator).to(DEVICE) if with_norm else None
+    cache = torch.full((6, 2, 48), 9.0, device=DEVICE)
+    wanted = rotate_and_store(q, k, k, cache.clone(), cache.clone(), slots, positions, table, weight, weight, 1e-6)
+    found = rotate_and_store(q, None, None, cache, cache, slots, positions, table, weight, None, 1e-6)
+    assert wanted is not None and found is not None and torch.equal(found, wanted)
+    assert (cache == 9).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_that_are_in_the_keys_are_written_once(dtype: torch.dtype):
     """The same as of a cache with values beside, which are nobody's here; what does not turn is as it was."""

@@ -1,0 +1,202 @@
+"""Gemma 4's assistants against transformers' own, while the real engine runs them: over its cache, whatever became of earlier guesses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from as_on_a_gpu import engines_elsewhere
+from fixed_k import fixed
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tokenizer, tiny_config
+from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine.errors import ConfigError
+from foretoken.kernels import native
+from foretoken.proposers.base import Draft, DraftContext
+from foretoken.proposers.last_state import LastStateProposer
+
+WINDOW, K, MAX_MODEL_LEN = 24, 4, 128
+PROMPTS = ["Hello there", "The quick brown fox jumps over", "a"]
+NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
+if native.availability().isa is not None:
+    NETWORKS["native"] = {"executor": "native", "dtype": "float32"}
+    NETWORKS["narrow"] = {"executor": "native", "dtype": "bfloat16", "kv_cache_dtype": "int8"}
+Made = tuple[list[int], list[int]]
+"""A text and what was guessed behind it."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last of two layers of each kind share what the first have written."""
+    folder = tmp_path_factory.mktemp("gemma4")
+    save_tokenizer(folder)
+    config: Any = tiny_config("gemma4", vocab_size=300, max_position_embeddings=MAX_MODEL_LEN, sliding_window=WINDOW)
+    torch.manual_seed(1)
+    model = Gemma4ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, *((1.0, 0.2) if "norm" in name else (0.0, 0.25)))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "clusters"])
+def assistant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_assistant(tmp_path_factory.mktemp("assistant"), use_ordered_embeddings=request.param)
+
+
+def save_assistant(folder: Path, **settings: Any) -> Path:
+    """Three layers; all clusters are looked at, if there are any, so that its head is one over all tokens."""
+    layers: dict[str, Any] = {
+        **{"vocab_size": 300, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_kv_shared_layers": 3},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "rms_norm_eps": 1e-3},
+        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "max_position_embeddings": MAX_MODEL_LEN},
+        **{"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": WINDOW},
+    }
+    text = Gemma4TextConfig(**layers)
+    config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=32, num_centroids=30, centroid_intermediate_top_k=30, **settings)
+    torch.manual_seed(2)
+    model = Gemma4AssistantForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, *((1.0, 0.2) if "norm" in name else (0.0, 0.3)))
+    for name, buffer in model.named_buffers():
+        if "layer_scalar" in name:
+            buffer.fill_(0.7)
+    if model.masked_embedding is not None:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(300))
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"num_assistant_tokens": K}))
+    return folder
+
+
+class Reference:
+    """What an assistant guesses, by transformers' own over the keys and values of transformers' target."""
+
+    def __init__(self, target: Path, assistant: Path) -> None:
+        self.target: Any = Gemma4ForCausalLM.from_pretrained(target, attn_implementation="eager").eval()
+        self.assistant: Any = Gemma4AssistantForCausalLM.from_pretrained(assistant, attn_implementation="eager").eval()
+
+    @torch.no_grad()
+    def scores(self, text: Sequence[int], guesses: Sequence[int]) -> torch.Tensor:
+        """[len(guesses) + 1, V] behind the text and each guess."""
+        known = self.target(torch.tensor([text[:-1]]), output_hidden_states=True, return_shared_kv_states=True)
+        shared = {kind: (k, v) for kind, (k, v) in known.shared_kv_states.items()}
+        shared["sliding_attention"] = tuple(part[:, :, -WINDOW:] for part in shared["sliding_attention"])
+        state, embed, found = known.hidden_states[-1][:, -1:], self.target.get_input_embeddings(), []
+        for token in (text[-1], *guesses):
+            pair = torch.cat([embed(torch.tensor([[token]])), state], -1)
+            said = self.assistant(inputs_embeds=pair, position_ids=torch.tensor([[len(text) - 1]]), shared_kv_states=shared)
+            state = said.last_hidden_state
+            found.append(said.logits[0, 0])
+        return torch.stack(found)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """Everything that is guessed."""
+    found: list[Made] = []
+    propose = LastStateProposer.propose
+
+    def noted(self: LastStateProposer, context: DraftContext) -> Draft:
+        texts = [list(row.token_ids) for row in context.rows]
+        draft = propose(self, context)
+        for text, start, end in zip(texts, draft.start_loc, draft.start_loc[1:], strict=False):
+            found.extend([(text, draft.token_ids[start:end])] if end > start else [])
+        return draft
+
+    monkeypatch.setattr(LastStateProposer, "propose", noted)
+    return found
+
+
+@pytest.fixture(params=NETWORKS)
+def running(request: pytest.FixtureRequest, target: Path, assistant: Path) -> Iterator[tuple[str, LLM]]:
+    config = fixed({"model": str(assistant), **({"quantization": "none"} if request.param == "native" else {})})
+    with LLM(str(target), speculative_config=config, kv_cache_gb=0.05, **NETWORKS[request.param]) as llm:
+        yield request.param, llm
+
+
+def generate(llm: LLM, **settings: Any) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True, seed=5, **settings), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_guesses_are_those_of_transformers(running: tuple[str, LLM], target: Path, assistant: Path, made: list[Made]) -> None:
+    kind, llm = running
+    plain = generate(llm, temperature=0, speculation={"method": "off"})
+    made.clear()
+    assert generate(llm, temperature=0) == plain
+    reference, right = Reference(target, assistant), 0
+    for text, guesses in made[::3]:
+        scores = reference.scores(text, guesses[:-1])
+        right += guesses == scores.argmax(-1).tolist()
+    checked = len(made[::3])
+    assert checked > 20 and {len(guesses) for _, guesses in made} >= {K, 1}
+    assert any(len(text) > WINDOW + 8 for text, _ in made)
+    assert right == checked if kind != "narrow" else right > checked // 2
+
+
+def test_drawn_texts_are_those_without_guesses(running: tuple[str, LLM], made: list[Made]) -> None:
+    _, llm = running
+    for settings in ({"temperature": 0.8}, {"temperature": 1.3, "top_p": 0.9, "n": 2}):
+        plain = generate(llm, speculation={"method": "off"}, **settings)
+        made.clear()
+        assert generate(llm, **settings) == plain and made
+    assert not [health for health in llm._running().core.proposers.stats() if health.num_failures]
+    llm._running().core.check()
+
+
+def test_draws_and_banner(target: Path, made: list[Made]) -> None:
+    """The name alone says what it is: other servers call it MTP, too."""
+    folder = save_assistant(target.parent / "google-gemma-4-it-assistant")
+    config = {"method": "mtp", "model": str(folder), "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
+    with LLM(str(target), speculative_config=fixed(config), kv_cache_gb=0.05, executor="torch") as llm:
+        plain = generate(llm, temperature=1.0, speculation={"method": "off"})
+        made.clear()
+        assert generate(llm, temperature=1.0) == plain and {len(guesses) for _, guesses in made} == {1, 2}
+        banner = "\n".join(llm._running().banner)
+    assert "Gemma 4's assistant, 3 layers of width 24 over the target's keys and values (cache layers 0, 0, 1 of 2)" in banner
+    assert "unused tensors" not in banner
+
+
+def test_guesses_on_a_device_of_their_own(target: Path, made: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: whatever would mix what lies there with what lies here fails."""
+    config = fixed({"model": str(save_assistant(target.parent / "there"))})
+    with engines_elsewhere(monkeypatch) as device, LLM(str(target), speculative_config=config, executor="torch", kv_cache_gb=0.05) as llm:
+        found = generate(llm, temperature=0)
+        assert made and len(device.calls) > 10_000
+        assert not [health for health in llm._running().core.proposers.stats() if health.num_failures]
+    monkeypatch.undo()
+    with LLM(str(target), speculative_config={"method": "off"}, executor="torch", kv_cache_gb=0.05) as plain:
+        assert generate(plain, temperature=0) == found
+
+
+def refused(target: Path, folder: Path, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(target), speculative_config={"model": str(folder)}, kv_cache_gb=0.05)
+
+
+def test_what_does_not_fit_is_said(target: Path, tmp_path: Path, tiny_target: Path) -> None:
+    other = save_assistant(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    width = json.loads((tiny_target / "config.json").read_text())["hidden_size"]
+    (other / "config.json").write_text(json.dumps({**config, "backbone_hidden_size": width}))
+    refused(tiny_target, other, "reads the keys and values of its Gemma 4: this target is a 'llama'")
+    (other / "config.json").write_text(json.dumps({**config, "backbone_hidden_size": 48}))
+    refused(target, other, "hidden size 48, this one has 32")
+    (other / "config.json").write_text(json.dumps({**config, "text_config": {**config["text_config"], "head_dim": 16}}))
+    refused(target, other, "does not fit the target's")
+    (other / "config.json").write_text(json.dumps({**config, "text_config": {"model_type": "llama"}}))
+    refused(target, other, "no text_config of a Gemma 4")
+    (other / "config.json").write_text(json.dumps(config))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if name != "post_projection.weight"}, other / "model.safetensors")
+    refused(target, other, "no tensor 'post_projection.weight'")
+    with pytest.raises(ConfigError, match="runs through transformers, where they cannot be read"):
+        LLM(str(target), speculative_config={"model": str(save_assistant(tmp_path / "whole"))}, executor="transformers", kv_cache_gb=0.05)
+
+
