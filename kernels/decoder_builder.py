@@ -146,10 +146,10 @@ class DecoderBuilder:
         self.weight(weight, self.vocab_size if rows is None else rows, width or self.hidden_size)
         return self._append(Embed((), (output or hidden(0),), weight, scale), width or self.hidden_size)
 
-    def norm(self, name: str, x: str, output: str = "", groups: int = 1, eps: float | None = None) -> str:
-        """name "" = one without a weight; eps None = the config's."""
+    def norm(self, name: str, x: str, output: str = "", groups: int = 1, eps: float | None = None, weight: str = "weight") -> str:
+        """name "" = one without a weight; eps None = the config's. weight: what the checkpoint calls it."""
         width = self._widths[x]
-        weight = self.weight(f"{name}.weight", width) if name else ""
+        weight = self.weight(f"{name}.{weight}", width) if name else ""
         bias = self.weight(f"{name}.bias", width) if name and self.norm_biases else ""
         eps = self._eps if eps is None else eps
         op = RMSNorm((x,), (output or name,), weight, eps, bias, self.norms_add_one, self.layer_norms, groups)
@@ -353,13 +353,14 @@ class DecoderBuilder:
         correction: str = "",
         groups: tuple[int, int] = (1, 1),
         scale: float = 1.0,
+        scales: str = "",
         function: str = "",
         read: str | None = None,
     ) -> str:
         """Experts of this width and the router that chooses among them. parts: what gate, up and down of an expert are called.
 
         fused: what a checkpoint calls the block that has the experts in two tensors, gate and up together; None = the same. tensors: what
-        it calls those. correction: what it calls that, "" = none; groups: how many there are and of how many a token has experts.
+        it calls those. correction, scales: what it calls these, "" = none; groups: how many there are and of how many a token has experts.
         function: "" = the config's; read: what the experts read, None = x.
         """
         fused, read = fused or name, read or x
@@ -374,14 +375,14 @@ class DecoderBuilder:
             self._slices[up] = RowsOf(*both, (expert + 1) * rows - width, (expert + 1) * rows)
             self._slices[down] = RowsOf(f"{fused}.{tensors[1]}", (count, inputs, width), 1, expert * inputs, (expert + 1) * inputs)
         scores = self.linear(f"{name}.{router}", x, count)
-        corrected = self.weight(f"{name}.{correction}", count) if correction else ""
+        corrected, scaled = (self.weight(f"{name}.{what}", count) if what else "" for what in (correction, scales))
         if fused != name:
             for weight in filter(None, (f"{router}.weight", correction)):
                 self.also(f"{name}.{weight}", f"{fused}.{weight}")
         top = self._top(count)
         op = Experts(
             (read, scores), (f"{name}.experts",), gates, ups, downs, function or self._function(), top, renormalise, score=score,
-            correction=corrected, num_groups=groups[0], top_groups=groups[1], scale=scale,
+            correction=corrected, num_groups=groups[0], top_groups=groups[1], scale=scale, scales=scaled,
         )  # fmt: skip
         return self._append(op, inputs)
 

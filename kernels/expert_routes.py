@@ -9,7 +9,7 @@ from torch import Tensor
 from .ops import Experts
 
 
-def routes(op: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def routes(op: Experts, logits: Tensor, correction: Tensor | None, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, experts] -> each row's experts and their weights, [T, top]."""
     scores = logits.sigmoid() if op.score == "sigmoid" else logits.softmax(-1)
     keys = scores if correction is None else scores + correction
@@ -22,4 +22,5 @@ def routes(op: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tens
     weights = scores.gather(-1, chosen)
     if op.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    return chosen, weights * op.scale
+    weights = weights * op.scale
+    return chosen, weights if scales is None else weights * scales[chosen]

@@ -356,6 +356,7 @@ FAMILIES: dict[str, tuple[str, Callable[[RecurrentBuilder], Program]]] = {
     "gemma": ("GemmaForCausalLM", gemma),
     "gemma2": ("Gemma2ForCausalLM", gemma2),
     "gemma4_text": ("Gemma4ForCausalLM", gemma4),
+    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", gemma4),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
 }
 """Model type of a config -> its architecture, and the function that writes its program."""

@@ -1,6 +1,6 @@
 """Gemma 4 (Gemma team 2026), text only: layers of two kinds and sizes, some of which attend to what an earlier one has written.
 
-A network without experts; beside the embedding each layer may have one of its own (E2B, E4B).
+Beside the embedding each layer may have one of its own (E2B, E4B), and beside its MLP experts (26B-A4B); 12B has neither.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .decoder_builder import DecoderBuilder, hidden, layer
+from .expert_families import PARTS
 from .program import Program, RowsOf
 from .rope import UnsupportedModel
 
@@ -16,7 +17,6 @@ _MOST_INPUTS = 8  # of one concatenation
 
 def gemma4(d: DecoderBuilder) -> Program:
     """Values are normalised head by head, scores are not scaled, and the output of each layer is scaled as its weights say."""
-    d.refuse("enable_moe_block")
     if d.config["use_bidirectional_attention"] == "all":
         raise UnsupportedModel("bidirectional attention")
     d.activation_setting = "hidden_activation"
@@ -57,8 +57,8 @@ def gemma4(d: DecoderBuilder) -> Program:
 
 def size_of_layer(d: DecoderBuilder, i: int, sees_all: bool) -> tuple[int, int]:
     """head_dim and number of key heads of layer i."""
-    said: dict[Any, Any] = d.config.get("per_layer_config") or {}
-    own: dict[str, Any] = said.get(str(i)) or said.get(i) or {}
+    said: dict[Any, dict[str, Any]] = d.config.get("per_layer_config") or {}
+    own = next((sizes for number, sizes in said.items() if int(number) == i), {})  # as 5, "5" or, of more than ten layers, "05"
     if not said and sees_all:  # as config.json says it, and older versions of transformers
         heads = d.config.get("num_global_key_value_heads") if d.flag("attention_k_eq_v") else None
         own = {"head_dim": d.config.get("global_head_dim"), "num_key_value_heads": heads}
@@ -75,6 +75,8 @@ def behind_attention(d: DecoderBuilder, i: int, x: str, attended: str, width: in
     name = layer(i)
     x = d.add(x, d.norm(f"{name}.post_attention_layernorm", attended), f"{name}.middle")
     fed = d.gated_mlp(f"{name}.mlp", d.norm(f"{name}.pre_feedforward_layernorm", x), width)
+    if d.flag("enable_moe_block"):
+        fed = d.add(d.norm(f"{name}.post_feedforward_layernorm_1", fed), _experts(d, name, x), f"{name}.both")
     return d.add(x, d.norm(f"{name}.post_feedforward_layernorm", fed), f"{name}.fed")
 
 
@@ -104,9 +106,20 @@ def _joined(d: DecoderBuilder, parts: list[str], output: str) -> str:
     return parts[0]
 
 
+def _experts(d: DecoderBuilder, name: str, x: str) -> str:
+    """What experts make of the state that the MLP reads, normalised behind them. They and their router have norms of their own."""
+    d.config["num_experts_per_tok"] = d.config["top_k_experts"]
+    count, width = int(d.config["num_experts"]), int(d.config["moe_intermediate_size"])
+    read = d.norm(f"{name}.pre_feedforward_layernorm_2", x)
+    # Scaled before the product: its output must be the scores themselves, so that nobody makes it narrow.
+    asked = d.scale(d.norm(f"{name}.router", x, weight="scale"), d.hidden_size**-0.5)
+    some = d.experts(name, asked, count, width, True, PARTS, router="router.proj", scales="router.per_expert_scale", read=read)
+    return d.norm(f"{name}.post_feedforward_layernorm_2", some)
+
+
 def _embeddings_of_layers(d: DecoderBuilder, x: str) -> list[str]:
     """Of each layer what it mixes in: a share of the token's second embedding, and of a product of the first. Without one: none."""
-    width, rows = int(d.config["hidden_size_per_layer_input"] or 0), int(d.config["vocab_size_per_layer_input"])
+    width, rows = (int(d.config.get(f"{what}_per_layer_input") or 0) for what in ("hidden_size", "vocab_size"))
     if not width:
         return []
     table, model = "model.embed_tokens_per_layer", "model.per_layer_model_projection"

@@ -167,7 +167,7 @@ class BoundOps:
                 op.kind, op.function, op.outputs = OpKind.EXPERTS, FUNCTIONS[step.function], step.top
                 op.num_experts, op.renormalise, op.sigmoid = len(step.gates), step.renormalise, step.score == "sigmoid"
                 op.groups, op.top_groups, op.scale = step.num_groups, step.top_groups, step.scale
-                op.norm_bias = self._weights.vector(step.correction)
+                op.norm_bias, op.norm_weight = self._weights.vector(step.correction), self._weights.vector(step.scales)
                 packed = (PackedLinear * (2 * len(step.gates)))(*(weight.struct for weight in self._weights.experts(step)))
                 self._held.append(packed)
                 op.weights = ctypes.cast(packed, ctypes.POINTER(PackedLinear))

@@ -134,6 +134,7 @@ class Experts:
 
     correction: weight [experts] that is added to the scores, in float32, for choosing only; "" = none. num_groups: experts are that many
     groups of neighbours, and a row's come from the top_groups whose two best are greatest together (DeepSeek-AI 2024).
+    scales: weight [experts] of what each expert's share is multiplied by at last, in float32; "" = none.
     """
 
     inputs: tuple[str, str]
@@ -150,6 +151,7 @@ class Experts:
     num_groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    scales: str = ""
 
     @property
     def has_groups(self) -> bool:

@@ -172,6 +172,7 @@ class Program:
                 _require(len(op.gates) == len(op.ups) == len(op.downs) == widths[1], op, f"has other than {widths[1]} experts")
                 _require(0 < op.top <= widths[1], op, f"has no {op.top} experts")
                 _require(not op.correction or math.prod(self.weights[op.correction]) == widths[1], op, "has a correction of another size")
+                _require(not op.scales or self.weights[op.scales] == (widths[1],), op, "has scales of another size")
                 group = widths[1] // op.num_groups
                 _require(group * op.num_groups == widths[1] and 0 < op.top_groups <= op.num_groups, op, "has uneven groups of experts")
                 _require(not op.has_groups or group > 1 and op.top <= group * op.top_groups, op, f"has no {op.top} experts in its groups")

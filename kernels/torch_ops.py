@@ -318,12 +318,12 @@ class Binder:
         matrices = [self.matrix(names) for names in matrices_of(op)]
         gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
         function, (x, logits), output = op.function, op.inputs, op.outputs[0]
-        correction = self.float32(op.correction) if op.correction else None
+        correction, scales = self.router_numbers(op)
         inner, outer = self.expert_biases(op)
 
         def step(state: Pass) -> None:
             rows = state.buffers[x]
-            chosen, weights = routes(op, state.buffers[logits].float(), correction)
+            chosen, weights = routes(op, state.buffers[logits].float(), correction, scales)
             results = rows.new_empty(*chosen.shape, rows.shape[1])
             for expert in chosen.unique().tolist():
                 some = (chosen == expert).nonzero(as_tuple=True)  # (row, rank)
@@ -441,6 +441,11 @@ class Binder:
             return None, None
         inner, outer = map(self.load, op.biases)
         return torch.cat((inner[:, ::2], inner[:, 1::2]), -1), outer
+
+    def router_numbers(self, op: Experts) -> tuple[Tensor | None, Tensor | None]:
+        """Its correction and its scales, [experts] float32 each."""
+        correction, scales = (self.float32(name).flatten() if name else None for name in (op.correction, op.scales))
+        return correction, scales
 
     def sinks(self, op: Attention) -> Tensor | None:
         """[heads] float32."""

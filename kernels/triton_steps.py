@@ -157,8 +157,8 @@ class TritonKernels:
         (x, logits), (output,), names, count = op.inputs, op.outputs, matrices_of(op), len(op.gates)
         biases = zip((names[:count], names[count:]), bind.expert_biases(op), strict=True)
         inner, outer = (self._stacked(some, bind, bias) for some, bias in biases)
-        is_fixed, correction = self.is_batch_invariant, bind.float32(op.correction) if op.correction else None
-        router = Router(op.top, op.renormalise, op.score == "sigmoid", correction, op.num_groups, op.top_groups, op.scale)
+        is_fixed, (correction, scales) = self.is_batch_invariant, bind.router_numbers(op)
+        router = Router(op.top, op.renormalise, op.score == "sigmoid", correction, op.num_groups, op.top_groups, op.scale, scales)
 
         def step(state: Pass) -> None:
             buffers = state.buffers

@@ -55,7 +55,7 @@ void ExpertRoutes::route(int row, const float* logits, const Router& router, int
   float* weights = weights_.data() + size_t(row) * size_t(top_);
   for (int i = 0; i < top_; ++i) {
     chosen[i] = order[i];
-    weights[i] = scores[order[i]] / total * router.scale;
+    weights[i] = scores[order[i]] / total * router.scale * (router.scales ? router.scales[order[i]] : 1.0f);
   }
 }
 

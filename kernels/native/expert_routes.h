@@ -12,7 +12,7 @@ struct Router {
   bool sigmoid, renormalise;
   int groups, top_groups;
   float scale;
-  const float* correction;  // [experts] or null
+  const float *correction, *scales;  // [experts] or null
 };
 
 // A visit is a row at one of its experts. Visits are ordered by expert, those of one expert by row: what it computes lies side by side.

@@ -68,7 +68,7 @@ struct Op {
   int32_t first_kernel;         // ... the kernels of the first tap being these columns of the second input
   float eps, scale, softcap;    // scale: embed, scale, attention, behind a linear, weights of experts
   float least, most;            // state space: of a token's step
-  const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]; scale: [1] or null
+  const float* norm_weight;     // norm, linear, gated delta; convolutions: [taps][width]; scale: [1] or null; experts: scales or null
   const float* norm_bias;       // norm, linear; causal conv: bias; experts: null, or what scores are corrected by for choosing
   const PackedLinear* weights;  // linear, embed, experts
   const LowRank* low_rank;

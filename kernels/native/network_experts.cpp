@@ -39,7 +39,7 @@ void Network::run_experts(const Phase& phase, int first, int end, Worker& worker
   switch (phase.kind) {
     case PhaseKind::kRoute: {
       const int experts = op.num_experts;
-      const Router router{op.sigmoid != 0, op.renormalise != 0, op.groups, op.top_groups, op.scale, op.norm_bias};
+      const Router router{op.sigmoid != 0, op.renormalise != 0, op.groups, op.top_groups, op.scale, op.norm_bias, op.norm_weight};
       for (int row = first; row < end; ++row) {
         routes_.route(row, buffer(op.inputs[1]) + int64_t(row) * experts, router, worker.ranking.get<int>(0), worker.scores.get<float>(0));
       }

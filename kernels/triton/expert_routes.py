@@ -45,6 +45,7 @@ class Router:
     num_groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    scales: Tensor | None = None  # [experts] float32
 
 
 def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
@@ -59,7 +60,7 @@ def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     if rows:
         block = power_of_two(experts)
         _route[(rows,)](
-            logits, router.correction, chosen, weights, logits.stride(0), experts, router.scale, TOP=top,
+            logits, router.correction, router.scales, chosen, weights, logits.stride(0), experts, router.scale, TOP=top,
             RENORMALISE=router.renormalise, IS_SIGMOID=router.is_sigmoid, NUM_GROUPS=router.num_groups, TOP_GROUPS=router.top_groups,
             BLOCK=block, RANKS=power_of_two(top), num_warps=warps_for(block), **launch_options(logits.device),
         )  # fmt: skip
@@ -83,7 +84,7 @@ def group(chosen: Tensor, experts: int, tile_rows: int) -> Visits:
 
 @triton.jit
 def _route(
-    logits_ptr, correction_ptr, chosen_ptr, weights_ptr, stride, experts, scale,
+    logits_ptr, correction_ptr, scales_ptr, chosen_ptr, weights_ptr, stride, experts, scale,
     TOP: tl.constexpr, RENORMALISE: tl.constexpr, IS_SIGMOID: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, RANKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +132,10 @@ def _route(
         weights = tl.where(rank == i, weight, weights)
         is_free = is_free & (expert != found)
     tl.store(chosen_ptr + row * TOP + rank, chosen, mask=rank < TOP)
-    tl.store(weights_ptr + row * TOP + rank, weights / total * scale, mask=rank < TOP)
+    weights = weights / total * scale
+    if scales_ptr is not None:
+        weights *= tl.load(scales_ptr + chosen, mask=rank < TOP, other=0.0)
+    tl.store(weights_ptr + row * TOP + rank, weights, mask=rank < TOP)
 
 
 @triton.jit(do_not_specialize=["visits"])

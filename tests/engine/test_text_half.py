@@ -51,6 +51,7 @@ WHOLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # class -> text family, 
     "idefics3": ("Idefics3", "llama", EYE),
     "smolvlm": ("SmolVLM", "llama", EYE),
     "glm4v_moe": ("Glm4vMoe", "glm4_moe", {**QWEN_EYE, "image_size": 28}),
+    "gemma4_unified": ("Gemma4Unified", "gemma4_unified", {"patch_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 8}),
 }
 
 ROPE = {"rope_theta": 100.0, "rope_type": "default"}

@@ -112,6 +112,7 @@ if "full_attention" in tiny_config("olmo3").rope_parameters:  # as of newer vers
     CONFIGS["olmo3-scaled"] = tiny_config("olmo3", rope_scaling={"rope_type": "linear", "factor": 8.0}, attention_bias=True)
 
 if "gemma4" in FAMILIES:
+    CONFIGS["gemma4_moe-all"] = tiny_config("gemma4_moe", top_k_experts=6, **UNTIED)
     CONFIGS["gemma4-keys-as-values"] = tiny_config(
         "gemma4", hidden_size_per_layer_input=0, num_kv_shared_layers=0, attention_k_eq_v=True, num_global_key_value_heads=1, **UNTIED
     )
@@ -210,6 +211,12 @@ def test_constants_that_are_one_cost_nothing() -> None:
 def test_layers_that_do_not_rotate_have_no_table() -> None:
     attentions = [op for op in decoder_program(CONFIGS["smollm3"]).ops if isinstance(op, Attention)]
     assert [op.rope for op in attentions] == ["rope", "", "rope"]
+
+
+@pytest.mark.skipif("gemma4" not in FAMILIES, reason="transformers has no Gemma 4")
+def test_layers_with_sizes_of_their_own_are_found_among_more_than_ten() -> None:
+    config = tiny_config("gemma4_moe", num_hidden_layers=12, layer_types=["sliding_attention", "full_attention"] * 6)
+    assert [(kv.num_kv_heads, kv.k_dim) for kv in decoder_program(config).kv_layers] == [(2, 8), (1, 16)] * 6
 
 
 def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> None:

@@ -54,7 +54,7 @@ SHAPES = {
     "qkv": (6 * 20 + 2 * 20 + 2 * 12, 40), "kv": (2 * 20 + 2 * 12, 40), "q_norm": (20,), "k_norm": (20,),
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
     "conv": (2, 3, 40), "one": (1, 40), "inner_bias": (3, 96), "outer_bias": (3, 40), "sinks": (6,), "down.1": (40, 48),
-    "down.2": (40, 48), "correction": (6,),
+    "down.2": (40, 48), "correction": (6,), "scales": (3,),
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
@@ -150,6 +150,10 @@ OPS: dict[str, tuple[Op, ...]] = {
     "experts by corrected chances": (
         Linear(("x",), ("r",), ("router", "router")),
         Experts(("x", "r"), ("y",), *MORE_EXPERTS, "silu", 3, True, correction="correction", scale=0.5),
+    ),
+    "experts of which each has a scale": (
+        Linear(("x",), ("r",), ("router",)),
+        Experts(("x", "r"), ("y",), *EXPERTS, "gelu_tanh", 2, True, scale=0.5, scales="scales"),
     ),
     "local convs": (
         Linear(("x",), ("k",), ("gate",)),

@@ -78,7 +78,7 @@ SIZES: dict[str, Any] = {
 WINDOW = 6
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "granite_hybrid", "granite_hybrid_moe")
 """Families with layers that keep a state: they run in batches that say where it is."""
-WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "glm4_moe", "lfm2_moe")
+WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_next", "qwen3_5_moe", "glm4_moe", "lfm2_moe", "gemma4_moe")
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 LAYER_NORM = {"layer_norm_eps": 1e-3}
 _PARTIAL = {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5}
@@ -229,6 +229,10 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }
+_UNSHARED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    **{"sliding_window": WINDOW, "head_dim": 8, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+}
 if hasattr(transformers, "Gemma4TextConfig"):
     _FAMILIES["gemma4"] = (
         transformers.Gemma4TextConfig,
@@ -243,6 +247,14 @@ if hasattr(transformers, "Gemma4TextConfig"):
             "vocab_size_per_layer_input": 97,
             "use_double_wide_mlp": True,
             "final_logit_softcapping": 5.0,
+        },
+    )
+    _FAMILIES["gemma4_moe"] = (
+        transformers.Gemma4TextConfig,
+        {
+            **_UNSHARED,
+            **{"hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3},
+            "moe_intermediate_size": 16,
         },
     )
 _ROUTED: dict[str, Any] = {
@@ -280,6 +292,7 @@ _YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2MoeConfig",
         {**_RENAMED, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "num_dense_layers": 1},
     ),
+    "gemma4_unified": ("Gemma4UnifiedTextConfig", _UNSHARED),
     "bamba": (
         "BambaConfig",
         {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 8, "mlp_bias": True},
@@ -372,7 +385,7 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
             # Gemma 4's scores are not scaled, but by what it has learned.
-            parameter.data = (1 + 0.3 * noise) * (0.3 if "q_norm" in name and config.model_type == "gemma4_text" else 1.0)
+            parameter.data = (1 + 0.3 * noise) * (0.3 if "q_norm" in name and config.model_type.startswith("gemma4") else 1.0)
         else:
             parameter.data = noise * (0.5 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5)
     for name, buffer in model.named_buffers():

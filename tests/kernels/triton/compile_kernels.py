@@ -236,7 +236,7 @@ def experts_of(
 
     inner, outer = weights(2 * width, hidden), weights(hidden, width)
     correction = empty(count, dtype=WIDE) if groups > (1, 1) else None
-    router = expert_routes.Router(top, True, correction is not None, correction, *groups)
+    router = expert_routes.Router(top, True, correction is not None, correction, *groups, scales=correction)
     experts.experts(empty(tokens, hidden), empty(tokens, count), inner, outer, "silu", router, is_fixed=False)
 
 

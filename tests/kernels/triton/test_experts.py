@@ -38,14 +38,15 @@ def test_rows_have_the_experts_with_the_greatest_scores(count: int, top: int, na
         pytest.skip("no even groups")
     # Some are equal. Groups are not that have other ones, as sigmoid(x) + sigmoid(-x) = 1 would make them: rounding would decide.
     logits = (3 * normal(7, count)).round() + 0.3
-    router = Router(top, renormalise, correction=0.3 * normal(count, seed=1) if is_corrected else None, **ROUTERS[name])
+    correction, scales = (0.3 * normal(count, seed=1), None) if is_corrected else (None, normal(count, seed=2))
+    router = Router(top, renormalise, correction=correction, scales=scales, **ROUTERS[name])
     names = ("",) * count
     op = Experts(
         ("x", "r"), ("y",), names, names, names, "silu", top, renormalise, score="sigmoid" if router.is_sigmoid else "softmax",
         num_groups=router.num_groups, top_groups=router.top_groups, scale=router.scale,
     )  # fmt: skip
     chosen, weights = route(logits, router)
-    expected, shares = routes(op, logits, router.correction)
+    expected, shares = routes(op, logits, correction, scales)
     assert torch.equal(chosen.long(), expected)
     torch.testing.assert_close(weights, shares, rtol=1e-5, atol=1e-7)
 
