@@ -13,7 +13,15 @@ from as_on_a_gpu import engines_elsewhere
 from fixed_k import fixed
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tokenizer, tiny_config
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
@@ -50,18 +58,21 @@ def assistant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return save_assistant(tmp_path_factory.mktemp("assistant"), use_ordered_embeddings=request.param)
 
 
-def save_assistant(folder: Path, **settings: Any) -> Path:
-    """Three layers; all clusters are looked at, if there are any, so that its head is one over all tokens."""
+def save_assistant(folder: Path, is_unified: bool = False, **settings: Any) -> Path:
+    """Three layers, is_unified: as the 12B's; all clusters are looked at, if there are any, so that its head is one over all tokens."""
     layers: dict[str, Any] = {
         **{"vocab_size": 300, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_kv_shared_layers": 3},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "rms_norm_eps": 1e-3},
         **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "max_position_embeddings": MAX_MODEL_LEN},
         **{"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": WINDOW},
     }
-    text = Gemma4TextConfig(**layers)
-    config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=32, num_centroids=30, centroid_intermediate_top_k=30, **settings)
+    sizes: dict[str, Any] = {"backbone_hidden_size": 32, "num_centroids": 30, "centroid_intermediate_top_k": 30, **settings}
     torch.manual_seed(2)
-    model = Gemma4AssistantForCausalLM(config)
+    if is_unified:
+        text = Gemma4UnifiedTextConfig(**{name: size for name, size in layers.items() if "per_layer" not in name})
+        model: Any = Gemma4UnifiedAssistantForCausalLM(Gemma4UnifiedAssistantConfig(text_config=text, **sizes))
+    else:
+        model = Gemma4AssistantForCausalLM(Gemma4AssistantConfig(text_config=Gemma4TextConfig(**layers), **sizes))
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, *((1.0, 0.2) if "norm" in name else (0.0, 0.3)))
     for name, buffer in model.named_buffers():
@@ -116,7 +127,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
 @pytest.fixture(params=NETWORKS)
 def running(request: pytest.FixtureRequest, target: Path, assistant: Path) -> Iterator[tuple[str, LLM]]:
     config = fixed({"model": str(assistant), **({"quantization": "none"} if request.param == "native" else {})})
-    with LLM(str(target), speculative_config=config, kv_cache_gb=0.05, **NETWORKS[request.param]) as llm:
+    with LLM(str(target), speculative_config=config, num_gpu_blocks_override=9, **NETWORKS[request.param]) as llm:  # some wait
         yield request.param, llm
 
 
@@ -151,8 +162,7 @@ def test_drawn_texts_are_those_without_guesses(running: tuple[str, LLM], made: l
 
 
 def test_draws_and_banner(target: Path, made: list[Made]) -> None:
-    """The name alone says what it is: other servers call it MTP, too."""
-    folder = save_assistant(target.parent / "google-gemma-4-it-assistant")
+    folder = save_assistant(target.parent / "unified", is_unified=True)
     config = {"method": "mtp", "model": str(folder), "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
     with LLM(str(target), speculative_config=fixed(config), kv_cache_gb=0.05, executor="torch") as llm:
         plain = generate(llm, temperature=1.0, speculation={"method": "off"})

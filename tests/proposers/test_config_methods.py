@@ -112,7 +112,7 @@ NETWORKS = [
     ),
     ({"method": "mtp", "draft_sample_method": "probabilistic"}, MtpConfig(draft_sample_method="probabilistic")),
     ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, MtpConfig(1)),
-    *(({"method": name}, MtpConfig()) for name in ("NEXTN", "draft-mtp")),
+    *(({"method": name}, MtpConfig()) for name in ("NEXTN", "FROZEN_KV_MTP", "draft-mtp")),
     *(({"method": name, "model": "D"}, DraftModelConfig("D")) for name in ("STANDALONE", "draft-simple", "draft_target")),
     *(({"method": name, "model": "E"}, EagleConfig("E", num_speculative_tokens=None)) for name in ("EAGLE", "EAGLE2", "HASS")),
     *(({"method": name, "model": "E"}, EagleConfig("E", "eagle3")) for name in ("EAGLE3", "draft-eagle3", "p-eagle")),

@@ -167,6 +167,7 @@ def test_tensors_tell_more_than_names(tmp_path: Path) -> None:
         ("ibm-ai-platform/llama3-8b-accelerator", "mlp_speculator"),
         ("Snowflake/Arctic-LSTM-Speculator-Llama-3.1-8B-Instruct", "mlp_speculator"),
         ("amd/PARD-Qwen3-0.6B", "pard"),
+        ("google/gemma-4-E4B-it-assistant", "mtp"),
         ("amd/PARD2-Qwen3-8B", "pard"),
         ("Qwen/Qwen3-0.6B", "draft_model"),
         ("[ngram]", "ngram"),
