@@ -100,6 +100,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from . import pard
 
             return pard.load(config, resources)
+        case MedusaConfig(method="hydra"):
+            from . import hydra
+
+            return hydra.load(config, resources)
         case MedusaConfig():
             from . import medusa
 

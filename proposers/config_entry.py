@@ -37,6 +37,7 @@ ALIASES = {
     "shared_storage_path": "directory",
     "eagle_aux_hidden_state_layer_ids": "layers",
     "medusa_choices": "speculative_token_tree",
+    "hydra_choices": "speculative_token_tree",
     "speculative_eagle_topk": "eagle_topk",
     "speculative_num_steps": "num_steps",
     "speculative_num_draft_tokens": "num_draft_tokens",

@@ -77,7 +77,10 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
         case "eagle" | "eagle3":
             return _eagle(method, entry, num_tokens, target)
         case "medusa":
-            return _medusa(entry, num_tokens, target)
+            return MedusaConfig(entry.optional_model(method, target), **_heads(entry, num_tokens), **_weights(entry))
+        case "hydra":
+            settings = {**_heads(entry, num_tokens), **_sampling(entry), **_weights(entry)}
+            return MedusaConfig(entry.model(method, target), method="hydra", **settings)
         case "mtp":
             model = entry.optional_model(method, target)
             own = None if model is None or is_same_model(model, target) else model
@@ -165,8 +168,8 @@ def _eagle(method: Any, entry: ConfigEntry, num_tokens: int | None, target: str 
     )
 
 
-def _medusa(entry: ConfigEntry, num_tokens: int | None, target: str | None) -> MedusaConfig:
-    """Without a tree every head guesses one token; with one, its nodes are the guesses and its depth the heads."""
+def _heads(entry: ConfigEntry, num_tokens: int | None) -> dict[str, Any]:
+    """Of Medusa and Hydra. Without a tree every head guesses one token; with one, its nodes are the guesses and its depth the heads."""
     num_heads = entry.integer("num_heads", 1, MAX_NUM_SPECULATIVE_TOKENS)
     name = entry.name("speculative_token_tree")
     tree, num_tokens = read_static_tree(entry, num_tokens)
@@ -175,7 +178,7 @@ def _medusa(entry: ConfigEntry, num_tokens: int | None, target: str | None) -> M
         if tree:
             raise SpeculativeConfigError(f"{name} is {depth} levels deep, above num_heads {num_heads}: a head guesses one level")
         raise SpeculativeConfigError(f"num_speculative_tokens {depth} is above num_heads {num_heads}: every head guesses one token")
-    return MedusaConfig(entry.optional_model("medusa", target), num_tokens or num_heads, num_heads, tree, **_weights(entry))
+    return given(num_speculative_tokens=num_tokens or num_heads, num_heads=num_heads, tree=tree)
 
 
 def _uno(entry: ConfigEntry, num_tokens: int | None) -> UnoConfig:

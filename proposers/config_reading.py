@@ -19,11 +19,11 @@ from .config_methods import MAX_INT, read_proposer
 from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
-    *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator"),
-    *("dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
+    *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "hydra", "mtp"),
+    *("mlp_speculator", "dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp"},
+    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "hydra++": "hydra"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),

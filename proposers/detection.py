@@ -24,6 +24,7 @@ _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 _NAME_PARTS = (
     *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash"), ("lilicorr", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
+    ("hydra-vicuna", "hydra"),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
     *(("-it-assistant", "mtp"),),
@@ -127,6 +128,8 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
         return names.get(kind, kind)
     if str(config.get("model_type")).endswith(("_mtp", "_assistant")):  # Gemma 4's assistants
         return "mtp"
+    if {"hydra_num_heads", "hydra_head_arch"} & config.keys():
+        return "hydra"
     architecture = _architecture(config)
     if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
@@ -145,6 +148,8 @@ def _method_of_tensors(shapes: Shapes) -> str | None:
         return "dflash"
     if _is_eagle(shapes, "") or _is_eagle(shapes, "model."):
         return "eagle"
+    if any(name.startswith("hydra_mlp.") for name in shapes):
+        return "hydra"
     if any("speculator.emb." in name for name in shapes):
         return "mlp_speculator"
     if {"runs.1", "next.1", "chance.1"} <= shapes.keys():
@@ -183,6 +188,8 @@ def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
         return "eagle"
     if model_type == "medusa" or "medusa_num_heads" in config or any(folder.glob("medusa_lm_head.*")):
         return "medusa"
+    if any(folder.glob("hydra_lm_head.*")):
+        return "hydra"
     if model_type == "mlp_speculator" or "speculatorpretrainedmodel" in architecture:
         return "mlp_speculator"
     return "pard" if {"pard_token", "ptd_token_id"} & config.keys() or (folder / "warp_model.bin").is_file() else None

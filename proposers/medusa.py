@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     """Raises SpeculativeConfigError if the folder holds no such heads, or heads of another target."""
     target = resources.target
     found = read_heads(target.folder if config.model is None else resources.find_folder(config.model, config.revision), target)
-    num_heads = _num_heads(config, found)
+    num_heads = num_heads_of(config, found.num_heads, found.checkpoint.folder, found.vocab_size)
 
     blocks = found.blocks(num_heads)
     networks = [resources.bind(_blocks_program(found, blocks, num_heads), blocks, config.quantization)]
@@ -53,23 +54,23 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     return LoadedProposer("medusa", open, found=described, is_learned=True)
 
 
-def _num_heads(config: MedusaConfig, found: MedusaHeads) -> int:
-    """How many heads guess: as many as the tree has levels, or a chain tokens."""
-    folder, limit = found.checkpoint.folder, found.num_heads if config.num_heads is None else config.num_heads
-    if limit > found.num_heads:
-        raise SpeculativeConfigError(f"'num_heads' is {limit}, but {folder} has {found.num_heads} Medusa heads: lower it or leave it out")
+def num_heads_of(config: MedusaConfig, there: int, folder: Path, vocab_size: int) -> int:
+    """How many of the heads that are there guess: as many as the tree has levels, or a chain tokens. Raises SpeculativeConfigError."""
+    kind, limit = config.method.capitalize(), there if config.num_heads is None else config.num_heads
+    if limit > there:
+        raise SpeculativeConfigError(f"'num_heads' is {limit}, but {folder} has {there} {kind} heads: lower it or leave it out")
     if config.tree is None:
         wanted = config.num_speculative_tokens or limit
         if wanted > limit:
             raise SpeculativeConfigError(
-                f"'num_speculative_tokens' is {wanted}, but there are {limit} Medusa heads in {folder}, each for one token: lower it"
+                f"'num_speculative_tokens' is {wanted}, but there are {limit} {kind} heads in {folder}, each for one token: lower it"
             )
         return wanted
     depth, widest = max(map(len, config.tree.paths)), 1 + max(map(max, config.tree.paths))
     if depth > limit:
-        raise SpeculativeConfigError(f"the tree is {depth} levels deep, but there are {limit} Medusa heads in {folder}, each for one level")
-    if widest > found.vocab_size:
-        raise SpeculativeConfigError(f"the tree has a rank {widest - 1}, but the Medusa heads in {folder} know {found.vocab_size} tokens")
+        raise SpeculativeConfigError(f"the tree is {depth} levels deep, but there are {limit} {kind} heads in {folder}, each for one level")
+    if widest > vocab_size:
+        raise SpeculativeConfigError(f"the tree has a rank {widest - 1}, but the {kind} heads in {folder} know {vocab_size} tokens")
     return depth
 
 

@@ -27,6 +27,7 @@ _HELD = {
     "draft_model": "a whole language model",
     "eagle": "an EAGLE head",
     "eagle3": "an EAGLE-3 head",
+    "hydra": "Hydra heads",
     "medusa": "Medusa heads",
     "mlp_speculator": "an MLP speculator",
     "mtp": "MTP layers",
@@ -82,7 +83,7 @@ def _reads(config: ProposerConfig) -> tuple[str | None, tuple[str, ...]]:
         case PardConfig():
             return config.model, ("pard", "draft_model")  # what makes it one is in its config, and loading says what is missing
         case MedusaConfig():
-            return config.model, ("medusa",)
+            return config.model, (config.method,)
         case MtpConfig():
             return config.model, ("mtp",)
         case MlpSpeculatorConfig():

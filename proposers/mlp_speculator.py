@@ -20,9 +20,8 @@ from .guessing import FEATURE, Drawing
 from .last_state import LastStateProposer, Network
 from .loading import LoadedProposer, Opening, Resources
 from .mlp_speculator_parts import EPS, MlpSpeculator, read_speculator
-from .recurrent_heads import Carried, RecurrentHeads
+from .recurrent_heads import NetworkPerStep, RecurrentHeads
 
-_STATE = 0  # boundary id of what a position hands to the next one
 _PARTS = ("emb.weight", "proj.weight", "ln.weight", "ln.bias", "head.weight")
 
 
@@ -43,7 +42,7 @@ def load(config: MlpSpeculatorConfig, resources: Resources) -> LoadedProposer:
     if speculator.kind == "sum_lstm":
         recurrence = lstm_speculator.Lstm.read(speculator, num_tokens, bind)
     else:
-        recurrence = _Rnn([bind(*_position(speculator, position)) for position in range(num_tokens)])
+        recurrence = NetworkPerStep([bind(*_position(speculator, position)) for position in range(num_tokens)])
         speculator.ignore(*(_name(speculator, part, i) for part in _PARTS for i in range(speculator.num_positions)))
 
     def open(opening: Opening) -> LastStateProposer:
@@ -115,18 +114,3 @@ def _program(speculator: MlpSpeculator, position: int, names: dict[str, str], sh
         inputs={FEATURE: speculator.input_width(position)},
         shared=frozenset(names.values()) if speculator.is_tied else frozenset(),
     )
-
-
-class _Rnn:
-    """Implements `Recurrence`: a network for each position."""
-
-    def __init__(self, networks: Sequence[Network]) -> None:
-        self._networks = networks
-
-    def begin(self, states: Tensor) -> Carried:
-        return (states,)
-
-    def step(self, step: int, carried: Carried, token_ids: Sequence[int]) -> tuple[Tensor, Carried]:
-        output = self._networks[step].run(carried[0], token_ids, (_STATE,))
-        assert output.logits is not None
-        return output.logits, (output.hidden[_STATE],)

@@ -42,6 +42,7 @@ TREES: dict[str, dict[str, Any]] = {
     "eagle": {"speculative_token_tree": TREE},
     "eagle3": {"eagle_topk": 3, "num_steps": 3, "num_draft_tokens": 8},
     "medusa": {"speculative_token_tree": TREE},
+    "hydra": {"speculative_token_tree": TREE},
 }
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

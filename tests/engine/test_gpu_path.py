@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle": {"num_speculative_tokens": 3},
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
+    "hydra": {},
     "dflash": {},
     "dflash2": {},
     "dspark": {},
@@ -46,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "recurrent draft": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
 }
 NAMED = {"dflash2": "dflash", "recurrent draft": "draft_model"}  # a checkpoint of that method
-NEVER_EARLY = ("ngram", "medusa", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
+NEVER_EARLY = ("ngram", "medusa", "hydra", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
 
 
 @pytest.fixture(scope="module")

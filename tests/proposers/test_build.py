@@ -66,7 +66,7 @@ def test_settings_of_the_prediction_are_kept() -> None:
     assert prediction.max_tokens == 3
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_cache"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash", "dspark", "ngram_cache"])
 def test_pickles_are_refused_with_a_way_out(method: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 8, "vocab_size": 32}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")

@@ -101,6 +101,10 @@ NETWORKS = [
         {"method": "medusa", "model": "M", "num_heads": 2, "medusa_choices": [[1], [0], [0, 0]]},
         MedusaConfig("M", 3, 2, StaticTree(((0,), (1,), (0, 0)))),
     ),
+    (
+        {"method": "hydra", "model": "H", "hydra_choices": [[0], [1]], "draft_sample_method": "probabilistic"},
+        MedusaConfig("H", 2, None, StaticTree(((0,), (1,))), None, None, "hydra", "probabilistic"),
+    ),
     ({"model": "E", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 5, "method": "eagle"}, EagleConfig("E", "eagle", 5)),
     ({"model": "E", "method": "eagle"}, EagleConfig("E", num_speculative_tokens=None)),
     ({"model": "E", "method": "eagle3", "num_speculative_tokens": 2}, EagleConfig("E", "eagle3", 2)),

@@ -35,6 +35,7 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ({"model": "D", "heterogeneous_vocab": "union"}, "'intersection' or 'retokenize'"),
         ({"model": "D", "quantization": "gptq"}, "'quantization' must be 'int8' or 'fp8' or 'int4' or 'none'"),
         ({"method": "medusa", "num_heads": 2, "num_speculative_tokens": 3}, "above num_heads 2"),
+        ({"method": "hydra"}, "method 'hydra' needs a 'model'"),
         ({"method": "medusa", "num_heads": 1, "medusa_choices": [[1], [1, 0]]}, "'medusa_choices' is 2 levels deep"),
         ({"method": "eagle3", "model": "E", "eagle_aux_hidden_state_layer_ids": [9, 2]}, "'eagle_aux_hidden_state_layer_ids' must name"),
         ({"method": "eagle3", "model": "E", "layers": [2, 2]}, "'layers' must be a list of different integers"),

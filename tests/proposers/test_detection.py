@@ -72,6 +72,8 @@ BY_TENSORS: dict[str, tuple[dict[str, Any], Shapes, str]] = {
     "medusa without a config": ({}, MEDUSA, "medusa"),
     "medusa 2": (LLAMA, {**MODEL, **{f"medusa_head.{name}": shape for name, shape in MEDUSA.items()}}, "medusa"),
     "medusa, vllm": ({}, {"blocks.0.layers.0.weight": (H, H), "lm_heads.0.weight": (9, H)}, "medusa"),
+    "hydra": ({}, {"hydra_mlp.0.1.linear.weight": (H, 2 * H)}, "hydra"),
+    "hydra, of another kind": ({"hydra_head_arch": "eagle-attn"}, EAGLE, "hydra"),
     "mlp speculator": ({}, MLP, "mlp_speculator"),
     "n-gram cache": ({"model_type": "ngram_cache"}, {"runs.1": (9, 1), "next.1": (9,), "chance.1": (9,)}, "ngram_cache"),
     "pard": ({**LLAMA, "pard_token": 3}, MODEL, "pard"),
@@ -129,7 +131,7 @@ def test_by_config_where_weights_are_pickles(tmp_path: Path, config: dict[str, A
     assert detect_method(str(folder)) == method
 
 
-@pytest.mark.parametrize(("file", "method"), [("medusa_lm_head.pt", "medusa"), ("warp_model.bin", "pard")])
+@pytest.mark.parametrize(("file", "method"), [("medusa_lm_head.pt", "medusa"), ("hydra_lm_head.pt", "hydra"), ("warp_model.bin", "pard")])
 def test_by_names_of_files(tmp_path: Path, file: str, method: str) -> None:
     folder = folder_of(tmp_path / "m", LLAMA, {})
     (folder / file).touch()
@@ -164,6 +166,7 @@ def test_tensors_tell_more_than_names(tmp_path: Path) -> None:
         ("deepseek-ai/dspark_qwen3_4b_block7", "dspark"),
         ("deepseek-ai/dflash_qwen3_4b_block7", "dspark"),
         ("FasterDecoding/medusa-vicuna-7b-v1.3", "medusa"),
+        ("ankner/hydra-vicuna-33b-v1.3", "hydra"),
         ("ibm-ai-platform/llama3-8b-accelerator", "mlp_speculator"),
         ("Snowflake/Arctic-LSTM-Speculator-Llama-3.1-8B-Instruct", "mlp_speculator"),
         ("amd/PARD-Qwen3-0.6B", "pard"),

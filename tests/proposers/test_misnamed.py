@@ -66,12 +66,12 @@ def test_a_folder_that_says_nothing_is_left_to_the_method(tmp_path: Path) -> Non
 
 def test_what_is_neither_a_model_nor_a_known_drafter(tmp_path: Path) -> None:
     """Nothing speaks for a method, so it was taken for a draft model."""
-    (tmp_path / "config.json").write_text('{"architectures": ["HydraModel"]}')
-    (tmp_path / "hydra_lm_head.pth").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"architectures": ["OtherModel"]}')
+    (tmp_path / "other_head.pth").write_bytes(b"")
     sentence = told("draft_model", tmp_path)
-    assert sentence and sentence.startswith(f"{tmp_path}/hydra_lm_head.pth is a pickle")
-    save_file({"hydra_mlp.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert sentence and sentence.startswith(f"{tmp_path}/other_head.pth is a pickle")
+    save_file({"other.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     sentence = told("draft_model", tmp_path)
-    assert sentence and "of a kind that is known (architectures ['HydraModel'], tensors hydra_mlp.0.weight, ...)" in sentence
+    assert sentence and "of a kind that is known (architectures ['OtherModel'], tensors other.0.weight, ...)" in sentence
     (tmp_path / "tokenizer.json").write_text("{}")
     assert told("draft_model", tmp_path) is None, "a model may be of a kind that comes later"

@@ -100,6 +100,15 @@ def _medusa(s: Shapes) -> Made:
     return config, shapes
 
 
+def _hydra(s: Shapes) -> Made:
+    shapes = s.layer("prefix_embeding_layer.layers.0.", None, "input_layernorm")
+    shapes["prefix_embeding_layer.norm.weight"] = (s.hidden,)
+    for head in range(3):
+        shapes |= {f"hydra_mlp.{head}.1.{part}.weight": (s.hidden, (2 + head) * s.hidden) for part in ("linear", "res_connection")}
+        shapes |= {f"hydra_mlp.{head}.3.linear.weight": (s.hidden, s.hidden), f"hydra_lm_head.{head}.1.weight": (s.vocab, s.hidden)}
+    return s.llama(hydra_num_layers=2, hydra_head_arch="prefix-mlp"), shapes
+
+
 def _mlp_speculator(s: Shapes) -> Made:
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": s.vocab, "emb_dim": s.hidden,
@@ -216,6 +225,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "eagle3": _eagle3,
     "peagle": _peagle,
     "medusa": _medusa,
+    "hydra": _hydra,
     "mlp_speculator": _mlp_speculator,
     "mtp": _mtp,
     "dflash": _dflash,
