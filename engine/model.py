@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..kernels import native
 from ..kernels.adapters import AdapterBank, AdapterRoom, adapter_bytes
 from ..kernels.execution import Quantization
-from ..kernels.footprint import cache_bytes, native_cache_bytes, native_weight_bytes, torch_weight_bytes
+from ..kernels.footprint import cache_bytes, native_cache_bytes, torch_weight_bytes
 from ..kernels.layout import Executor
 from ..kernels.model_config import config_class, read_model_config
 from ..kernels.quantised_checkpoint import UnsupportedQuantisation, read_quantisation
@@ -192,7 +193,7 @@ def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str
         tokens = config.max_model_len or min(plan.program.max_model_len, MIN_TOKENS)
         is_native = plan.kind == "native"
         cache = (native_cache_bytes if is_native else cache_bytes)(plan.program, plan.execution, tokens)
-        weights = (native_weight_bytes if is_native else torch_weight_bytes)(plan.program, plan.execution)
+        weights = (native.resident_bytes if is_native else torch_weight_bytes)(plan.program, plan.execution)
         if room is not None:
             weights += adapter_bytes(plan.program, room, plan.execution.dtype)
     free = free_bytes(plan.execution.device)

@@ -94,6 +94,12 @@ def _precision(program: Program, execution: Execution, isa: str) -> Precision:
     return Precision.COMPACT if is_compact else Precision.BFLOAT16
 
 
+def resident_bytes(program: Program, execution: Execution) -> int:
+    """What the weights will take, foretold from their shapes: 13 of 16 bits where they are kept compact, a little more than they do."""
+    num_bytes, isa = native_weight_bytes(program, execution), availability().isa
+    return num_bytes * 13 // 16 if isa is not None and _precision(program, execution, isa) == Precision.COMPACT else num_bytes
+
+
 class NativeExecutor:
     """A program bound to its packed weights. Implements `Executor`; hidden states and logits come as float32.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -23,22 +24,31 @@ _REGION_BYTES = 32 * 2**20
 
 
 class WeightMemory:
-    """Hands out memory for packed weights, in large pages: small weights share a region. Only what was taken last can be given back."""
+    """Hands out memory for packed weights, in large pages: small weights share a region. Threads may take some at once.
+
+    What stays must not lie among what goes: a few numbers that are kept in the C library's memory would hold all that was freed there.
+    """
 
     def __init__(self) -> None:
         self._region = torch.empty(0, dtype=torch.uint8)
         self._used = 0
+        self._lock = Lock()
 
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, aligned to 64 bytes, not initialised."""
-        if self._used + num_bytes > len(self._region):
-            self._region, self._used = in_large_pages(max(num_bytes, _REGION_BYTES)), 0
-        taken = self._region[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // 64) * 64
+        with self._lock:
+            if self._used + num_bytes > len(self._region):
+                self._region, self._used = in_large_pages(max(num_bytes, _REGION_BYTES)), 0
+            taken = self._region[self._used : self._used + num_bytes]
+            self._used += -(-num_bytes // 64) * 64
         return taken
 
-    def give_back(self, last: Tensor) -> None:
-        self._used -= -(-len(last) // 64) * 64
+    def mark(self) -> tuple[Tensor, int]:
+        """What `give_back` gives back everything behind."""
+        return self._region, self._used
+
+    def give_back(self, mark: tuple[Tensor, int]) -> None:
+        self._region, self._used = mark
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ def _pack_compact(
     width, total = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
     multiple = library.ft_input_multiple(Precision.COMPACT)
     inputs, outputs = -(-width // multiple) * multiple, -(-total // PANEL) * PANEL
+    mark = memory_of.mark()
     memory = memory_of.take(library.ft_packed_bytes(Precision.COMPACT, inputs, outputs))
     struct = PackedLinear(Precision.COMPACT, inputs, outputs, _address(memory), None, None)
 
@@ -101,7 +112,7 @@ def _pack_compact(
         if not compaction:
             raise MemoryError("no memory to pack weights")
         try:
-            raw = in_large_pages(library.ft_compaction_raw_bytes(compaction))
+            raw = memory_of.take(library.ft_compaction_raw_bytes(compaction))
             where = ctypes.c_int32(part.first_panel), ctypes.c_int32(part.panel_step), ctypes.c_void_p(raw.data_ptr())
             library.ft_compaction_make(compaction, ctypes.c_void_p(memory.data_ptr()), *where)
         finally:
@@ -112,7 +123,7 @@ def _pack_compact(
         raw = list(threads.map(pack_range, _ranges(matrices, total, gated)))
     packed = _with_bias(struct, (memory, *raw), bias, total, gated)
     if packed.num_bytes >= library.ft_packed_bytes(Precision.BFLOAT16, inputs, outputs):
-        memory_of.give_back(memory)
+        memory_of.give_back(mark)
         return pack(library, memory_of, matrices, bias, Precision.BFLOAT16, gated)
     return packed
 

@@ -165,7 +165,7 @@ import sys, threading, time
 from pathlib import Path
 import torch, transformers
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.footprint import native_weight_bytes
+from foretoken.kernels.native import resident_bytes
 from foretoken.kernels.weights import load_program_executor, network_program
 
 def anonymous():
@@ -181,7 +181,7 @@ folder, quantization = Path(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 config = transformers.AutoConfig.from_pretrained(folder)
 execution = Execution(torch.bfloat16, None if quantization == "none" else quantization)
-packed = native_weight_bytes(network_program(config), execution)
+packed = resident_bytes(network_program(config), execution)
 before = peak = anonymous()
 watching = True
 thread = threading.Thread(target=watch)
@@ -191,6 +191,17 @@ watching = False
 thread.join()
 print(packed, peak - before)
 """
+
+
+def loaded(folder: Path, config: transformers.LlamaConfig, weights: dict[str, torch.Tensor], quantization: str) -> tuple[int, int]:
+    """Bytes of the weights as they are packed by what shapes say, and of anonymous memory at the worst moment of loading them."""
+    config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    command = [sys.executable, "-c", LOAD, str(folder), quantization]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    packed, peak = map(int, done.stdout.split())
+    return packed, peak
 
 
 @native_only
@@ -203,11 +214,17 @@ def test_loading_takes_hardly_more_than_the_packed_weights(quantization: str, tm
         config.quantization_config = {"quant_method": "fp8"}
         stored = {name: tensor.to(torch.float8_e4m3fn) if "proj" in name else tensor for name, tensor in weights.items()}
         weights = stored | {f"{name}_scale": torch.tensor(1.0) for name in weights if "proj" in name}
-    config.save_pretrained(tmp_path)
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    command = [sys.executable, "-c", LOAD, str(tmp_path), quantization.split()[0]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    packed, peak = map(int, done.stdout.split())
+    packed, peak = loaded(tmp_path, config, weights, quantization.split()[0])
     assert packed > 30e6
     assert peak <= 1.15 * packed, f"{peak / 1e6:.1f} MB for {packed / 1e6:.1f} MB of packed weights"
+
+
+@native_only
+@pytest.mark.skipif(native.availability().isa not in native.COMPACT_ISAS, reason="keeps plain weights")
+def test_nothing_that_is_freed_stays_among_what_is_kept(tmp_path: Path) -> None:
+    """Weights in 12 bits, made piece by piece, some parts of which are kept as they are."""
+    config = network(vocab_size=150_000, hidden_size=256)
+    packed, peak = loaded(tmp_path, config, random_weights(network_program(config)), "none")
+    plain = 2 * 2 * 150_000 * 256
+    assert plain * 0.75 < packed < plain * 0.85
+    assert 0.9 * packed < peak <= 1.1 * packed, f"{peak / 1e6:.1f} MB for {packed / 1e6:.1f} MB of packed weights"
