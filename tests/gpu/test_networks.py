@@ -24,7 +24,10 @@ from foretoken.kernels.program import matrices_of, wide_products
 from foretoken.kernels.torch_executor import TorchExecutor, on_device
 
 BLOCK_SIZE = 4
-EVERY_EXPERT = {"gpt_oss": 5, "mixtral": 5, "olmoe": 8}  # are chosen in bfloat16
+EVERY_EXPERT = {  # are chosen in bfloat16
+    **{"gpt_oss": {"num_experts_per_tok": 5}, "mixtral": {"num_experts_per_tok": 5}, "olmoe": {"num_experts_per_tok": 8}},
+    "gemma4_moe": {"top_k_experts": 6},
+}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # of the norm of all scores
 
 
@@ -35,7 +38,7 @@ def networks(
     from foretoken.kernels.triton_steps import TritonKernels
 
     # rounding that chooses another expert, or moves the shares of two, changes whole rows, and these experts differ widely
-    every_expert = {"num_experts_per_tok": EVERY_EXPERT[family]} if family in EVERY_EXPERT and dtype == torch.bfloat16 else {}
+    every_expert = EVERY_EXPERT.get(family, {}) if dtype == torch.bfloat16 else {}
     program = small_program(family, **SIZES, **every_expert)
     weights = random_weights(program)
     kernels = TritonKernels(**options)
