@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .decoder_builder import DecoderBuilder, layer
+from .decoder_builder import DecoderBuilder, hidden, layer
 from .expert_families import (
     afmoe,
     dots1,
@@ -296,6 +296,33 @@ def gemma3(d: DecoderBuilder) -> Program:
     return d.finish(sandwich_norm(d, embedded, attention, d.mlp), softcap=d.config["final_logit_softcapping"])
 
 
+def muse_glimmer(d: DecoderBuilder) -> Program:
+    """Muse Glimmer (Meta 2026), text only: embeddings and heads of q and k are normalised without weights, what is attended to has a
+    gate, some layers do not rotate, and norms behind attention and MLP have an eps of their own."""
+    d.activation_setting, d.norms_add_one = "hidden_activation", True
+    rope, windows, bias = d.rope(), d.windows(), d.flag("attention_bias")
+    scale, eps = float(d.config["qk_scale_factor"]) * d.head_dim**-0.5, float(d.config["post_norm_eps"])
+    bases = d.config["layer_rope_theta"]
+    if not {*bases} <= {0, d.config["rope_parameters"]["rope_theta"]}:  # transformers would rotate such a layer like all others
+        raise UnsupportedModel(f"layer_rope_theta {bases}")
+
+    def attention(i: int, x: str) -> str:
+        gate = d.linear(f"{layer(i)}.self_attn.gate_proj", x, d.num_heads * d.head_dim)
+        q, k, v = d.qkv(i, x, bias)
+        q, k = (d.norm("", heads, f"{heads}.normed", groups) for heads, groups in ((q, d.num_heads), (k, d.num_kv_heads)))
+        attended = d.attend(i, (q, k, v), rope if bases[i] else "", windows[i], scale, bias=bias, gate=gate)
+        return d.norm(f"{layer(i)}.post_attention_layernorm", attended, eps=eps)
+
+    def mlp(i: int, x: str) -> str:
+        return d.norm(f"{layer(i)}.post_feedforward_layernorm", d.mlp(i, x), eps=eps)
+
+    # The table itself stays as it is: the assistant reads it without the norm.
+    embedded = d.norm("", d.embed(output="model.embed_tokens"), hidden(0))
+    x = pre_norm(d, embedded, attention, mlp, ("input_layernorm", "pre_feedforward_layernorm"))
+    d.norms_add_one = False
+    return d.finish(x, float(d.config["output_multiplier"]), d.config["final_logit_softcapping"])
+
+
 FAMILIES: dict[str, tuple[str, Callable[[RecurrentBuilder], Program]]] = {
     "llama": ("LlamaForCausalLM", llama),
     "mistral": ("MistralForCausalLM", mistral),
@@ -358,6 +385,7 @@ FAMILIES: dict[str, tuple[str, Callable[[RecurrentBuilder], Program]]] = {
     "gemma4_text": ("Gemma4ForCausalLM", gemma4),
     "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", gemma4),
     "gemma3_text": ("Gemma3ForCausalLM", gemma3),
+    "muse_glimmer_text": ("MuseGlimmerForCausalLM", muse_glimmer),
 }
 """Model type of a config -> its architecture, and the function that writes its program."""
 

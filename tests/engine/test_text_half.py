@@ -52,6 +52,7 @@ WHOLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # class -> text family, 
     "smolvlm": ("SmolVLM", "llama", EYE),
     "glm4v_moe": ("Glm4vMoe", "glm4_moe", {**QWEN_EYE, "image_size": 28}),
     "gemma4_unified": ("Gemma4Unified", "gemma4_unified", {"patch_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 8}),
+    "muse_glimmer": ("MuseGlimmer", "muse_glimmer", {**EYE, "merge_size": 2, "pos_emb_height": 4, "pos_emb_width": 4}),
 }
 
 ROPE = {"rope_theta": 100.0, "rope_type": "default"}

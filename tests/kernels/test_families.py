@@ -116,6 +116,8 @@ if "gemma4" in FAMILIES:
     CONFIGS["gemma4-keys-as-values"] = tiny_config(
         "gemma4", hidden_size_per_layer_input=0, num_kv_shared_layers=0, attention_k_eq_v=True, num_global_key_value_heads=1, **UNTIED
     )
+if "muse_glimmer" in MORE:
+    CONFIGS["muse_glimmer-biases"] = tiny_config("muse_glimmer", attention_bias=True, num_key_value_heads=1)
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +265,7 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("gemma2", {"hidden_activation": "tanh"}),
         ("gemma2", {"sliding_window": None}),
         ("gemma3", {"attn_logit_softcapping": 5.0}),
+        *[("muse_glimmer", {"layer_rope_theta": [50.0, 0, 100.0]})] * ("muse_glimmer" in MORE),
         ("gemma3", {"use_bidirectional_attention": True}),
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}),
     ],

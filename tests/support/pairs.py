@@ -11,6 +11,7 @@ import transformers
 from tiny_models import random_model
 from transformers import PreTrainedConfig
 
+from foretoken.kernels.decoder import text_half
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.weights import load_program_executor
@@ -35,7 +36,7 @@ class Pair:
 
     @staticmethod
     def load(folder: Path, execution: Execution = TORCH_FLOAT32, max_model_len: int | None = None) -> Executor:
-        saved = transformers.AutoConfig.from_pretrained(folder)
+        saved = text_half(transformers.AutoConfig.from_pretrained(folder))
         return load_program_executor(list(folder.glob("*.safetensors")), saved, execution, max_model_len)
 
     @torch.no_grad()

@@ -345,6 +345,14 @@ _YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
         "AfmoeConfig",
         {**_RENAMED, "sliding_window": WINDOW, "global_attn_every_n_layers": 2, "mup_enabled": True, "route_scale": 1.5},
     ),
+    "muse_glimmer": (
+        "MuseGlimmerTextConfig",
+        {
+            **{"head_dim": 16, "layer_types": SLIDING, "sliding_window": WINDOW, "layer_rope_theta": [100.0, 0, 100.0]},
+            **{"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, "qk_scale_factor": 2.5, "post_norm_eps": 0.1},
+            **{"output_multiplier": 0.6, "final_logit_softcapping": 5.0},
+        },
+    ),
     "granitemoe": ("GraniteMoeConfig", {**_MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48}),
     "granitemoeshared": (
         "GraniteMoeSharedConfig",
@@ -380,7 +388,13 @@ def tiny_config(family: str, **settings: Any) -> PreTrainedConfig:
 def random_model(config: PreTrainedConfig, seed: int = 0) -> Any:
     """The transformers model in float32. Every weight is random, norms and biases too, so that none can be forgotten unnoticed."""
     generator = torch.Generator().manual_seed(seed)
-    model: Any = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    of_class: Any = transformers.AutoModelForCausalLM
+    config = copy.deepcopy(config)
+    if config.model_type == "muse_glimmer_text":  # transformers has it as half of a whole only
+        eye = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        of_class = transformers.AutoModelForImageTextToText
+        config = transformers.MuseGlimmerConfig(text_config=config, vision_config=eye, out_hidden_size=128, projector_hidden_size=32)
+    model: Any = of_class.from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
