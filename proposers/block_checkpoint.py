@@ -1,8 +1,8 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
 settings checked.
 
-Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress) and
-`speculators`. Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress), Meta (Muse
+Glimmer's assistant) and `speculators`. Knows no program.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..kernels.layout import MAX_TREE_TOKENS
 from .block_settings import BlockSettings
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
+from .detection import ASSISTANT
 from .draft_layers import LAYER_SETTINGS, layer_config
 from .draft_tables import Table, embedding_of, head_of
 from .draft_tensors import DraftTensors
@@ -169,7 +170,8 @@ def _convolutions(tensors: DraftTensors, settings: BlockSettings, width: int) ->
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     kind = settings.layers.get("model_type", "qwen3")
-    kind = "qwen3" if kind in ("dspark", "dflash") else kind  # types of SpecForge's and TorchSpec's own, whose layers are Qwen3's
+    # Types of SpecForge's, TorchSpec's and Meta's own, whose layers are Qwen3's.
+    kind = "qwen3" if kind in ("dspark", "dflash", ASSISTANT) else kind
     if kind not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}

@@ -1,4 +1,4 @@
-"""What a block drafter's config.json means: publishers count layers in two ways and say in three whether a block is causal.
+"""What a block drafter's config.json means: publishers count layers in two ways and say in four whether a block is causal.
 
 Knows no tensors. Nothing crashes if these are confused; guesses only get worse.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .config_entry import SpeculativeConfigError
-from .detection import nested
+from .detection import ASSISTANT, nested
 
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
@@ -29,6 +29,7 @@ class BlockSettings:
         self._speculators = kind if isinstance(kind, str) else None
         architectures = config.get("architectures")
         self._architecture = str(architectures).lower() if isinstance(architectures, list) else ""
+        self.is_assistant = config.get("model_type") == ASSISTANT
 
     @property
     def is_dspark(self) -> bool:
@@ -47,13 +48,14 @@ class BlockSettings:
 
     @property
     def layout(self) -> str:
-        return "speculators" if self._speculators is not None else "DeepSeek" if self.is_dspark else "z-lab"
+        others = "DeepSeek" if self.is_dspark else "Meta" if self.is_assistant else "z-lab"
+        return others if self._speculators is None else "speculators"
 
     @property
     def takes_bare_tables(self) -> bool:
         """Whether it was trained with the target's embedding and head as they are, whatever the target multiplies theirs by (Gemma,
-        Granite): `speculators` copies the numbers, others call the target."""
-        return self._speculators is not None
+        Granite): `speculators` copies the numbers, transformers takes Muse Glimmer's so, others call the target."""
+        return self._speculators is not None or self.is_assistant
 
     def find(self, key: str) -> Any:
         value = self._inner.get(key)
@@ -138,6 +140,7 @@ class BlockSettings:
         """Positions that each layer sees, itself included.
 
         use_swa makes all layers slide where `layer_types` says of none that it does: NVIDIA's exporter lists full ones even then.
+        Muse Glimmer's assistant sees what is so far away, not what is nearer: one more.
         """
         slides = self._slides(num_layers)
         size = self.layers.get("sliding_window") if self.layers.get("use_sliding_window") is not False else None
@@ -146,6 +149,7 @@ class BlockSettings:
             size = self.find("swa_window_size") or self.layers.get("sliding_window")
         if size is not None and (type(size) is not int or size < 1):
             raise SpeculativeConfigError(f"{self.folder}/config.json: a sliding window of {size!r} positions")
+        size = size + 1 if size is not None and self.is_assistant else size
         return tuple(size if is_sliding else None for is_sliding in slides)
 
     def causal(self, num_layers: int, is_dspark: bool) -> tuple[bool, ...]:
@@ -153,13 +157,13 @@ class BlockSettings:
 
         z-lab: layers that `layer_types` calls sliding do, those that slide by use_swa do not, unless `is_causal` or
         dflash_config.causal speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal, which is what a DFlash 2
-        means that says nothing. DeepSeek's DSpark: none.
+        means that says nothing. DeepSeek's DSpark and Meta's assistant: none.
         """
         if self._speculators is not None:
             is_open = self.flag("sliding_window_non_causal", self._speculators == "dflash2")
             return tuple(slides and not is_open for slides in self._slides(num_layers))
         explicit = next((value for value in (self.find("is_causal"), self._inner.get("causal")) if value is not None), None)
-        if explicit is not None or is_dspark:
+        if explicit is not None or is_dspark or self.is_assistant:
             return (bool(explicit),) * num_layers
         return self._slides(num_layers)
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from ..kernels.text_names import text_names
 from .config_entry import SpeculativeConfigError
 
+ASSISTANT = "muse_glimmer_assistant"  # the model type of the DFlash that is published with Muse Glimmer
 NGRAM_NAMES = ("ngram", "[ngram]")  # vLLM's literals for "no model at all"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -27,7 +28,7 @@ _NAME_PARTS = (
     ("hydra-vicuna", "hydra"),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
-    *(("-it-assistant", "mtp"),),
+    *(("-it-assistant", "mtp"), ("muse-glimmer-30b-assistant", "dflash")),
     *(("-xpress", "dflash"), ("speculator.xpress", "dflash"), ("-domino", "dflash"), ("speculator.domino", "dflash")),
     *(("ngram-cache", "ngram_cache"), ("ngram_cache", "ngram_cache"), ("/uno-", "uno")),
 )
@@ -126,6 +127,8 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     if isinstance(kind, str):
         names = {"peagle": "eagle3", "dflash2": "dflash", "domino": "dflash", "xpress": "dflash", "independent": "draft_model"}
         return names.get(kind, kind)
+    if config.get("model_type") == ASSISTANT:
+        return "dflash"
     if str(config.get("model_type")).endswith(("_mtp", "_assistant")):  # Gemma 4's assistants
         return "mtp"
     if {"hydra_num_heads", "hydra_head_arch"} & config.keys():

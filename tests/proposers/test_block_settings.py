@@ -12,6 +12,8 @@ from foretoken.proposers.config_entry import SpeculativeConfigError
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 64}
 
+ASSISTANT = {"model_type": "muse_glimmer_assistant", "architectures": ["MuseGlimmerAssistantModel"]}
+
 
 def settings(config: dict[str, Any]) -> BlockSettings:
     return BlockSettings(Path("drafter"), config)
@@ -72,6 +74,7 @@ def test_layers_that_cannot_be_read(config: dict[str, Any], words: str) -> None:
         (speculators({"num_hidden_layers": 3}, **MIXED), (True, False, True)),
         (speculators(MIXED, sliding_window_non_causal=False), (True, False, True)),
         (speculators(MIXED, sliding_window_non_causal=True), (False, False, False)),
+        (settings({**ASSISTANT, **MIXED}), (False, False, False)),
     ],
 )
 def test_causal_layers(config: BlockSettings, expected: tuple[bool, ...]) -> None:
@@ -96,6 +99,7 @@ def test_a_dspark_of_deepseeks_is_bidirectional() -> None:
         (speculators(MIXED), (64, None, 64)),
         (speculators({"num_hidden_layers": 3}, **MIXED), (64, None, 64)),
         (speculators(MIXED, use_sliding_window=False), (None, None, None)),
+        (settings({**ASSISTANT, **MIXED}), (65, None, 65)),
     ],
 )
 def test_windows(config: BlockSettings, expected: tuple[int | None, ...]) -> None:
@@ -122,6 +126,7 @@ def test_layers_of_other_kinds(config: BlockSettings, words: str) -> None:
         ({"architectures": ["Qwen3DSparkModel"]}, "DeepSeek"),
         ({"architectures": ["DFlashDraftModel"]}, "z-lab"),
         ({"speculators_model_type": "dspark", "markov_rank": 256}, "speculators"),
+        (ASSISTANT, "Meta"),
     ],
 )
 def test_who_published_it(config: dict[str, Any], expected: str) -> None:
