@@ -303,7 +303,8 @@ def muse_glimmer(d: DecoderBuilder) -> Program:
     rope, windows, bias = d.rope(), d.windows(), d.flag("attention_bias")
     scale, eps = float(d.config["qk_scale_factor"]) * d.head_dim**-0.5, float(d.config["post_norm_eps"])
     bases = d.config["layer_rope_theta"]
-    if not {*bases} <= {0, d.config["rope_parameters"]["rope_theta"]}:  # transformers would rotate such a layer like all others
+    # transformers would rotate a layer with another base like all others.
+    if len(bases) != d.num_layers or not {*bases} <= {0, d.config["rope_parameters"]["rope_theta"]}:
         raise UnsupportedModel(f"layer_rope_theta {bases}")
 
     def attention(i: int, x: str) -> str:

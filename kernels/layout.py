@@ -68,8 +68,9 @@ class RaggedBatch:
     (its own bit included; bits may point ahead). Padding: tokens with slot -1 are computed and written nowhere, rows
     may be empty.
 
-    Windows compare positions, never places: a token sees another only if their positions differ by less than the window.
-    Every place before the tree holds the token of that position (place == position there). Nobody sees a place before the
+    Windows count places between causal tokens, and positions where a tree token is one of the two: a token sees another only if
+    these differ by less than the window. Every place before the tree holds the token of that position; only a token of a network
+    that writes nothing (`Program.is_frozen`) stands elsewhere, at the last place that it sees. Nobody sees a place before the
     row's first_places: a drafter may have no entries there.
     """
 

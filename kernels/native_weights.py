@@ -36,15 +36,17 @@ class WeightMemory:
 
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, aligned to 64 bytes, not initialised."""
+        if num_bytes > _REGION_BYTES // 2:
+            return in_large_pages(num_bytes)
         with self._lock:
             if self._used + num_bytes > len(self._region):
-                self._region, self._used = in_large_pages(max(num_bytes, _REGION_BYTES)), 0
+                self._region, self._used = in_large_pages(_REGION_BYTES), 0
             taken = self._region[self._used : self._used + num_bytes]
             self._used += -(-num_bytes // 64) * 64
         return taken
 
     def mark(self) -> tuple[Tensor, int]:
-        """What `give_back` gives back everything behind."""
+        """What `give_back` gives back everything behind; who has large weights in hand drops them."""
         return self._region, self._used
 
     def give_back(self, mark: tuple[Tensor, int]) -> None:

@@ -117,6 +117,7 @@ class Program:
                 _require(name in widths, op, f"reads {name!r} before it is written")
             produced = self._output_widths(op, [widths[name] for name in op.inputs])
             _require(len(produced) == len(op.outputs), op, f"has {len(produced)} outputs")
+            _require(min(produced, default=1) > 0, op, f"writes columns {produced}")
             for name, width in zip(op.outputs, produced, strict=True):
                 _require(name not in widths, op, f"writes {name!r} a second time")
                 widths[name] = width

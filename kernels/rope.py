@@ -27,22 +27,25 @@ def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, l
     """
     hf_config.standardize_rope_params()
     every_type = hf_config.rope_parameters
-    parameters = every_type[layer_type] if layer_type else every_type
+    parameters = (every_type or {}).get(layer_type) if layer_type else every_type
     if not isinstance(parameters, dict) or "rope_theta" not in parameters:
         raise UnsupportedModel(f"rotary embedding differs by layer or is missing: {parameters}")
     theta = parameters["rope_theta"]
     if type(theta) not in (int, float) or not theta > 0:
         raise UnsupportedModel(f"rope_theta must be a number above 0, not {theta!r}")
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if type(share) not in (int, float) or not 0 < share <= 1 or head_dim < 1:
+        raise UnsupportedModel(f"partial_rotary_factor {share!r} of heads of {head_dim}")
     rope_type = parameters.get("rope_type", "default")
     if rope_type == "dynamic" and (alpha := parameters.get("alpha")):
         # Hunyuan's checkpoints call a base that is stretched once and for all by this name.
         theta, rope_type = theta * alpha ** (head_dim / (head_dim - 2)), "default"
     if rope_type == "default":
-        width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        width = int(head_dim * share)
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         return RopeTable(tuple((1.0 / theta ** exponents).tolist()))
     if rope_type == "proportional":  # a share of the pairs turns, as slowly as if all did
-        turning = int(parameters.get("partial_rotary_factor", 1.0) * head_dim // 2)
+        turning = int(share * head_dim // 2)
         slowness = theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim) * parameters.get("factor", 1.0)
         return RopeTable((*(1.0 / slowness).tolist(), *[0.0] * (head_dim // 2 - turning)))
     if rope_type not in _SCALED:

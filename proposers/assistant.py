@@ -17,7 +17,6 @@ from transformers import PretrainedConfig
 
 from ..kernels.batch_lists import BatchLists
 from ..kernels.fuse import fuse
-from ..kernels.layout import KVLayerSpec
 from ..kernels.model_config import config_class
 from . import assistant_program
 from .checkpoint import Checkpoint
@@ -42,6 +41,7 @@ def is_one(folder: Path) -> bool:
 def load(folder: Path, config: MtpConfig, resources: Resources) -> LoadedProposer:
     """Raises SpeculativeConfigError for an assistant of another target, UnsupportedModel."""
     target, checkpoint = resources.target, Checkpoint(folder)
+    _require_gemma(target, folder)
     width = checkpoint.config.get("backbone_hidden_size")
     if width != target.hidden_size:
         raise SpeculativeConfigError(
@@ -96,6 +96,15 @@ class _Chains:
         return self._guesser.guess(feeds, states, self._block_size)
 
 
+def _require_gemma(target: TargetView, folder: Path) -> None:
+    model_type = str(target.config.get("model_type"))
+    if not model_type.startswith("gemma4") or not target.kv_layers:
+        where = "" if target.kv_layers else " that runs through transformers, where they cannot be read"
+        raise SpeculativeConfigError(
+            f"{folder} holds an assistant, which reads the keys and values of its Gemma 4: this target is a {model_type!r}{where}"
+        )
+
+
 def _layers(folder: Path, config: Mapping[str, Any]) -> PretrainedConfig:
     """The settings of its layers, as the target's family has them."""
     said = dict(nested(config, "text_config"))
@@ -111,18 +120,10 @@ def _layers(folder: Path, config: Mapping[str, Any]) -> PretrainedConfig:
 def _source(kind: str, target: TargetView, folder: Path) -> int:
     """The layer of the target's cache that layers of a kind look at: the last one of their kind."""
     slides = kind == "sliding_attention"
-    layers = [i for i, layer in enumerate(target.kv_layers) if _slides(layer) == slides]
-    model_type = str(target.config.get("model_type"))
-    if not model_type.startswith("gemma4") or not layers:
-        where = "" if target.kv_layers else " that runs through transformers, where they cannot be read"
-        raise SpeculativeConfigError(
-            f"{folder} holds an assistant, which reads the keys and values of its Gemma 4: this target is a {model_type!r}{where}"
-        )
+    layers = [i for i, layer in enumerate(target.kv_layers) if (layer.window is not None) == slides]
+    if not layers:
+        raise SpeculativeConfigError(f"the assistant in {folder} has {kind}, the target has none: take the assistant of this target")
     return layers[-1]
-
-
-def _slides(layer: KVLayerSpec) -> bool:
-    return layer.window is not None
 
 
 def _spellings(name: str) -> tuple[str, ...]:
@@ -132,9 +133,9 @@ def _spellings(name: str) -> tuple[str, ...]:
 def _num_tokens(folder: Path) -> int:
     try:
         said = json.loads((folder / "generation_config.json").read_text()).get("num_assistant_tokens")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         said = None
-    return min(said, MAX_NUM_SPECULATIVE_TOKENS) if isinstance(said, int) and said > 0 else DEFAULT_NUM_TOKENS
+    return min(said, MAX_NUM_SPECULATIVE_TOKENS) if type(said) is int and said > 0 else DEFAULT_NUM_TOKENS
 
 
 def _found(layers: PretrainedConfig, sources: Sequence[int], target: TargetView) -> tuple[str, ...]:

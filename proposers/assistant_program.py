@@ -41,7 +41,11 @@ def draft_program(hf_config: PretrainedConfig, target: TargetView, sources: Sequ
     for i, (kind, source) in enumerate(zip(kinds, sources, strict=True)):
         there = target.kv_layers[source]
         d.head_dim, _ = size_of_layer(d, i, kind == "full_attention")
-        if d.head_dim != there.k_dim or d.num_heads % there.num_kv_heads or d.windows()[i] not in (None, there.window):
+        if (window := d.windows()[i]) != there.window:
+            raise SpeculativeConfigError(
+                f"layer {i} of the assistant sees {window} positions, the target's layer {there.window}: take the assistant of this target"
+            )
+        if d.head_dim != there.k_dim or d.num_heads % there.num_kv_heads:
             raise SpeculativeConfigError(
                 f"layer {i} of the assistant, {d.num_heads} heads of {d.head_dim}, does not fit the target's {there.num_kv_heads} of "
                 f"{there.k_dim}: take the assistant of this target"

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels.program import Program
 from ..kernels.weights import is_part_of, rows_of
 from .checkpoint import Checkpoint
+from .config_entry import SpeculativeConfigError
 
 _IGNORED = re.compile(r"(^|\.)(t2d$|verifier_|rotary_emb\.inv_freq$)")  # left over from training
 
@@ -56,6 +57,8 @@ def program_weights(program: Program, has: Callable[[str], bool], take: Callable
     wholes: dict[str, Tensor] = {}  # each is looked through once, however many weights are rows of it
     for name, shape in program.weights.items():
         rows = program.slices.get(name)
+        if min(shape, default=1) < 1:  # as config.json says it: no file has such a tensor, and -1 means any size to who takes one
+            raise SpeculativeConfigError(f"{name!r} would be {' x '.join(map(str, shape))}: config.json has a size below 1")
         if name in program.shared:
             continue
         if rows is None or not (is_part_of(name, rows) or has(rows.tensor)):

@@ -6,9 +6,10 @@ Reads folders as github.com/zankner/Hydra writes them. In Hydra++ a decoder laye
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,9 @@ from .recurrent_heads import NetworkPerStep, RecurrentHeads, RecurrentTree
 _PREFIX = "prefix_embeding_layer."  # as it is spelled there
 _SUPPORTED = {"hydra_head_arch": ("mlp", "prefix-mlp"), "hidden_state_offset": (0,), "grounded_heads": (True,)}
 _KNOWN = ("hydra_mlp.", "hydra_lm_head.", f"{_PREFIX}embed_tokens.", "input_embed_fn.")  # the last is the target's
-_LAYER = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
-_OUTPUT = re.compile(r"(hydra_lm_head\.(\d+)(?:\.\d+)?)\.weight")
+_LAYER = re.compile(r"hydra_mlp\.(\d{1,4})\.(\d{1,4})\.linear\.weight")
+_OUTPUT = re.compile(r"(hydra_lm_head\.(\d{1,4})(?:\.\d+)?)\.weight")
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
 
 def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
@@ -54,9 +56,7 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
             raise SpeculativeConfigError(f"{folder} holds Hydra heads with {key!r} {value!r}, which are not supported: take {known}")
     layers, outputs = _layers(checkpoint), {int(m[2]): m[1] for m in map(_OUTPUT.fullmatch, checkpoint.names) if m}
     num_heads = num_heads_of(config, len(layers), folder, target.vocab_size)
-    # Published config.json say nothing of the decoder layer, which is one like the target's.
-    given = {k: c[k] for c in (target.config, checkpoint.config) for k in LAYER_SETTINGS if c.get(k) is not None}
-    hf_config = layer_config("llama", given, 1, target.hidden_size, folder)
+    hf_config = layer_config("llama", _layer_settings(checkpoint.config, target.config), 1, target.hidden_size, folder)
 
     def bind(program: Program) -> Executor:
         return resources.bind(program, program_weights(program, tensors.has, tensors.take), config.quantization)
@@ -91,6 +91,14 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     return LoadedProposer("hydra", open, executors, size, found, is_learned=True)
 
 
+def _layer_settings(own: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    """Published config.json say nothing of the decoder layer, which is one like the target's. What one says counts with all that goes
+    with it."""
+    said, like = ({key: config[key] for key in LAYER_SETTINGS if config.get(key) is not None} for config in (own, target))
+    told_otherwise = {*(_ROPE if not said.keys().isdisjoint(_ROPE) else ()), *(("head_dim",) if "num_attention_heads" in said else ())}
+    return {key: value for key, value in like.items() if key not in told_otherwise} | said
+
+
 def _spellings(name: str) -> list[str]:
     """What files call the tensor that programs call `name`."""
     return [_PREFIX + name.removeprefix("model.") if name.startswith(("model.layers.", "norm.")) else name]
@@ -105,7 +113,7 @@ def _layers(checkpoint: Checkpoint) -> list[list[str]]:
         raise SpeculativeConfigError(f"{checkpoint.folder} holds no Hydra heads: no tensor is named like 'hydra_mlp.0.0.linear.weight'")
     depth = checkpoint.integer("hydra_num_layers", len(max(places.values(), key=len)))
     for head in range(1 + max(places)):
-        if (count := len(places.get(head, []))) not in (depth, min(depth, 2)) or depth > MAX_NUM_SPECULATIVE_TOKENS:
+        if (count := len(places.get(head, []))) not in (depth, min(depth, 2)) or not 0 < depth <= MAX_NUM_SPECULATIVE_TOKENS:
             raise SpeculativeConfigError(f"head {head} in {checkpoint.folder} has {count} layers, but 'hydra_num_layers' is {depth}")
     named = [[f"hydra_mlp.{head}.{place}" for place in sorted(found)] for head, found in sorted(places.items())]
     return [[names[0], *names[1:2] * (depth - 1)] for names in named]

@@ -26,6 +26,7 @@ from transformers import (
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
+from foretoken.proposers import assistant as assistant_module
 from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.last_state import LastStateProposer
 
@@ -185,6 +186,27 @@ def test_guesses_on_a_device_of_their_own(target: Path, made: list[Made], monkey
         assert generate(plain, temperature=0) == found
 
 
+@pytest.mark.parametrize("said", ["", "[" * 100_000, '{"num_assistant_tokens": true}', '{"num_assistant_tokens": -3}', "[1]"])
+def test_how_many_tokens_it_guesses_where_nobody_says(said: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(said)
+    assert assistant_module._num_tokens(tmp_path) == assistant_module.DEFAULT_NUM_TOKENS
+    (tmp_path / "generation_config.json").write_text('{"num_assistant_tokens": 7}')
+    assert assistant_module._num_tokens(tmp_path) == 7
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.9, "n": 2}], ids=["greedy", "drawn"])
+def test_beside_trees_in_chunks_up_to_the_end(target: Path, made: list[Made], settings: dict[str, Any]) -> None:
+    """Another proposer's accepted paths are moved to where the assistant reads."""
+    trees = {"method": "ngram", "num_branches": 3, "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    configs = fixed([trees, {"model": str(save_assistant(target.parent / "beside"))}])
+    options: dict[str, Any] = {"max_model_len": 60, "max_num_batched_tokens": 8, "max_num_seqs": 4, "kv_cache_gb": 0.05}
+    with LLM(str(target), speculative_config=configs, **options) as llm:
+        plain = generate(llm, speculation={"method": "off"}, **settings)
+        made.clear()
+        assert generate(llm, **settings) == plain and len(made) > 2
+        assert settings["temperature"] or llm.stats().num_accepted_tokens > 5
+
+
 def refused(target: Path, folder: Path, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(str(target), speculative_config={"model": str(folder)}, kv_cache_gb=0.05)
@@ -193,15 +215,24 @@ def refused(target: Path, folder: Path, message: str) -> None:
 def test_what_does_not_fit_is_said(target: Path, tmp_path: Path, tiny_target: Path) -> None:
     other = save_assistant(tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
-    width = json.loads((tiny_target / "config.json").read_text())["hidden_size"]
-    (other / "config.json").write_text(json.dumps({**config, "backbone_hidden_size": width}))
     refused(tiny_target, other, "reads the keys and values of its Gemma 4: this target is a 'llama'")
     (other / "config.json").write_text(json.dumps({**config, "backbone_hidden_size": 48}))
     refused(target, other, "hidden size 48, this one has 32")
-    (other / "config.json").write_text(json.dumps({**config, "text_config": {**config["text_config"], "head_dim": 16}}))
-    refused(target, other, "does not fit the target's")
-    (other / "config.json").write_text(json.dumps({**config, "text_config": {"model_type": "llama"}}))
-    refused(target, other, "no text_config of a Gemma 4")
+    for text_config, message in (
+        ({"model_type": "llama"}, "no text_config of a Gemma 4"),
+        (None, "no text_config of a Gemma 4"),
+        ({"head_dim": 16}, "does not fit the target's"),
+        ({"sliding_window": 16}, "sees 16 positions, the target's layer 24"),
+        ({"hidden_size": -1}, "config.json has a size below 1"),
+        ({"intermediate_size": -1}, "config.json has a size below 1"),
+        ({"vocab_size": -1}, "config.json has a size below 1"),
+        ({"rope_parameters": {}}, "rotary embedding differs by layer or is missing"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": -1}}}, "partial_rotary_factor -1"),
+        ({"num_hidden_layers": "three"}, "no valid config of an assistant"),
+    ):
+        changed = text_config and {**config["text_config"], **text_config}
+        (other / "config.json").write_text(json.dumps({**config, "text_config": changed}))
+        refused(target, other, message)
     (other / "config.json").write_text(json.dumps(config))
     tensors = load_file(other / "model.safetensors")
     save_file({name: tensor for name, tensor in tensors.items() if name != "post_projection.weight"}, other / "model.safetensors")

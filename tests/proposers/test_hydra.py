@@ -103,6 +103,8 @@ def test_what_was_found_is_told(tmp_path: Path) -> None:
         ({"hydra_head_arch": "mlp"}, {}, "has norms that no known drafter"),
         ({"grounded_heads": False}, {}, "'grounded_heads' False, .* take True"),
         ({"hydra_num_layers": 5}, {}, "head 0 .* has 4 layers, but 'hydra_num_layers' is 5"),
+        ({"hydra_num_layers": 0}, {}, "'hydra_num_layers' is"),
+        ({"intermediate_size": -1}, {}, "config.json has a size below 1"),
         ({}, {"hydra_mlp.1.1.linear.weight": None}, "head 1 .* has 3 layers"),
         ({}, {"hydra_lm_head.1.1.weight": torch.ones(9, 9)}, "is 9 x 9, but 60 x 32 is needed"),
         ({}, {"hydra_lm_head.1.1.weight": None}, r"no tensor 'hydra_lm_head\.1\.weight'"),
@@ -113,6 +115,14 @@ def test_what_was_found_is_told(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(config: dict[str, Any], changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(SpeculativeConfigError, match=message):
         load(tmp_path, "Hydra++", TORCH, config, changed)
+
+
+def test_what_a_checkpoint_says_of_its_layer_counts_with_all_that_goes_with_it() -> None:
+    target = {"head_dim": 16, "num_attention_heads": 4, "rope_parameters": {"rope_theta": 1e4}, "rms_norm_eps": 1e-5, "vocab_size": 9}
+    assert hydra._layer_settings({}, target) == {key: value for key, value in target.items() if key != "vocab_size"}
+    assert hydra._layer_settings({"rope_theta": 5e5, "num_attention_heads": 8}, target) == {
+        **{"rope_theta": 5e5, "num_attention_heads": 8, "rms_norm_eps": 1e-5}
+    }
 
 
 @pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=EXECUTIONS[1].marks)])
