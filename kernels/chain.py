@@ -22,11 +22,11 @@ def run_chain_by_steps(
     counts: Tensor,
     draws: Draws | None = None,
     inputs: Mapping[str, Tensor] | None = None,
-    stride: int = 1,
+    advance: int = 1,
 ) -> ChainOutput:
     """Run the batch, then one-token batches of the chains that want more; see `Executor.run_chain` for the contract.
 
-    A chain that has its tokens drops out of the batch. stride: places from token to token, 0 for a network that only reads its cache.
+    A chain that has its tokens drops out of the batch. advance: places from token to token, 0 for a network that only reads its cache.
     """
     num_chains, wanted = len(counts), counts.tolist()
     steps = max(wanted, default=0)
@@ -51,8 +51,8 @@ def run_chain_by_steps(
             before, alive = alive, every_row if step < min(wanted) else (counts > step).nonzero()[:, 0]
             follow_up = _one_token_each(
                 token_ids[alive, step - 1],
-                positions[alive] + stride * step,
-                places[alive] + stride * step - 1,
+                positions[alive] + advance * step,
+                places[alive] + advance * step - 1,
                 block_tables[alive],
                 None if firsts is None else firsts[alive],
                 batch.block_size,

@@ -112,16 +112,16 @@ def chain(
     inputs: Mapping[str, Tensor] | None = None,
     draws: ChainDraws | None = None,
     keep_logits: bool = False,
-    stride: int = 1,
+    advance: int = 1,
 ) -> ChainTensors:
     """N chains of `steps` tokens from logits_indices [N] of a batch on the device; see `Executor.run_chain`.
 
-    counts [N] on the device: places that a chain does not want are not written. max_model_len: positions there are. stride: as in
+    counts [N] on the device: places that a chain does not want are not written. max_model_len: positions there are. advance: as in
     `chain.run_chain_by_steps`.
     """
     hidden = () if recurrent is None else (recurrent[1],)
     starts = batch.logits_indices
-    ahead = follow_ups(batch, counts, steps, max_model_len) if stride else laid_out(batch, counts, steps, max_model_len, stride)
+    ahead = follow_ups(batch, counts, steps, max_model_len, advance)
     choices = _choices(len(starts), starts.device, steps, choosing, draws)
     computed = compute(batch, hidden, inputs, choices.wants_best)
     tokens = starts
@@ -140,17 +140,17 @@ def chain(
     return ChainTensors(*choices.said(), kept)
 
 
-def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int) -> list[RaggedBatch]:
+def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int, advance: int = 1) -> list[RaggedBatch]:
     """The passes behind the first one, each with one token for each of the N chains; which ones is not known yet."""
     if steps > 1 and counts.is_cuda:
         from .triton import chain as fused  # Triton is there only where torch is built for GPUs
 
-        return fused.follow_ups(batch, counts, steps, max_model_len)
-    return laid_out(batch, counts, steps, max_model_len)
+        return fused.follow_ups(batch, counts, steps, max_model_len, advance)
+    return laid_out(batch, counts, steps, max_model_len, advance)
 
 
-def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int, stride: int = 1) -> list[RaggedBatch]:
-    """The reference of `follow_ups`, and what lays out chains that stay where they are."""
+def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int, advance: int = 1) -> list[RaggedBatch]:
+    """The reference of `follow_ups`."""
     if steps <= 1:
         return []
     starts = batch.logits_indices
@@ -162,12 +162,12 @@ def laid_out(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int,
     start_loc = torch.arange(len(starts) + 1, device=starts.device, dtype=torch.int32)
     ahead: list[RaggedBatch] = []
     for step in range(1, steps):
-        wanted, place = counts > step, places + stride * step - 1
-        block = tables.gather(1, (place // batch.block_size).clamp(max=tables.shape[1] - 1)[:, None])[:, 0].long()
+        wanted, place = counts > step, places + advance * step - 1
+        block = tables.gather(1, (place // batch.block_size).clamp(0, tables.shape[1] - 1)[:, None])[:, 0].long()
         ahead.append(
             RaggedBatch(
                 token_ids=every,
-                positions=(positions + stride * step).clamp(max=max_model_len - 1),
+                positions=(positions + advance * step).clamp(max=max_model_len - 1),
                 slot_mapping=torch.where(wanted, block * batch.block_size + place % batch.block_size, -1),
                 query_start_loc=start_loc,
                 seq_lens=torch.where(wanted, place + 1, 1).int(),

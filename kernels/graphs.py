@@ -364,8 +364,8 @@ class GraphExecutor:
             return self.network.compute(part, kv, hidden, given, wants_best)
 
         choosing = self._choose(vocab_size)
-        stride = 0 if self.program.is_frozen else 1
-        return chain(compute, batch, counts, steps, choosing, self.max_model_len, self.recurrent, inputs, draws, keeps, stride)
+        advance = int(not self.program.is_frozen)
+        return chain(compute, batch, counts, steps, choosing, self.max_model_len, self.recurrent, inputs, draws, keeps, advance)
 
     def _choose(self, vocab_size: int | None) -> Choosing:
         if vocab_size not in self._choosing:

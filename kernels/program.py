@@ -103,7 +103,7 @@ class Program:
         """Whether anything of a batch matters but how many tokens it has: not where inputs become states, row by row."""
         return not all(isinstance(op, OF_ROWS) for op in self.ops)
 
-    @property
+    @cached_property
     def is_frozen(self) -> bool:
         """Whether it only reads its cache, which is another network's: all tokens of a chain are computed where the first one is."""
         return any(isinstance(op, Attention) and op.frozen for op in self.ops)

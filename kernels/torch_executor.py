@@ -233,7 +233,7 @@ class TorchExecutor:
     ) -> ChainOutput:
         """See `Executor.run_chain`."""
         with torch.inference_mode():
-            return run_chain_by_steps(self, batch, kv, counts, draws, inputs, stride=0 if self.program.is_frozen else 1)
+            return run_chain_by_steps(self, batch, kv, counts, draws, inputs, advance=int(not self.program.is_frozen))
 
     def _boundary(self, boundary: int) -> str:
         return self.program.final if boundary == FINAL else self.program.boundaries[boundary]

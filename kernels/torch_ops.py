@@ -318,7 +318,7 @@ class Binder:
         matrices = [self.matrix(names) for names in matrices_of(op)]
         gates_ups, downs = matrices[: len(op.gates)], matrices[len(op.gates) :]
         function, (x, logits), output = op.function, op.inputs, op.outputs[0]
-        correction, scales = self.router_numbers(op)
+        correction, scales = self.optional(op.correction), self.optional(op.scales)
         inner, outer = self.expert_biases(op)
 
         def step(state: Pass) -> None:
@@ -339,12 +339,12 @@ class Binder:
         num_rotated = num_heads + num_written  # heads of q and k, which share their treatment
         qk_width, v_shape = num_rotated * spec.k_dim, (num_written, spec.v_dim)
         normalise = None
-        if op.k_norm or op.frozen and op.q_norm:
+        if op.q_norm or op.k_norm:
             names = [op.q_norm] * num_heads + [op.k_norm] * num_written
             head_weights = [self.norm_weight(name, spec.k_dim, op.norm_add_one) for name in names]
             normalise = self._normaliser(torch.stack(head_weights), op.norm_eps)
         growth = self.growth(op)
-        sinks = self.sinks(op)
+        sinks = self.optional(op.sinks)
 
         def step(state: Pass) -> None:
             buffers = state.buffers
@@ -360,13 +360,13 @@ class Binder:
                 heads = normalise(heads)
             q, k = heads[:, :num_heads], heads[:, num_heads:]
             v = k[..., -spec.v_dim :] if v is None else v
-            if not op.frozen:
-                state.plan.write(state.kv, layer, k, v)
             if not num_heads:
+                state.plan.write(state.kv, layer, k, v)
                 return
             if growth is not None:
                 q = (q * growth.index_select(0, state.batch.positions)[:, None, None]).to(q.dtype)
-            attended = paged_attention(q, None, None, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
+            k, v = (None, None) if op.frozen else (k, v)
+            attended = paged_attention(q, k, v, state.kv, layer, state.plan, op.scale, spec.window, op.softcap, sinks)
             buffers[op.outputs[0]] = attended.reshape(tokens, -1)
 
         return step
@@ -442,14 +442,9 @@ class Binder:
         inner, outer = map(self.load, op.biases)
         return torch.cat((inner[:, ::2], inner[:, 1::2]), -1), outer
 
-    def router_numbers(self, op: Experts) -> tuple[Tensor | None, Tensor | None]:
-        """Its correction and its scales, [experts] float32 each."""
-        correction, scales = (self.float32(name).flatten() if name else None for name in (op.correction, op.scales))
-        return correction, scales
-
-    def sinks(self, op: Attention) -> Tensor | None:
-        """[heads] float32."""
-        return self.weights.tensor(op.sinks).to(self.device).float() if op.sinks else None
+    def optional(self, name: str) -> Tensor | None:
+        """[n] float32, as `float32`; None for no name: sinks, what scores of experts are corrected by."""
+        return self.float32(name).flatten() if name else None
 
     def _bias(self, weight: str, bias: str) -> Tensor:
         return self.load(bias) if bias else torch.zeros(self.shapes[weight][0], dtype=self.dtype, device=self.device)

@@ -157,7 +157,7 @@ class TritonKernels:
         (x, logits), (output,), names, count = op.inputs, op.outputs, matrices_of(op), len(op.gates)
         biases = zip((names[:count], names[count:]), bind.expert_biases(op), strict=True)
         inner, outer = (self._stacked(some, bind, bias) for some, bias in biases)
-        is_fixed, (correction, scales) = self.is_batch_invariant, bind.router_numbers(op)
+        is_fixed, correction, scales = self.is_batch_invariant, bind.optional(op.correction), bind.optional(op.scales)
         router = Router(op.top, op.renormalise, op.score == "sigmoid", correction, op.num_groups, op.top_groups, op.scale, scales)
 
         def step(state: Pass) -> None:
@@ -264,10 +264,9 @@ def _attention(op: Attention, bind: Binder, split_places: int | None) -> Step:
     spec, layer, num_heads = bind.kv_layers[op.layer], op.layer, op.num_heads
     k_start = num_heads * spec.k_dim
     k_width = spec.num_kv_heads * spec.k_dim
-    sinks = bind.sinks(op)
+    sinks = bind.optional(op.sinks)
     sinks = None if sinks is None else sinks * LOG2_E
-    has_norms = bool(op.k_norm or op.frozen and op.q_norm)
-    q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if has_norms else None for name in (op.q_norm, op.k_norm))
+    q_norm, k_norm = (bind.norm_weight(name, spec.k_dim, op.norm_add_one) if name else None for name in (op.q_norm, op.k_norm))
     # Queries in a buffer of their own stay there.
     queries = op.inputs[0] if len(op.inputs) > 1 and bind.widths[op.inputs[0]] == k_start else None
     names = op.inputs if queries is None else op.inputs[1:]

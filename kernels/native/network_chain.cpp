@@ -42,7 +42,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   RunRequest pass = request.run;
 
   // A network that only reads its cache has all of a chain's tokens where the first one is.
-  const int stride = std::any_of(ops_.begin(), ops_.end(), [this](const Op& op) { return is_frozen(op); }) ? 0 : 1;
+  const int advance = std::any_of(ops_.begin(), ops_.end(), [this](const Op& op) { return is_frozen(op); }) ? 0 : 1;
 
   // A recurrent network: its state comes out of every pass, and goes in again but for the first.
   const bool recurs = request.state >= 0;
@@ -85,10 +85,10 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
       first_places.clear(), sources.clear(), targets.clear();
       for (int i = 0; i < count; ++i) {
         const int n = alive[size_t(i)], row = rows[size_t(n)];
-        const int place = first.seq_lens[row] + stride * step - 1;
+        const int place = first.seq_lens[row] + advance * step - 1;
         const int32_t* table = first.block_tables + int64_t(row) * first.table_width;
         token_ids.push_back(request.token_ids[int64_t(n) * steps + step - 1]);
-        positions.push_back(first.positions[first.logits_indices[n]] + stride * step);
+        positions.push_back(first.positions[first.logits_indices[n]] + advance * step);
         slots.push_back(int64_t(table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
         logits_indices.push_back(i);
         query_start.push_back(i);

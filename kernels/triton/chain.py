@@ -24,7 +24,7 @@ _COLUMNS = 2048  # of a row of scores, that a program reads
 _EVEN = 16  # numbers: what lies behind so many is aligned as Triton likes it
 
 
-def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int) -> list[RaggedBatch]:
+def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: int, advance: int = 1) -> list[RaggedBatch]:
     """As the reference, on the device of the batch."""
     count, later, device = len(batch.logits_indices), steps - 1, counts.device
     width, stride = batch.block_tables.shape[1], _even(count + 1)
@@ -35,7 +35,7 @@ def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: in
         _lay_out[(count, ceil_div(width, _BLOCKS))](
             batch.query_start_loc, batch.logits_indices, batch.positions, batch.seq_lens, batch.block_tables, batch.first_places, counts,
             wide, narrow, tables, len(batch.seq_lens), count, later, width, batch.block_tables.stride(0), stride, batch.block_size,
-            max_model_len, LANES=_LANES, BLOCKS=_BLOCKS, num_warps=1, **launch_options(device),
+            max_model_len, advance, LANES=_LANES, BLOCKS=_BLOCKS, num_warps=1, **launch_options(device),
         )  # fmt: skip
     every, zeros, positions, slots = wide[0, :count], wide[1, :count], wide[2 : 2 + later], wide[2 + later :]
     starts, ones, lengths, firsts = narrow[0, : count + 1], narrow[1, :count], narrow[2 : 2 + later], narrow[2 + later :]
@@ -96,11 +96,11 @@ def _even(count: int) -> int:
     return ceil_div(count, _EVEN) * _EVEN
 
 
-@triton.jit(do_not_specialize=["num_rows", "count", "later", "width", "table_stride", "stride", "block_size", "max_model_len"])
+@triton.jit(do_not_specialize=["num_rows", "count", "later", "width", "table_stride", "stride", "block_size", "max_model_len", "advance"])
 def _lay_out(
     query_start_ptr, starts_ptr, positions_ptr, seq_lens_ptr, tables_ptr, firsts_ptr, counts_ptr, wide_ptr, narrow_ptr, own_tables_ptr,
-    num_rows, count, later, width, table_stride, stride, block_size, max_model_len, LANES: tl.constexpr, BLOCKS: tl.constexpr,
-    EARLY: tl.constexpr,
+    num_rows, count, later, width, table_stride, stride, block_size, max_model_len, advance, LANES: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One chain: its entries of all later passes, and a piece of its row's table. wide: every token, no mask, then positions and
     slots of each pass; narrow: where rows begin, how many tokens are causal, then lengths and first places of each pass."""
@@ -135,11 +135,11 @@ def _lay_out(
             nth = base + lane
             inside = nth < later
             wanted = nth + 1 < num_wanted
-            its_place = place + nth
-            its_block = tl.minimum(its_place // block_size, width - 1)
+            its_place = place + advance * (nth + 1) - 1
+            its_block = tl.minimum(tl.maximum(its_place // block_size, 0), width - 1)
             slot = tl.load(table + its_block, mask=inside & wanted, other=0).to(tl.int64) * block_size + its_place % block_size
             its_wide = wide_ptr + (2 + nth) * stride + chain
-            tl.store(its_wide, tl.minimum(position + nth + 1, max_model_len - 1), mask=inside)
+            tl.store(its_wide, tl.minimum(position + advance * (nth + 1), max_model_len - 1), mask=inside)
             tl.store(its_wide + later * stride, tl.where(wanted, slot, -1), mask=inside)
             its_narrow = narrow_ptr + (2 + nth) * stride + chain
             tl.store(its_narrow, tl.where(wanted, its_place + 1, 1).to(tl.int32), mask=inside)

@@ -62,12 +62,13 @@ def random_batch(seed: int, most_rows: int) -> tuple[RaggedBatch, Tensor]:
     return replace(batch, logits_indices=indices, full_logits=indices[:0]), counts
 
 
+@pytest.mark.parametrize("advance", [1, 0])
 @pytest.mark.parametrize("steps", [2, 6, 40])
 @pytest.mark.parametrize("seed", range(12))
-def test_passes_are_laid_out_as_the_reference_does(seed: int, steps: int) -> None:
+def test_passes_are_laid_out_as_the_reference_does(seed: int, steps: int, advance: int) -> None:
     batch, counts = random_batch(seed, 70 if seed == 5 else 6)
-    expected = device_chain.laid_out(batch, counts, steps, 20)
-    found = chain.follow_ups(on_device(batch), counts.to(DEVICE), steps, 20)
+    expected = device_chain.laid_out(batch, counts, steps, 20, advance)
+    found = chain.follow_ups(on_device(batch), counts.to(DEVICE), steps, 20, advance)
     assert len(found) == len(expected) == steps - 1
     for one, other in zip(found, expected, strict=True):
         for name in (field.name for field in fields(RaggedBatch)):
