@@ -10,7 +10,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from tqdm import tqdm
 from .gpu_bench import FULL, SMALL, Bench, Figure, release
 from .gpu_cases import CASES
 from .gpu_report import REASON, CaseResult, Report, TestResult
+from .machine import this_machine
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/gpu", "tests/kernels/triton")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     deadline = started + args.seconds
     worker = [sys.executable, "-m", "foretoken.engine.bench.gpu_check", "--device", args.device, *["--tiny"] * args.tiny]
-    report = Report(_device_name(device), _software(), f"python -m foretoken.engine.bench.gpu_check {' '.join(sys.argv[1:])}".strip())
+    report = Report(_device_name(device), _machine(), f"python -m foretoken.engine.bench.gpu_check {' '.join(sys.argv[1:])}".strip())
     names = args.cases or list(CASES)
     with tqdm(total=len(names) + args.tests, desc="GPU check", leave=False, disable=None) as bar:
         if args.tests:
@@ -273,10 +273,11 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def _software() -> str:
+def _machine() -> str:
+    """The processor too: what lies between two passes is its work."""
     import transformers
 
-    parts = [f"Python {platform.python_version()}", f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    parts = [this_machine().describe(), f"transformers {transformers.__version__}"]
     try:
         import triton
 

@@ -40,7 +40,7 @@ class Report:
     """A whole run."""
 
     device: str
-    software: str
+    machine: str
     command: str
     seconds: float = 0.0
     tests: TestResult = field(default_factory=TestResult)
@@ -79,7 +79,7 @@ class Report:
         lines = [
             f"# The GPU path on {self.device}",
             "",
-            f"Made by `{self.command}` in {self.seconds:.0f} s. {self.software}. Weights are random: speed depends on shapes alone.",
+            f"Made by `{self.command}` in {self.seconds:.0f} s. {self.machine}. Weights are random: speed depends on shapes alone.",
             "",
             "| | measured | bar | |",
             "|---|---|---|---|",

@@ -11,17 +11,9 @@ import pytest
 import torch
 from as_on_a_gpu import engines_elsewhere
 from fixed_k import fixed
+from gemma4_assistants import WINDOW, K, save_assistant, save_target
 from safetensors.torch import load_file, save_file
-from tiny_models import save_tokenizer, tiny_config
-from transformers import (
-    Gemma4AssistantConfig,
-    Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    Gemma4UnifiedAssistantConfig,
-    Gemma4UnifiedAssistantForCausalLM,
-    Gemma4UnifiedTextConfig,
-)
+from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
@@ -30,7 +22,6 @@ from foretoken.proposers import assistant as assistant_module
 from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.last_state import LastStateProposer
 
-WINDOW, K, MAX_MODEL_LEN = 24, 4, 128
 PROMPTS = ["Hello there", "The quick brown fox jumps over", "a"]
 NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
 if native.availability().isa is not None:
@@ -42,48 +33,12 @@ Made = tuple[list[int], list[int]]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The last of two layers of each kind share what the first have written."""
-    folder = tmp_path_factory.mktemp("gemma4")
-    save_tokenizer(folder)
-    config: Any = tiny_config("gemma4", vocab_size=300, max_position_embeddings=MAX_MODEL_LEN, sliding_window=WINDOW)
-    torch.manual_seed(1)
-    model = Gemma4ForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, *((1.0, 0.2) if "norm" in name else (0.0, 0.25)))
-    model.save_pretrained(folder)
-    return folder
+    return save_target(tmp_path_factory.mktemp("gemma4"))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "clusters"])
 def assistant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_assistant(tmp_path_factory.mktemp("assistant"), use_ordered_embeddings=request.param)
-
-
-def save_assistant(folder: Path, is_unified: bool = False, **settings: Any) -> Path:
-    """Three layers, is_unified: as the 12B's; all clusters are looked at, if there are any, so that its head is one over all tokens."""
-    layers: dict[str, Any] = {
-        **{"vocab_size": 300, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_kv_shared_layers": 3},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "rms_norm_eps": 1e-3},
-        **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "max_position_embeddings": MAX_MODEL_LEN},
-        **{"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": WINDOW},
-    }
-    sizes: dict[str, Any] = {"backbone_hidden_size": 32, "num_centroids": 30, "centroid_intermediate_top_k": 30, **settings}
-    torch.manual_seed(2)
-    if is_unified:
-        text = Gemma4UnifiedTextConfig(**{name: size for name, size in layers.items() if "per_layer" not in name})
-        model: Any = Gemma4UnifiedAssistantForCausalLM(Gemma4UnifiedAssistantConfig(text_config=text, **sizes))
-    else:
-        model = Gemma4AssistantForCausalLM(Gemma4AssistantConfig(text_config=Gemma4TextConfig(**layers), **sizes))
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, *((1.0, 0.2) if "norm" in name else (0.0, 0.3)))
-    for name, buffer in model.named_buffers():
-        if "layer_scalar" in name:
-            buffer.fill_(0.7)
-    if model.masked_embedding is not None:
-        model.masked_embedding.token_ordering.copy_(torch.randperm(300))
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"num_assistant_tokens": K}))
-    return folder
 
 
 class Reference:

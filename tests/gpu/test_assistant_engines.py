@@ -1,0 +1,34 @@
+"""Gemma 4's assistants on a GPU, or where Triton's interpreter stands in for one: over the target's own keys and values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fixed_k import fixed
+from gemma4_assistants import MAX_MODEL_LEN, save_assistant, save_target
+
+from foretoken import LLM, SamplingParams
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], list(range(100, 128))]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "enable_prefix_caching": False,
+}  # fmt: skip
+
+
+def say(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_texts_and_guesses_are_those_of_a_cpu(a_gpu: None, tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+    config = fixed({"model": str(save_assistant(tmp_path / "assistant"))})
+    found: list[tuple[list[list[int]], int, int]] = []
+    for where in ({"device": "cpu", "executor": "torch"}, {"device": "cuda"}):
+        with LLM(str(target), speculative_config=config, **where, **OPTIONS) as llm:
+            texts, stats = say(llm), llm.stats()
+            assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+            found.append((texts, stats.num_draft_tokens, stats.num_accepted_tokens))
+    assert found[0] == found[1] and found[0][1] > 20
