@@ -62,7 +62,7 @@ void DraftChains::make(const RoundsRequest& request, const std::vector<int>& ali
     chain.first_positions = first_positions_.data();
   }
   chain.input = chain.state = -1;
-  drafter.network->run_chain(chain, turn);
+  drafter.network->run_chain(chain, turn, drafter.threshold > 0.0f);
 
   guesses_.assign(chosen_.begin(), chosen_.end());
   lengths_.resize(chains);

@@ -86,7 +86,7 @@ struct PreparedRows {
   const void* data;
   int64_t stride;               // bytes, a multiple of 64 but for float32
   const float* scales;          // [rows] of integers
-  const int32_t* input_sums;    // of the int8 values: int8 weights [rows], codes [rows, K / 32]
+  const int32_t* input_sums;    // of the int8 values: int8 weights [rows], but not for AMX; codes [rows, K / 32]
   int32_t rows;
 };
 

@@ -239,7 +239,16 @@ void Network::plan_phases(bool chooses) {
       ++i;
     }
   }
-  if (chooses && batch_.num_logits) phases_.push_back({PhaseKind::kChoose, 0, 0, false, Deal::kMostReserved, uint32_t(batch_.num_logits), 1});
+  if (chooses && batch_.num_logits) {
+    const auto links_phase = [&](PhaseKind kind, int units) {
+      phases_.push_back({kind, 0, 0, false, Deal::kMostReserved, uint32_t(batch_.num_logits * units), 1});
+    };
+    if (shortens_) {
+      links_phase(PhaseKind::kShorten, 1);
+      links_phase(PhaseKind::kRefine, Shortlisted::kMost / Shortlisted::kRun);
+    }
+    links_phase(PhaseKind::kChoose, 1);
+  }
 
   int next = -1;
   for (int i = int(phases_.size()) - 1; i >= 0; --i) {
@@ -340,6 +349,12 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
     case PhaseKind::kExpertsOut:
     case PhaseKind::kMix:
       run_experts(phase, int(first), end, worker);
+      break;
+    case PhaseKind::kShorten:
+      for (int row = int(first); row < end; ++row) shorten(row);
+      break;
+    case PhaseKind::kRefine:
+      for (int unit = int(first); unit < end; ++unit) refine_run(unit, worker);
       break;
     case PhaseKind::kChoose:
       for (int row = int(first); row < end; ++row) choose(row, worker);

@@ -239,7 +239,8 @@ class Network : private Job {
 
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
-  void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn);  // of at least one chain
+  // Of at least one chain. wants_confidence: else it is 1 wherever scores are finite.
+  void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence = true);
   void run_rounds(RoundsRequest& request);
 
   // Bytes of a slot of one recurrent layer with so many guesses, a multiple of 64.
@@ -251,7 +252,7 @@ class Network : private Job {
     kDown,  // network_adapters.cpp
     kConvolve, kScan,  // network_recurrence.cpp
     kRoute, kGroup, kEnterExperts, kExpertsIn, kBetween, kExpertsOut, kMix,  // network_experts.cpp, in this order
-    kChoose
+    kShorten, kRefine, kChoose  // network_chain.cpp
   };
   struct Phase {
     PhaseKind kind;
@@ -290,6 +291,12 @@ class Network : private Job {
     float temperature;
     int64_t key;                        // of the noise, where the temperature is not 0
   };
+  // Panels of a row whose scores by the shortlist are the best.
+  struct Shortlisted {
+    static constexpr int kMost = 64, kRun = 16;  // a run of them is a unit of work
+    int count;
+    int32_t panels[kMost];
+  };
   // What a link chooses from.
   struct Choosable {
     const float* scores;
@@ -319,6 +326,8 @@ class Network : private Job {
   void for_slots(int first, int end, F&& act) const;
   void go_down(const Op& op, int first, int end, int first_rank, int end_rank);
   void go_up(const Op& op, int first, int end, int first_column, int end_column);
+  void shorten(int row);
+  void refine_run(int unit, Worker& worker);
   void choose(int row, Worker& worker);
   void refine(int row, const int32_t* panels, int count, Worker& worker);
   int raced_with(int64_t token, int32_t* panels) const;
@@ -373,6 +382,7 @@ class Network : private Job {
   float* logits_ = nullptr;
   bool wants_best_ = false;
   bool shortens_ = false;             // whether the head is the shortlist
+  bool wants_confidence_ = true;      // of a chain's tokens
   std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
   std::vector<int32_t> slots_;          // [T] of each token's adapter, 0 = none
   std::vector<AttentionPlan*> plan_of_op_;
@@ -382,6 +392,7 @@ class Network : private Job {
   char* const* states_ = nullptr;       // as in RunRequest
   int num_guesses_ = 0;
   std::vector<Link> links_;             // [N] of a chain's step
+  std::vector<Shortlisted> shortlisted_;  // [N]
   int choosable_ = 0;
   const int64_t* token_map_ = nullptr;
   bool limits_columns_ = false;

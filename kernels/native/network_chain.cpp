@@ -5,11 +5,12 @@
 
 #include "network.h"
 #include "noise_key.h"
+#include "pack.h"
 
 namespace foretoken {
 namespace {
 
-constexpr int kRefinedPanels = 64;  // of 16 columns, the most that best_panels finds
+constexpr int kFetchedAhead = 2;  // panels
 
 }  // namespace
 
@@ -18,7 +19,7 @@ void Network::run_chain(const ChainRequest& request) {
   run_chain(request, ThreadPool::instance().take_turn());
 }
 
-void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& turn) {
+void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence) {
   const BatchView& first = request.run.batch;
   const int chains = first.num_logits, steps = request.steps;
 
@@ -35,6 +36,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   std::vector<int64_t> nothing;
   RowStates states{};
   wants_best_ = false;
+  wants_confidence_ = wants_confidence;
   shortens_ = shortlist_ != nullptr;
   choosable_ = request.choosable;
   token_map_ = request.token_map;
@@ -117,6 +119,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
     logits_rows_.resize(size_t(count));
     for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
     links_.resize(size_t(count));
+    shortlisted_.resize(size_t(count));
     for (int i = 0; i < count; ++i) {
       const int n = alive[size_t(i)];
       links_[size_t(i)] = {0, 0.0f, request.temperatures ? request.temperatures[n] : 0.0f, 0};
@@ -150,7 +153,17 @@ void Network::refine(int row, const int32_t* panels, int count, Worker& worker) 
   if (epilogue.residual) epilogue.residual += row * epilogue.residual_stride;
   epilogue.out = logits_ + int64_t(row) * vocab_size_;
   epilogue.out_stride = vocab_size_;
-  for (int i = 0; i < count; ++i) kernels_.linear(weights, x, epilogue, panels[i], 1, {}, worker.linear.get<char>(0));
+  const int64_t bytes = packed_bytes(weights.precision, weights.inputs, kPanel);
+  const auto fetch = [&](int i) {  // they lie anywhere
+    if (i >= count) return;
+    const char* const panel = static_cast<const char*>(weights.weights) + panels[i] * bytes;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(panel + line);
+  };
+  for (int i = 0; i < kFetchedAhead; ++i) fetch(i);
+  for (int i = 0; i < count; ++i) {
+    fetch(i + kFetchedAhead);
+    kernels_.linear(weights, x, epilogue, panels[i], 1, {}, worker.linear.get<char>(0));
+  }
 }
 
 // Panels of the tokens among which the second round of a draw chose this one, at most kRaceBlock. Returns how many.
@@ -206,23 +219,33 @@ int64_t Network::draw(const Choosable& from, const Link& link, Worker& worker) {
   return token;
 }
 
+void Network::shorten(int row) {
+  Shortlisted& best = shortlisted_[size_t(row)];
+  const int columns = token_map_ ? vocab_size_ : choosable_;
+  best.count = kernels_.best_panels(logits_ + int64_t(row) * vocab_size_, columns, Shortlisted::kMost, best.panels);
+}
+
+void Network::refine_run(int unit, Worker& worker) {
+  constexpr int kRuns = Shortlisted::kMost / Shortlisted::kRun;
+  const Shortlisted& best = shortlisted_[size_t(unit / kRuns)];
+  const int first = unit % kRuns * Shortlisted::kRun, count = std::min(best.count - first, Shortlisted::kRun);
+  if (count > 0) refine(unit / kRuns, best.panels + first, count, worker);
+}
+
 void Network::choose(int row, Worker& worker) {
   Link& link = links_[size_t(row)];
   const bool draws = link.temperature != 0.0f;
-  if (shortens_) {
-    int32_t* const panels = worker.panels.get<int32_t>(std::max(kRefinedPanels, kRaceBlock));
-    const float* const logits = logits_ + int64_t(row) * vocab_size_;
-    refine(row, panels, kernels_.best_panels(logits, token_map_ ? vocab_size_ : choosable_, kRefinedPanels, panels), worker);
-    for (int64_t refined = -1; draws;) {  // until the draw ends among scores of the head itself, nearly always the next time
-      const int64_t token = draw(choosable(row, worker), link, worker), block = token / kRaceBlock;
-      if (token < 0 || block == refined) break;
-      refine(row, panels, raced_with(token, panels), worker);
-      refined = block;
-    }
+  for (int64_t refined = -1; shortens_ && draws;) {  // until the draw ends among scores of the head itself, nearly always the next time
+    int32_t* const panels = worker.panels.get<int32_t>(kRaceBlock);
+    const int64_t token = draw(choosable(row, worker), link, worker), block = token / kRaceBlock;
+    if (token < 0 || block == refined) break;
+    refine(row, panels, raced_with(token, panels), worker);
+    refined = block;
   }
   const Choosable from = choosable(row, worker);
   Best best{-INFINITY, 0.0f, 0, 0};
-  kernels_.best_of_row(from.scores, from.count, &best, &link.confidence);
+  kernels_.best_of_row(from.scores, from.count, &best, wants_confidence_ ? &link.confidence : nullptr);
+  if (!wants_confidence_) link.confidence = std::isfinite(best.value + best.poison) ? 1.0f : NAN;
   link.token = token_map_ && !draws ? int(token_map_[best.index]) : best.index;
   const int64_t token = draws ? draw(from, link, worker) : -1;
   if (token < 0) return;  // greedy; or logits that are not finite: their best will do for a guess

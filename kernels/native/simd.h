@@ -80,6 +80,39 @@ inline Vec power_of_2(Vec shifted) {
   return as_floats(add(shift_left(as_ints(shifted), 23), splat_int(0x3f800000)));
 }
 
+constexpr float kLog2E = 1.44269504f;
+
+// 2^(f + the integer), within 2e-7 for f up to a half; roughly: within 1e-4.
+template <bool kRoughly = false>
+inline Vec exp2_of_parts(Vec f, Vec shifted) {
+  Vec p;
+  if (kRoughly) {
+    p = mul_add(splat(5.50090578e-2f), f, splat(0.242210975f));
+    p = mul_add(p, f, splat(0.693282898f));
+  } else {
+    p = mul_add(splat(1.3264727e-3f), f, splat(9.671513e-3f));
+    p = mul_add(p, f, splat(5.5507336e-2f));
+    p = mul_add(p, f, splat(0.24022242f));
+    p = mul_add(p, f, splat(0.693147f));
+  }
+  return mul_add(p, f, splat(1.0f)) * power_of_2(shifted);
+}
+
+// 2^x for x up to 127, within 3e-7 or, roughly, 1e-4; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
+template <bool kRoughly = false>
+inline Vec exp2_of(Vec x) {
+  x = max_of(splat(-127.0f), x);  // a NaN in the second operand is passed on
+  const Vec shifted = shifted_to_integer(x);
+  return exp2_of_parts<kRoughly>(x - integer_of(shifted), shifted);
+}
+
+// a / (1 + e^x)
+inline Vec divided_by_one_and_exp(Vec a, Vec x) {
+  x = min_of(splat(88.0f), max_of(splat(-88.0f), x));  // a NaN in the second operand is passed on
+  const Vec shifted = shifted_to_integer(x * splat(kLog2E));
+  return divided(a, splat(1.0f) + exp2_of_parts(mul_sub(x, splat(kLog2E), integer_of(shifted)), shifted));
+}
+
 // e^x up to x = 88, from there on e^88; exp_of(0) is exactly 1, below -87.3 it is 0 (so that a masked score of -inf weighs nothing). NaN
 // stays NaN.
 inline Vec exp_of(Vec x) {
@@ -102,7 +135,7 @@ inline Vec exp_of(Vec x) {
 inline Vec tanh_of(Vec x) {
   Vec size = abs_of(x);
   Vec e = exp_of(min_of(splat(20.0f), size) * splat(2.0f));
-  Vec large = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+  Vec large = splat(1.0f) - divided(splat(2.0f), e + splat(1.0f));
   Vec s = size * size;
   Vec p = splat(-5.70498872745e-3f);
   p = mul_add(p, s, splat(2.06390887954e-2f));

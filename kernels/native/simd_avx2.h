@@ -89,6 +89,7 @@ FT_INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 FT_INLINE Vec mul_add(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
 FT_INLINE Vec mul_sub(Vec a, Vec b, Vec c) { return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)}; }
 FT_INLINE Vec sub_mul(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)}; }
+FT_INLINE Vec divided(Vec a, Vec b) { return a / b; }
 FT_INLINE Vec abs_of(Vec v) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, v.low), _mm256_andnot_ps(sign, v.high)};

@@ -37,12 +37,12 @@ def programs() -> tuple[Program, Program]:
     return target, fuse(draft_program(Gemma4TextConfig(**layers), view, (0, 1)))
 
 
-def fill(kv: KVTensors) -> None:
+def fill(kv: KVTensors, device: str = "cpu") -> None:
     """With random keys and values in every slot."""
     generator, num_slots = torch.Generator().manual_seed(3), NUM_BLOCKS * BLOCK_SIZE
     for i, layer in enumerate(programs()[0].kv_layers):
         k, v = (torch.randn(num_slots, layer.num_kv_heads, dim, generator=generator) for dim in (layer.k_dim, layer.v_dim))
-        kv.write(i, torch.arange(num_slots), k, v)
+        kv.write(i, torch.arange(num_slots, device=device), k.to(device), v.to(device))
 
 
 def one_each() -> RaggedBatch:
@@ -72,7 +72,7 @@ def states() -> dict[str, torch.Tensor]:
 def run(executor: Executor, draws: Draws | None, device: str = "cpu") -> ChainOutput:
     """Over a cache with something in every slot, which stays as it is."""
     kv, every = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), torch.arange(NUM_BLOCKS * BLOCK_SIZE, device=device)
-    fill(kv)
+    fill(kv, device)
     layers = range(len(programs()[0].kv_layers))
     before = [kv.gather(layer, every) for layer in layers]
     output = executor.run_chain(one_each(), kv, COUNTS, draws, states())

@@ -228,14 +228,16 @@ template <class Lane>
 inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, CacheAhead& ahead, float* partial,
                             void* scratch) {
   const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
-  const Tile tile = make_tile(op, batch, task, scratch);
+  Tile tile = make_tile(op, batch, task, scratch);
   NextLines next{op, batch, ahead};
-  clear_state(tile.folded, vectors, v_pad);
+  bool is_first = true;
   begin_products<Lane>(vectors);
   for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
     const bool seen = attend_segment<Lane>(op, batch, task, tile, segment, next);
     if (!partial) {
-      if (seen) fold_state(tile.folded, tile.state, vectors, v_pad);
+      if (!seen) continue;
+      is_first ? std::swap(tile.state, tile.folded) : fold_state(tile.folded, tile.state, vectors, v_pad);
+      is_first = false;
       continue;
     }
     if (!seen) clear_state(tile.state, vectors, v_pad);
@@ -243,7 +245,9 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
     __builtin_memcpy(partial + (segment - task.first_segment) * size, tile.state, size_t(size) * 4);
   }
   end_products<Lane>();
-  if (!partial) store_outputs(op, batch, task, tile.folded);
+  if (partial) return;
+  if (is_first) clear_state(tile.folded, vectors, v_pad);
+  store_outputs(op, batch, task, tile.folded);
 }
 
 // partial null: the finished output. Else the state of each of the task's segments, one behind the other: folding those of a run first
@@ -262,7 +266,8 @@ inline void attend(const AttentionOp& op, const BatchView& batch, const Attentio
 inline void fold(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, int segments, const float* partials) {
   alignas(64) float folded[2 * kTile + kTile * kMaxHeadDim];
   const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
-  clear_state(folded, vectors, v_pad);
-  for (int s = 0; s < segments; ++s) fold_state(folded, partials + s * state_floats(vectors, v_pad), vectors, v_pad);
+  const int64_t size = state_floats(vectors, v_pad);
+  __builtin_memcpy(folded, partials, size_t(size) * 4);
+  for (int s = 1; s < segments; ++s) fold_state(folded, partials + s * size, vectors, v_pad);
   store_outputs(op, batch, task, folded);
 }

@@ -2,26 +2,14 @@
 // int16 that its products take.
 
 constexpr float kInfinity = __builtin_inff();
-constexpr float kLog2E = 1.44269504f;
 constexpr float kLargest = 32767.0f;  // int16 of the products: see ByteLane
-
-// 2^x for x up to 127, within 3e-7; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
-inline Vec exp2_of(Vec x) {
-  x = max_of(splat(-127.0f), x);  // a NaN in the second operand is passed on
-  const Vec shifted = shifted_to_integer(x), f = x - integer_of(shifted);
-  Vec p = splat(1.3264727e-3f);
-  p = mul_add(p, f, splat(9.671513e-3f));
-  p = mul_add(p, f, splat(5.5507336e-2f));
-  p = mul_add(p, f, splat(0.24022242f));
-  p = mul_add(p, f, splat(0.693147f));
-  return mul_add(p, f, splat(1.0f)) * power_of_2(shifted);
-}
 
 // Lanes outside [low, high) of a segment's scores become -inf: both ends lie in blocks of their own or in one.
 inline void mask_edges(float* scores, int low, int high) {
   const int ends[] = {low, high - 1};
   for (const int place : ends) {
     const int block = place / kBlockSize * kBlockSize;
+    if (low <= block && block + kBlockSize <= high) continue;
     const Mask seen = first_lanes(high - block) & lanes_but(first_lanes(low - block));
     store(scores + block, select(seen, load(scores + block), splat(-kInfinity)));
   }
@@ -85,7 +73,7 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
   return max_lanes(greatest) * kLog2E;
 }
 
-// Then -> weights, and the state's l. Returns the weights' scale.
+// Then -> weights, and the state's l. Returns the weights' scale. What is rounded to bfloat16, by up to 2e-3, need not be known within 3e-7.
 template <class Lane>
 inline float soften(float* scores, char* weights, int low, int high, const Scales& scales, float m, float* l, NextLines& next) {
   constexpr bool kScaled = Lane::kBytes == 2;
@@ -95,7 +83,7 @@ inline float soften(float* scores, char* weights, int low, int high, const Scale
   lines = (lines ? lines : reinterpret_cast<const char*>(scores)) - first * 64;
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
-    const Vec x = exp2_of(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
+    const Vec x = exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
     sum = sum + x;
     prefetch_line(lines + b * 64);
     if (kScaled) {

@@ -73,7 +73,7 @@ inline Vec function_of(Function function, Vec x) {
     case Function::kNone:
       return x;
     case Function::kSilu:  // x / (1 + e^-x)
-      return x / (one + exp_of(zero() - x));
+      return divided_by_one_and_exp(x, zero() - x);
     case Function::kGelu:  // x / 2 (1 + erf(x / sqrt 2))
       return half_x * (one + erf_of(x * splat(0.70710678f)));
     case Function::kGeluTanh: {  // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
@@ -88,7 +88,7 @@ inline Vec function_of(Function function, Vec x) {
       return kept * kept;
     }
     case Function::kSigmoid:
-      return one / (one + exp_of(zero() - x));
+      return divided_by_one_and_exp(one, zero() - x);
     case Function::kClamped:
       break;
   }
@@ -101,7 +101,7 @@ inline Vec gated_of(Function function, Vec gate, Vec up) {
   const Vec one = splat(1.0f), limit = splat(7.0f);
   gate = min_of(limit, gate);
   up = min_of(limit, max_of(splat(-7.0f), up));
-  return gate / (one + exp_of(splat(-1.702f) * gate)) * (up + one);
+  return divided_by_one_and_exp(gate, splat(-1.702f) * gate) * (up + one);
 }
 
 inline Vec softcapped(Vec x, Vec cap) { return cap * tanh_of(x / cap); }
@@ -143,29 +143,32 @@ inline void take_best(const float* x, int first, int count, Best* best) {
 
 inline int best_panels(const float* x, int count, int most, int32_t* panels) {
   constexpr int kMost = 64;
-  float least_first[kMost];  // greatest values of the panels taken, in ascending order
+  alignas(64) float less[kMost];  // minus the greatest value of each panel taken: the greatest of these goes first
+  for (int i = 0; i < kMost; i += 16) store(less + i, splat(-__builtin_inff()));
   most = most < kMost ? most : kMost;
   int taken = 0;
+  float least = -__builtin_inff();
   for (int i = 0; i < count; i += kPanel) {
     const Vec values = select(first_lanes(count - i), load_some(x + i, count - i), splat(-__builtin_inff()));
-    const float greatest = max_lanes(max_of(values, splat(-__builtin_inff())));  // of a NaN and another, the second operand
-    if (taken == most && !(greatest > least_first[0])) continue;
-    int at = taken == most ? 1 : taken;  // the least of them goes
+    if (taken == most && !any(greater(values, splat(least)))) continue;  // nearly always
+    int at = taken;
     if (taken == most) {
-      for (; at < most && least_first[at] < greatest; ++at) {
-        least_first[at - 1] = least_first[at];
-        panels[at - 1] = panels[at];
+      at = -1;
+      for (int first = 0; first < most; first += 16) {
+        if (!any(equal(first_lanes(most - first), load(less + first), splat(-least)))) continue;
+        for (int j = first; j < min_of(first + 16, most); ++j) {
+          if (-less[j] == least && (at < 0 || panels[j] > panels[at])) at = j;  // of equals the last
+        }
       }
-      --at;
     } else {
-      for (; at > 0 && least_first[at - 1] >= greatest; --at) {
-        least_first[at] = least_first[at - 1];
-        panels[at] = panels[at - 1];
-      }
       ++taken;
     }
-    least_first[at] = greatest;
+    less[at] = -max_lanes(max_of(values, splat(-__builtin_inff())));  // of a NaN and another, the second operand
     panels[at] = i / kPanel;
+    if (taken < most) continue;
+    Vec greatest = load(less);
+    for (int j = 16; j < kMost; j += 16) greatest = max_of(greatest, load(less + j));
+    least = -max_lanes(greatest);
   }
   return taken;
 }

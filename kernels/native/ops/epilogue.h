@@ -33,18 +33,21 @@ inline void take_bests(const LaneBests* bests, int rows, Best* to) {
   }
 }
 
-// The sums of some rows and panels on their way out. Pointers are to the first row and column; strides are of floats.
+// The sums of a group of panels on their way out, some rows at a time. Pointers are to the first row and column; strides are of floats.
 struct Finish {
-  const Epilogue& e;
+  const Epilogue* e;
   const float* sums;
   int sum_stride;
-  int first_row, rows;
+  int first_row;
   int first_column, columns;   // of the result: those that exist
   const float* weight_scales;  // integer products: of the first panel, and ...
   const float* row_scales;     // ... of the first row
   const float* bias;           // of the first panel, or null
   LaneBests* bests;            // of the first row, or null
 };
+
+// Rows [from, end), counted from the first one.
+using FinishRows = void (*)(const Finish&, int from, int end);
 
 // How results are made, chosen once for all rows. The usual ones are known to the compiler: with all choices inside the loops
 // a panel of 16 rows would spend an eighth of its time here.
@@ -73,9 +76,10 @@ struct AnyEnding {
 };
 
 template <bool kInteger, typename Ending>
-inline void finish_as(const Finish& f) {
-  const Epilogue& e = f.e;
-  for (int r = 0; r < f.rows; ++r) {
+__attribute__((noinline)) void finish_as(const Finish& of, int from, int end) {
+  const Finish f = of;  // copies: the compiler would read both again behind every store
+  const Epilogue e = *f.e;
+  for (int r = from; r < end; ++r) {
     const int row = f.first_row + r, place = e.out_rows ? e.out_rows[row] : row;
     const float* const sums = f.sums + int64_t(r) * f.sum_stride;
     const float row_scale = kInteger ? f.row_scales[r] : 1.0f;
@@ -116,27 +120,36 @@ inline void finish_as(const Finish& f) {
   }
 }
 
+inline void finish_nothing(const Finish& /*f*/, int /*from*/, int /*end*/) {}
+
 template <bool kInteger>
-inline void finish_floats_or_integers(const Finish& f) {
-  const Epilogue& e = f.e;
+inline FinishRows finish_of(const Finish& f) {
+  const Epilogue& e = *f.e;
+  if (f.columns <= 0) return finish_nothing;
   const bool plain = e.scale == 1.0f && e.softcap == 0.0f && f.columns % kPanel == 0;
   if (e.gated) {
-    plain && e.function == Function::kSilu && !e.residual ? finish_as<kInteger, SwiGluEnding>(f) : finish_as<kInteger, AnyEnding<true>>(f);
-  } else {
-    plain && e.function == Function::kNone ? finish_as<kInteger, PlainEnding>(f) : finish_as<kInteger, AnyEnding<false>>(f);
+    return plain && e.function == Function::kSilu && !e.residual ? finish_as<kInteger, SwiGluEnding> : finish_as<kInteger, AnyEnding<true>>;
   }
+  return plain && e.function == Function::kNone ? finish_as<kInteger, PlainEnding> : finish_as<kInteger, AnyEnding<false>>;
 }
 
-// Rows [first_row, + rows) and panels [first_panel, + num_panels). tile[r * tile_stride + 16 p] is the first sum of row
-// first_row + r and panel first_panel + p: float32, or int32 for an integer weight (less the offset of unsigned operands).
-// With e.gated first_panel and num_panels are even. bests: of these rows; unused without e.best.
-inline void finish_rows(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_row, int rows, int first_panel,
-                        int num_panels, const float* tile, int tile_stride, LaneBests* bests) {
-  const int parts = e.gated ? 2 : 1, column = first_panel * kPanel, first_column = column / parts;
-  const int columns = min_of(num_panels * kPanel, e.outputs - column) / parts;
-  if (columns <= 0) return;
+// What finishes rows of a group of panels.
+struct GroupFinish {
+  Finish of{};
+  FinishRows rows = finish_nothing;
+
+  void operator()(int from, int end) const { rows(of, from, end); }
+};
+
+// Of panels [first_panel, + num_panels), rows counted from first_row on. tile[r * tile_stride + 16 p] is the first sum of row first_row + r and
+// panel first_panel + p: float32, or int32 for an integer weight (less the offset of unsigned operands). With e.gated first_panel and
+// num_panels are even. bests: of these rows; unused without e.best.
+inline GroupFinish finish_of_group(const PackedLinear& w, const PreparedRows& x, const Epilogue& e, int first_row, int first_panel,
+                                   int num_panels, const float* tile, int tile_stride, LaneBests* bests) {
+  const int parts = e.gated ? 2 : 1, column = first_panel * kPanel;
   const bool integer = is_integer(w.precision);
-  const Finish finish = {e, tile, tile_stride, first_row, rows, first_column, columns, integer ? w.scales + column : nullptr,
-                         integer ? x.scales + first_row : nullptr, w.bias ? w.bias + column : nullptr, e.best ? bests : nullptr};
-  integer ? finish_floats_or_integers<true>(finish) : finish_floats_or_integers<false>(finish);
+  const Finish of = {&e, tile, tile_stride, first_row, column / parts, min_of(num_panels * kPanel, e.outputs - column) / parts,
+                     integer ? w.scales + column : nullptr, integer ? x.scales + first_row : nullptr, w.bias ? w.bias + column : nullptr,
+                     e.best ? bests : nullptr};
+  return {of, integer ? finish_of<true>(of) : finish_of<false>(of)};
 }

@@ -108,26 +108,20 @@ struct TilePass {
 
 // A group of panels whose sums are made: what becomes of them, some rows at a time.
 struct MadeSums {
-  const PackedLinear& w;
-  const PreparedRows& x;
-  const Epilogue& e;
-  const float* sums;           // [rows][panels * 16]; others come to the same place when all rows are finished
-  LaneBests* bests;            // [rows]
-  int first_row, rows;
-  int panel = 0, panels = 0;
-  int finished = 0;            // rows
+  int rows;
+  int finished = 0;            // of them
+  GroupFinish group{};         // others come to the same place when all rows are finished
 
-  __attribute__((noinline)) void finish(int until) {
-    if (!panels || finished >= until) return;
-    const int stride = panels * kPanel, from = finished;
-    finish_rows(w, x, e, first_row + from, until - from, panel, panels, sums + int64_t(from) * stride, stride, bests + from);
+  void finish(int until) {
+    if (finished >= until) return;
+    group(finished, until);
     finished = until;
   }
 
   // Where no product is on its way. Tiles hold nothing that is needed.
   template <bool kInteger>
   void finish_all() {
-    while (panels && finished < rows) {
+    while (finished < rows) {
       finish(min_of(finished + 16, rows));
       dot_tiles<kInteger, 0, kRowTile, kRowTile + 2>();  // for the unit to stay awake
     }
@@ -144,6 +138,7 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   const char* const* const next = strip.next;
   const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
   const int tiles = strip.tiles;
+  int due = tiles / 2;  // of rows to be finished, in tiles'ths: a single one in the middle, for ...
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
     load_tile_of<!kOnce, kRowTile>(rows, row_stride);
     if constexpr (kRowTiles == 2) load_tile_of<!kOnce, kRowTile + 1>(rows + 16 * row_stride, row_stride);
@@ -151,8 +146,11 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
     for (int p = 0; kOnce && next && p < kPanels; ++p) {
       for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
     }
-    // a single row in the middle: right behind its sums' way to memory, or before the next ones', it waits for stores
-    if (kOnce) before->finish((before->rows * (tile + 1) + tiles / 2) / tiles);
+    if (!kOnce) continue;
+    // ... right behind its sums' way to memory, or before the next ones', it waits for stores
+    int until = before->finished;
+    for (due += before->rows; due >= tiles; due -= tiles) ++until;
+    before->finish(min_of(until, before->rows));
   }
   if (pass.store) store_sums<kRowTiles, kPanels>(pass.sums);
 }
@@ -259,7 +257,7 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
   for (int first_row = 0; first_row < x.rows; first_row += most_rows) {
     const int rows = min_of(most_rows, x.rows - first_row);
     if (e.best) clear_bests(bests, rows);
-    MadeSums made = {w, x, e, sums, bests, first_row, rows};
+    MadeSums made = {rows, rows};
     for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
       const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
       const int left = end - panel;
@@ -275,7 +273,7 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
         case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
         default: multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised, made);
       }
-      made.panel = panel, made.panels = panels, made.finished = 0;
+      made = {rows, 0, finish_of_group(w, x, e, first_row, panel, panels, sums, panels * kPanel, bests)};
     }
     made.finish(rows);
     if (e.best) take_bests(bests, rows, e.best + first_row);

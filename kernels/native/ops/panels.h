@@ -109,7 +109,7 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
           run((side == Format::kSide ? Format::multiply_side : Format::multiply_alone)[end - begin - 1], weights, p, begin);
         }
       }
-      finish_rows(w, x, e, first_row, rows, group, panels, tile, pass.sum_stride, bests);
+      finish_of_group(w, x, e, first_row, group, panels, tile, pass.sum_stride, bests)(0, rows);
     }
     if (e.best) take_bests(bests, rows, e.best + first_row);
   }

@@ -47,12 +47,14 @@ inline float scale_of(const Row& row, float* inverse) {
 
 template <class Row>
 inline void quantise_row(const Row& row, int inputs, float inverse, int8_t* out) {
-  for (int i = 0; i < inputs; i += 16) {
-    // a NaN times 0 would round to INT_MIN: keep the bytes of a poisoned row within -127..127
-    Vec v = row(i) * splat(inverse);
-    v = only(ordered(v, v), v);
-    store_bytes(out + i, narrow_bytes(to_ints(v)));
+  if (inverse == 0.0f) {  // a NaN times 0 would round to INT_MIN
+    for (int i = 0; i < inputs; i += 16) store_bytes(out + i, narrow_bytes(zero_int()));
+    return;
   }
+  const Vec factor = splat(inverse);
+  int i = 0;
+  for (; i + 16 <= row.width; i += 16) store_bytes(out + i, narrow_bytes(to_ints(row.whole(i) * factor)));
+  for (; i < inputs; i += 16) store_bytes(out + i, narrow_bytes(to_ints(row(i) * factor)));
 }
 
 inline int32_t sum_row(const int8_t* row, int inputs) {
@@ -95,7 +97,7 @@ inline void prepare_as(const Prepare& p, int first, int count) {
         quantise_row(row, p.inputs, to_integers, reinterpret_cast<int8_t*>(out));
         if (has_codes(p.precision)) {
           sum_groups(reinterpret_cast<int8_t*>(out), p.inputs, p.input_sums + int64_t(r) * (p.inputs / kGroup));
-        } else {
+        } else if (!FT_AMX) {  // whose products take signed inputs
           p.input_sums[r] = sum_row(reinterpret_cast<int8_t*>(out), p.inputs);
         }
         break;
