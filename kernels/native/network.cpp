@@ -15,8 +15,8 @@ namespace {
 constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
 constexpr int private_rows(Precision p) { return is_integer(p) ? kPrivateIntegerRows : kPrivateRows; }
 // Of the next linear's weights: about so much is fetched while the last panels before it are multiplied, and up to so much before it begins,
-// a part of L2.
-constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 512 * 1024;
+// of those of the next two together: a part of L2.
+constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 1024 * 1024;
 // Up to so many rows a phase's units are reserved for threads, (nearly) all of them.
 constexpr int kFewRows = 64;
 // Row-local work is handed out in runs of about so many floats.
@@ -383,13 +383,24 @@ ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) 
   return behind;
 }
 
-// next: the thread's part of the linear behind the phase.
-ReadAhead Network::read_ahead(const Phase& phase, const char* next) const {
-  const Phase& panels = phases_[size_t(phase.next_panels)];
-  const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
-  const uint32_t units = ThreadPool::share(panels.units, panels.deal, uint32_t(workers_.size())).reserved;
-  const int64_t bytes = int64_t(units) * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
-  return {next + std::min(bytes, kReadBehind), next + std::min(bytes, kReadAhead)};
+// Of the thread's parts of the two linears behind the phase. before: what was read ahead until now.
+ReadAhead Network::read_ahead(const Phase& phase, int thread, const ReadAhead& before) const {
+  const auto end_of_part = [this, thread](const Phase& panels, int64_t most, const char** begin) {
+    const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
+    const uint32_t units = ThreadPool::share(panels.units, panels.deal, uint32_t(workers_.size())).reserved;
+    const int64_t bytes = int64_t(units) * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
+    *begin = static_cast<const char*>(weights.weights) + thread * bytes;
+    return *begin + std::min(bytes, most);
+  };
+  const Phase& next = phases_[size_t(phase.next_panels)];
+  const char* begin;
+  ReadAhead ahead{};
+  ahead.end = end_of_part(next, kReadAhead, &begin);
+  ahead.at = std::min(begin + kReadBehind, ahead.end);
+  const int64_t left = kReadAhead - (ahead.end - begin);
+  if (ahead.at < before.at && before.at <= ahead.end) ahead.at = before.at;
+  if (next.next_panels >= 0) ahead.then_end = end_of_part(phases_[size_t(next.next_panels)], left, &ahead.then);
+  return ahead;
 }
 
 void Network::run_panels(const Phase& phase, int first, int count, int thread) {
@@ -418,7 +429,7 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
     const PreparedRows x = input_of(phase.first_op, group, worker);
     kernels_.linear(weights, x, epilogue, panel, next - panel, next < end_panel ? ReadBehind{} : behind, worker.linear.get<char>(0));
   }
-  if (behind.then) worker.ahead = read_ahead(phase, behind.then);
+  if (behind.then) worker.ahead = read_ahead(phase, thread, worker.ahead);
 }
 
 // What panels of a group read: its run of the input's columns.

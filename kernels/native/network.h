@@ -311,7 +311,7 @@ class Network : private Job {
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, int thread);
   ReadBehind read_behind(const Phase& phase, uint32_t first, int thread) const;
-  ReadAhead read_ahead(const Phase& phase, const char* next) const;
+  ReadAhead read_ahead(const Phase& phase, int thread, const ReadAhead& before) const;
   void plan_experts(int op);
   void run_experts(const Phase& phase, int first, int end, Worker& worker);
   PreparedRows visits_from(const PackedLinear& weights, int visit, int count);

@@ -60,9 +60,21 @@ inline void fetch_line(const float* p) { asm volatile("prefetcht0 %0" ::"m"(*p))
 inline void prefetch_line(const char* p) { asm volatile("prefetcht1 %0" ::"m"(*p)); }
 inline void prefetch_line_once(const char* p) { asm volatile("prefetchnta %0" ::"m"(*p)); }
 
+// So many bytes, null if there are none left.
+inline const char* take(ReadAhead& ahead, int bytes) {
+  if (ahead.at >= ahead.end) ahead = {ahead.then, ahead.then_end, nullptr, nullptr};
+  if (ahead.at >= ahead.end) return nullptr;
+  ahead.at += bytes;
+  return ahead.at - bytes;
+}
+
 inline void fetch_some(ReadAhead* ahead, int lines) {
 #if FT_AMX  // whose loops read memory faster than what is between them leaves it idle; elsewhere not measured
-  for (; ahead && lines && ahead->at < ahead->end; --lines, ahead->at += 64) prefetch_line(ahead->at);
+  for (; ahead && lines; --lines) {
+    const char* const line = take(*ahead, 64);
+    if (!line) break;
+    prefetch_line(line);
+  }
 #else
   (void)ahead, (void)lines;
 #endif

@@ -202,7 +202,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
     }
   };
   of_each([&](int i, int low, int high) {
-    tile.state[i] = settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]});
+    tile.state[i] = settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, next);
   });
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
@@ -235,9 +235,12 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
   for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
     const bool seen = attend_segment<Lane>(op, batch, task, tile, segment, next);
     if (!partial) {
-      if (!seen) continue;
-      is_first ? std::swap(tile.state, tile.folded) : fold_state(tile.folded, tile.state, vectors, v_pad);
-      is_first = false;
+      if (seen && !is_first) fold_state(tile.folded, tile.state, vectors, v_pad);
+      if (seen && is_first) {
+        float* const state = tile.state;
+        tile.state = tile.folded, tile.folded = state;
+        is_first = false;
+      }
       continue;
     }
     if (!seen) clear_state(tile.state, vectors, v_pad);

@@ -58,7 +58,7 @@ inline float quantise_weights(const Scales& scales, float* x, char* weights, int
 
 // One vector's scores of a segment, places [low, high) of it seen -> scores that are final, and the state's m.
 template <class Lane>
-inline float settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales) {
+inline float settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales, NextLines& next) {
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   if (Lane::kBytes == 2) scale_scores(scales, scores, first, end);
   if (op.softcap > 0.0f) {
@@ -69,7 +69,11 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
   }
   mask_edges(scores, low, high);
   Vec greatest = splat(-kInfinity);
-  for (int b = first; b < end; ++b) greatest = max_of(greatest, load(scores + b * kBlockSize));
+  const FetchedLines<FT_AMX> lines(next, first, end);
+  for (int b = first; b < end; ++b) {
+    greatest = max_of(greatest, load(scores + b * kBlockSize));
+    lines.fetch(b);
+  }
   return max_lanes(greatest) * kLog2E;
 }
 
@@ -79,13 +83,12 @@ inline float soften(float* scores, char* weights, int low, int high, const Scale
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
-  const char* lines = next.take();
-  lines = (lines ? lines : reinterpret_cast<const char*>(scores)) - first * 64;
+  const FetchedLines<FT_AMX ? 3 : 1> lines(next, first, end);
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
     const Vec x = exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
     sum = sum + x;
-    prefetch_line(lines + b * 64);
+    lines.fetch(b);
     if (kScaled) {
       store(scores + b * kBlockSize, x);
     } else {

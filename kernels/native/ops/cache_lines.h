@@ -52,10 +52,7 @@ struct NextLines {
       }
     }
 #if FT_AMX  // see fetch_some
-    if (op.ahead && op.ahead->at < op.ahead->end) {
-      op.ahead->at += kBytes;
-      return op.ahead->at - kBytes;
-    }
+    if (op.ahead) return foretoken::take(*op.ahead, kBytes);
 #endif
     return nullptr;
   }
@@ -63,5 +60,27 @@ struct NextLines {
   void fetch() {
     const char* const lines = take();
     for (int i = 0; lines && i < kCount; ++i) prefetch_line(lines + i * 64);
+  }
+};
+
+// Some lines for each block [first, end) of a segment that something else is computed of.
+template <int kLines>
+struct FetchedLines {
+  const char* lines[kLines > 0 ? kLines : 1] = {};
+
+  FetchedLines(NextLines& next, int first, int end) {
+    static_assert(NextLines::kCount == kSegmentBlocks);
+    const int most = end - first < kSegmentBlocks / 2 ? 1 : kLines;  // else much that is taken would not be fetched
+    for (int i = 0; i < min_of(most, kLines); ++i) {
+      lines[i] = next.take();
+      if (lines[i]) lines[i] -= first * 64;
+    }
+  }
+
+  void fetch(int block) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i) {
+      if (lines[i]) prefetch_line(lines[i] + block * 64);
+    }
   }
 };
