@@ -46,7 +46,7 @@ class Subject:
         """As `LLM(...)` names them; with hyphens they are flags of the server."""
         dtype = "float32" if self.precision == "float32" else "bfloat16"
         narrow = self.precision if self.precision.startswith("int") else "none"
-        return {"dtype": dtype, "threads": self.threads, "quantization": narrow}
+        return {"device": "cpu", "dtype": dtype, "threads": self.threads, "quantization": narrow}  # also where there is a GPU
 
     def measurement(
         self, level: str, case: str, x: int, unit: str, value: Series, ratio_to: Series | None = None, named: str = ""

@@ -150,7 +150,7 @@ class Run:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken bench kernels",
-        description="Measure this machine's limits, and how near the network, LLM.generate and the server come to them.",
+        description="Measure what this machine's processor allows, and how near the network, LLM.generate and the server come to it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

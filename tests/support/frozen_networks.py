@@ -64,9 +64,9 @@ def one_each() -> RaggedBatch:
     )
 
 
-def states() -> dict[str, torch.Tensor]:
+def states(device: str = "cpu") -> dict[str, torch.Tensor]:
     """What the assistant reads beside the tokens."""
-    return {"feature": torch.randn(len(LENGTHS), WIDTH, generator=torch.Generator().manual_seed(1))}
+    return {"feature": torch.randn(len(LENGTHS), WIDTH, generator=torch.Generator().manual_seed(1)).to(device)}
 
 
 def run(executor: Executor, draws: Draws | None, device: str = "cpu") -> ChainOutput:
@@ -75,7 +75,7 @@ def run(executor: Executor, draws: Draws | None, device: str = "cpu") -> ChainOu
     fill(kv, device)
     layers = range(len(programs()[0].kv_layers))
     before = [kv.gather(layer, every) for layer in layers]
-    output = executor.run_chain(one_each(), kv, COUNTS, draws, states())
+    output = executor.run_chain(one_each(), kv, COUNTS, draws, states(device))
     for layer, known in zip(layers, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(kv.gather(layer, every), known, strict=True))
     return output

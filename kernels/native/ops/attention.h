@@ -235,12 +235,14 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
   for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
     const bool seen = attend_segment<Lane>(op, batch, task, tile, segment, next);
     if (!partial) {
-      if (seen && !is_first) fold_state(tile.folded, tile.state, vectors, v_pad);
-      if (seen && is_first) {
+      if (!seen) continue;
+      if (is_first) {
         float* const state = tile.state;
         tile.state = tile.folded, tile.folded = state;
-        is_first = false;
+      } else {
+        fold_state(tile.folded, tile.state, vectors, v_pad);
       }
+      is_first = false;
       continue;
     }
     if (!seen) clear_state(tile.state, vectors, v_pad);

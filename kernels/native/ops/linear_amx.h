@@ -138,7 +138,9 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   const char* const* const next = strip.next;
   const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
   const int tiles = strip.tiles;
-  int due = tiles / 2;  // of rows to be finished, in tiles'ths: a single one in the middle, for ...
+  // Rows of the group before that are due, times tiles: evenly, and a single one in the middle, for right behind its sums' way to memory, or
+  // before the next ones', it waits for stores.
+  int due = tiles / 2;
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
     load_tile_of<!kOnce, kRowTile>(rows, row_stride);
     if constexpr (kRowTiles == 2) load_tile_of<!kOnce, kRowTile + 1>(rows + 16 * row_stride, row_stride);
@@ -147,7 +149,6 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
       for (int line = 0; line < kTileBytes; line += 64) prefetch_line(next[p] + tile * kTileBytes + line);
     }
     if (!kOnce) continue;
-    // ... right behind its sums' way to memory, or before the next ones', it waits for stores
     int until = before->finished;
     for (due += before->rows; due >= tiles; due -= tiles) ++until;
     before->finish(min_of(until, before->rows));

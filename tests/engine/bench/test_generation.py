@@ -32,6 +32,11 @@ def test_asked_again_a_prompt_costs_no_step(subject: Subject) -> None:
     assert after.prompt_tokens - before.prompt_tokens - (after.cached_prompt_tokens - before.cached_prompt_tokens) == 3
 
 
+def test_a_gpu_is_left_alone(subject: Subject) -> None:
+    """What the processor reads and computes is what it is held to."""
+    assert subject.options["device"] == "cpu"
+
+
 def test_every_case_is_measured(subject: Subject, effort: Effort) -> None:
     found = measure_generation(subject, 100_000, effort, silent)
     assert [(m.case, m.x) for m in found] == [("decode", 48), ("rows", 1), ("rows", 3), ("prefill", 40)]
