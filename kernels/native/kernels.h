@@ -90,12 +90,12 @@ struct PreparedRows {
   int32_t rows;
 };
 
-// What a thread will read in the next linear, behind what is fetched in the one before (ReadBehind), and in the one behind it: a little at a
-// time by whoever computes something else meanwhile.
+// What a thread will read in the next linear, behind what is fetched in the one before (ReadBehind), then in the linear behind it: a little at
+// a time by whoever computes something else meanwhile.
 struct ReadAhead {
   const char* at;
   const char* end;
-  const char* then;
+  const char* then;  // null = nothing
   const char* then_end;
 };
 

@@ -14,9 +14,10 @@ namespace {
 // integers take three times as long.
 constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
 constexpr int private_rows(Precision p) { return is_integer(p) ? kPrivateIntegerRows : kPrivateRows; }
-// Of the next linear's weights: about so much is fetched while the last panels before it are multiplied, and up to so much before it begins,
-// of those of the next two together: a part of L2.
+// Of the next linear's weights about so much is fetched while the last panels before it are multiplied, and before it begins up to so much of
+// them and of those of the linear behind it together: a part of L2.
 constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 1024 * 1024;
+constexpr int64_t kTaken = 1024;  // is taken of ReadAhead at a time, at most
 // Up to so many rows a phase's units are reserved for threads, (nearly) all of them.
 constexpr int kFewRows = 64;
 // Row-local work is handed out in runs of about so many floats.
@@ -398,7 +399,7 @@ ReadAhead Network::read_ahead(const Phase& phase, int thread, const ReadAhead& b
   ahead.end = end_of_part(next, kReadAhead, &begin);
   ahead.at = std::min(begin + kReadBehind, ahead.end);
   const int64_t left = kReadAhead - (ahead.end - begin);
-  if (ahead.at < before.at && before.at <= ahead.end) ahead.at = before.at;
+  if (ahead.at < before.at && before.at < ahead.end + kTaken) ahead.at = std::min(before.at, ahead.end);
   if (next.next_panels >= 0) ahead.then_end = end_of_part(phases_[size_t(next.next_panels)], left, &ahead.then);
   return ahead;
 }

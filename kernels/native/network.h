@@ -239,7 +239,7 @@ class Network : private Job {
 
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
-  // Of at least one chain. wants_confidence: else it is 1 wherever scores are finite.
+  // Of at least one chain. wants_confidence: else that of a greedy token may be 1 wherever scores are finite.
   void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence = true);
   void run_rounds(RoundsRequest& request);
 

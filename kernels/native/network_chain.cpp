@@ -36,10 +36,10 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   std::vector<int64_t> nothing;
   RowStates states{};
   wants_best_ = false;
-  wants_confidence_ = wants_confidence;
   shortens_ = shortlist_ != nullptr;
   choosable_ = request.choosable;
   token_map_ = request.token_map;
+  wants_confidence_ = wants_confidence || token_map_;  // what has no column scores -inf, which is no mistake there
   limits_columns_ = request.limits_columns != 0;
   RunRequest pass = request.run;
 

@@ -43,7 +43,7 @@ FT_INLINE Vec mul_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); } 
 FT_INLINE Vec mul_sub(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }    // a b - c
 FT_INLINE Vec sub_mul(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }   // c - a b
 FT_INLINE Vec abs_of(Vec v) { return _mm512_abs_ps(v); }
-// a / b within two units of the last place, for b from 1 to 10^38: a division takes as long as sixteen products.
+// a / b within two units of the last place, for b from 1 to 2^126: a division takes as long as sixteen products.
 FT_INLINE Vec divided(Vec a, Vec b) {
   const Vec inverse = _mm512_rcp14_ps(b);
   return _mm512_mul_ps(a, _mm512_fmadd_ps(_mm512_fnmadd_ps(b, inverse, _mm512_set1_ps(1.0f)), inverse, inverse));

@@ -143,8 +143,8 @@ inline void take_best(const float* x, int first, int count, Best* best) {
 
 inline int best_panels(const float* x, int count, int most, int32_t* panels) {
   constexpr int kMost = 64;
-  alignas(64) float less[kMost];  // minus the greatest value of each panel taken: the greatest of these goes first
-  for (int i = 0; i < kMost; i += 16) store(less + i, splat(-__builtin_inff()));
+  alignas(64) float negated[kMost];  // the greatest value of each panel taken, negated: the greatest of these is given up first
+  for (int i = 0; i < kMost; i += 16) store(negated + i, splat(-__builtin_inff()));
   most = most < kMost ? most : kMost;
   int taken = 0;
   float least = -__builtin_inff();
@@ -155,19 +155,19 @@ inline int best_panels(const float* x, int count, int most, int32_t* panels) {
     if (taken == most) {
       at = -1;
       for (int first = 0; first < most; first += 16) {
-        if (!any(equal(first_lanes(most - first), load(less + first), splat(-least)))) continue;
+        if (!any(equal(first_lanes(most - first), load(negated + first), splat(-least)))) continue;
         for (int j = first; j < min_of(first + 16, most); ++j) {
-          if (-less[j] == least && (at < 0 || panels[j] > panels[at])) at = j;  // of equals the last
+          if (-negated[j] == least && (at < 0 || panels[j] > panels[at])) at = j;  // of equals the last
         }
       }
     } else {
       ++taken;
     }
-    less[at] = -max_lanes(max_of(values, splat(-__builtin_inff())));  // of a NaN and another, the second operand
+    negated[at] = -max_lanes(max_of(values, splat(-__builtin_inff())));  // of a NaN and another, the second operand
     panels[at] = i / kPanel;
     if (taken < most) continue;
-    Vec greatest = load(less);
-    for (int j = 16; j < kMost; j += 16) greatest = max_of(greatest, load(less + j));
+    Vec greatest = load(negated);
+    for (int j = 16; j < kMost; j += 16) greatest = max_of(greatest, load(negated + j));
     least = -max_lanes(greatest);
   }
   return taken;

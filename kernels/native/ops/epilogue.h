@@ -1,5 +1,5 @@
 // What becomes of a product: sums of a tile of rows x panels -> bias, residual, scale, softcap, activation, store, best.
-// Whatever computed the sums, they pass through here, so that every instruction set rounds the same way. Included by isa_table.h.
+// Whatever computed the sums, they pass through here: one formula for all (a quotient rounds otherwise on AVX2). Included by isa_table.h.
 
 // Exact int32 sums -> floats. The one formula for all integer products.
 inline Vec dequantised(Int sums, Vec weight_scales, float row_scale) {

@@ -110,7 +110,7 @@ struct TilePass {
 struct MadeSums {
   int rows;
   int finished = 0;            // of them
-  GroupFinish group{};         // others come to the same place when all rows are finished
+  GroupFinish group{};         // the next group's sums come to the same place when all rows are finished
 
   void finish(int until) {
     if (finished >= until) return;
@@ -138,8 +138,8 @@ __attribute__((noinline)) void multiply_strip_tiles(const TileStrip& strip, cons
   const char* const* const next = strip.next;
   const int64_t row_stride = pass.row_stride, panel_bytes = strip.panel_bytes;
   const int tiles = strip.tiles;
-  // Rows of the group before that are due, times tiles: evenly, and a single one in the middle, for right behind its sums' way to memory, or
-  // before the next ones', it waits for stores.
+  // The group before is finished evenly over the tiles (rows that are due, times tiles), a single row in the middle: right behind its sums' way
+  // to memory, or before the next ones', it would wait for stores.
   int due = tiles / 2;
   for (int tile = 0; tile < tiles; ++tile, rows += 64, weights += kTileBytes) {
     load_tile_of<!kOnce, kRowTile>(rows, row_stride);

@@ -53,7 +53,7 @@ inline void quantise_row(const Row& row, int inputs, float inverse, int8_t* out)
   }
   const Vec factor = splat(inverse);
   int i = 0;
-  for (; i + 16 <= row.width; i += 16) store_bytes(out + i, narrow_bytes(to_ints(row.whole(i) * factor)));
+  for (; i + 16 <= min_of(row.width, inputs); i += 16) store_bytes(out + i, narrow_bytes(to_ints(row.whole(i) * factor)));
   for (; i < inputs; i += 16) store_bytes(out + i, narrow_bytes(to_ints(row(i) * factor)));
 }
 
