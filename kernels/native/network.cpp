@@ -5,31 +5,16 @@
 #include <new>
 
 #include "cache.h"
-#include "pack.h"
 
 namespace foretoken {
 namespace {
 
-// Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work. Rows that become
-// integers take three times as long.
-constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
-constexpr int private_rows(Precision p) { return is_integer(p) ? kPrivateIntegerRows : kPrivateRows; }
-// Of the next linear's weights about so much is fetched while the last panels before it are multiplied, and before it begins up to so much of
-// them and of those of the linear behind it together: a part of L2.
-constexpr int64_t kReadBehind = 36 * 1024, kReadAhead = 1024 * 1024;
-constexpr int64_t kTaken = 1024;  // is taken of ReadAhead at a time, at most
 // Up to so many rows a phase's units are reserved for threads, (nearly) all of them.
 constexpr int kFewRows = 64;
 // Row-local work is handed out in runs of about so many floats.
 constexpr int kFloatsPerUnit = 1024;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-// Of a prepared row.
-int64_t row_bytes(const PackedLinear& weights) {
-  const int64_t element = weights.precision == Precision::kFloat32 ? 4 : is_bfloat16(weights.precision) ? 2 : 1;
-  const auto bytes = int64_t(round_up(size_t(weights.inputs * element), 64));
-  return bytes % 4096 ? bytes : bytes + 64;  // else a column of rows would fall into one set of the cache
-}
 int div_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 bool reads_other_rows(OpKind kind) { return kind == OpKind::kGatherRows || kind == OpKind::kLocalConv; }
@@ -91,13 +76,6 @@ Network::Network(const NetworkSpec& spec, const Kernels& kernels)
 }
 
 Network::~Network() = default;
-
-void Network::measure(const PackedLinear& weights, int groups) {
-  most_.prepared = std::max(most_.prepared, size_t(groups) * size_t(row_bytes(weights)));
-  most_.linear = std::max(most_.linear, linear_scratch(weights));
-  most_.runs = std::max(most_.runs, size_t(groups));
-  most_.groups = std::max(most_.groups, size_t(groups) * size_t(weights.inputs / kGroup));
-}
 
 void Network::set_shortlist(const PackedLinear* weights) {
   shortlist_ = weights;
@@ -240,16 +218,7 @@ void Network::plan_phases(bool chooses) {
       ++i;
     }
   }
-  if (chooses && batch_.num_logits) {
-    const auto links_phase = [&](PhaseKind kind, int units) {
-      phases_.push_back({kind, 0, 0, false, Deal::kMostReserved, uint32_t(batch_.num_logits * units), 1});
-    };
-    if (shortens_) {
-      links_phase(PhaseKind::kShorten, 1);
-      links_phase(PhaseKind::kRefine, Shortlisted::kMost / Shortlisted::kRun);
-    }
-    links_phase(PhaseKind::kChoose, 1);
-  }
+  if (chooses && batch_.num_logits) plan_links();
 
   int next = -1;
   for (int i = int(phases_.size()) - 1; i >= 0; --i) {
@@ -260,13 +229,6 @@ void Network::plan_phases(bool chooses) {
 
 // A phase of few rows is over soon.
 Deal Network::deal_of(int rows) { return rows <= kFewRows ? Deal::kReserved : Deal::kMostReserved; }
-
-// float32 products without a norm read the buffer itself; for few rows each thread prepares them itself.
-bool Network::prepares_together(const Op& op) const {
-  if (op.kind != OpKind::kLinear || rows_of(op) <= private_rows(weights_of(op).precision)) return false;
-  if (is_narrow_[size_t(op.inputs[0])]) return false;
-  return op.normalise || weights_of(op).precision != Precision::kFloat32;
-}
 
 void Network::finish(const RunRequest& request) {
   for (int r = 0; r < batch_.num_logits; ++r) {
@@ -361,152 +323,6 @@ void Network::run(int phase_index, uint32_t first, uint32_t count, int thread) {
       for (int row = int(first); row < end; ++row) choose(row, worker);
       break;
   }
-}
-
-// If all threads keep in step. first: of the units of the run.
-ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) const {
-  const auto threads = uint32_t(workers_.size()), number = uint32_t(thread);
-  const auto weights_at = [this](const Phase& of, uint32_t unit) {
-    const PackedLinear& weights = weights_of(ops_[size_t(of.first_op)]);
-    return static_cast<const char*>(weights.weights) + unit * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
-  };
-  const auto share = ThreadPool::share(phase.units, phase.deal, threads);
-  if (!share.reserved || first != number * share.reserved) return {};
-  ReadBehind behind{};
-  if (number * share.run < share.shared) {
-    behind.panels = int(std::min(share.run, share.shared - number * share.run)) * kPanelsPerUnit;
-    behind.more = weights_at(phase, phase.units - share.shared + number * share.run);
-  }
-  if (phase.next_panels >= 0) {
-    const Phase& next = phases_[size_t(phase.next_panels)];
-    behind.then = weights_at(next, number * ThreadPool::share(next.units, next.deal, threads).reserved);
-  }
-  return behind;
-}
-
-// Of the thread's parts of the two linears behind the phase. before: what was read ahead until now.
-ReadAhead Network::read_ahead(const Phase& phase, int thread, const ReadAhead& before) const {
-  const auto end_of_part = [this, thread](const Phase& panels, int64_t most, const char** begin) {
-    const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
-    const uint32_t units = ThreadPool::share(panels.units, panels.deal, uint32_t(workers_.size())).reserved;
-    const int64_t bytes = int64_t(units) * packed_bytes(weights.precision, weights.inputs, kPanelsPerUnit * kPanel);
-    *begin = static_cast<const char*>(weights.weights) + thread * bytes;
-    return *begin + std::min(bytes, most);
-  };
-  const Phase& next = phases_[size_t(phase.next_panels)];
-  const char* begin;
-  ReadAhead ahead{};
-  ahead.end = end_of_part(next, kReadAhead, &begin);
-  ahead.at = std::min(begin + kReadBehind, ahead.end);
-  const int64_t left = kReadAhead - (ahead.end - begin);
-  if (ahead.at < before.at && before.at < ahead.end + kTaken) ahead.at = std::min(before.at, ahead.end);
-  if (next.next_panels >= 0) ahead.then_end = end_of_part(phases_[size_t(next.next_panels)], left, &ahead.then);
-  return ahead;
-}
-
-void Network::run_panels(const Phase& phase, int first, int count, int thread) {
-  Worker& worker = workers_[size_t(thread)];
-  const Op& op = ops_[size_t(phase.first_op)];
-  const PackedLinear& weights = weights_of(op);
-  Epilogue epilogue = epilogue_of(op);
-  if (op.is_head) {
-    epilogue.out = logits_;
-    epilogue.out_stride = vocab_size_;
-    epilogue.out_rows = logits_rows_.data();
-    epilogue.best = wants_best_ ? worker.best.data() : nullptr;
-  } else {
-    const Place output = place_of(op.output);
-    epilogue.out = output.wide;
-    epilogue.narrow_out = output.narrow;
-    epilogue.out_stride = output.stride;
-  }
-  const int panels = weights.outputs / kPanel, group_panels = panels / op.groups;
-  const int first_panel = first * kPanelsPerUnit, end_panel = std::min(first_panel + count * kPanelsPerUnit, panels);
-  make_residual(phase.first_op, first_panel, end_panel - first_panel);
-  const ReadBehind behind = read_behind(phase, uint32_t(first), thread);
-  for (int panel = first_panel, next; panel < end_panel; panel = next) {
-    const int group = panel / group_panels;
-    next = std::min((group + 1) * group_panels, end_panel);
-    const PreparedRows x = input_of(phase.first_op, group, worker);
-    kernels_.linear(weights, x, epilogue, panel, next - panel, next < end_panel ? ReadBehind{} : behind, worker.linear.get<char>(0));
-  }
-  if (behind.then) worker.ahead = read_ahead(phase, thread, worker.ahead);
-}
-
-// What panels of a group read: its run of the input's columns.
-PreparedRows Network::input_of(int number, int group, Worker& worker) {
-  const Op& op = ops_[size_t(number)];
-  const PackedLinear& weights = weights_of(op);
-  const int rows = rows_of(op), stride = width(op.inputs[0]), column = group * (stride / op.groups);
-  if (weights.precision == Precision::kFloat32 && !op.normalise) {
-    return {buffer(op.inputs[0]) + column, int64_t(stride) * 4, nullptr, nullptr, rows};
-  }
-  if (const Place input = place_of(op.inputs[0]); input.narrow) return {input.narrow + column, input.stride * 2, nullptr, nullptr, rows};
-  if (prepares_together(op)) return prepared_together(op, group);
-  PreparedRows x = prepared_memory(weights, rows, worker.prepared, worker.scales, worker.input_sums);
-  if (worker.prepared_op != number || worker.prepared_group != group) {
-    prepare_rows(op, weights, buffer(op.inputs[0]) + column, 0, rows, x, nullptr);
-    worker.prepared_op = number;
-    worker.prepared_group = group;
-  }
-  return x;
-}
-
-// Memory that all threads share: the rows of a group behind those of the one before it.
-PreparedRows Network::prepared_together(const Op& op, int group) {
-  const int rows = rows_of(op), first = group * int(round_up(size_t(rows), 16));
-  return rows_from(weights_of(op), prepared_memory(weights_of(op), rows, prepared_, scales_, input_sums_), first, rows);
-}
-
-// All but where the result goes.
-Epilogue Network::epilogue_of(const Op& op) const {
-  Epilogue epilogue{};
-  if (op.residual >= 0) {
-    epilogue.residual = buffer(op.residual);
-    epilogue.residual_stride = width(op.residual);
-  }
-  epilogue.scale = op.scale;
-  epilogue.softcap = op.softcap;
-  epilogue.function = Function(op.function);
-  epilogue.gated = op.gated != 0;
-  epilogue.outputs = op.outputs;
-  return epilogue;
-}
-
-// Rows first .. end - 1 of x: the op's input, or a group's run of its columns.
-void Network::prepare_rows(const Op& op, const PackedLinear& weights, const float* x, int first, int end, PreparedRows& rows, ReadAhead* ahead) {
-  Prepare prepare = prepare_of(weights, x, width(op.inputs[0]) / op.groups, rows);
-  prepare.x_stride = width(op.inputs[0]);
-  prepare.normalise = op.normalise != 0;
-  prepare.centred = op.centred != 0;
-  prepare.norm_weight = op.norm_weight;
-  prepare.norm_bias = op.norm_bias;
-  prepare.eps = op.eps;
-  prepare.ahead = ahead;
-  kernels_.prepare(prepare, first, end - first);
-}
-
-// Rows of x, one behind the other, as these weights read them.
-Prepare Network::prepare_of(const PackedLinear& weights, const float* x, int width, const PreparedRows& rows) {
-  Prepare prepare{};
-  prepare.x = x;
-  prepare.x_stride = prepare.width = width;
-  prepare.precision = weights.precision;
-  prepare.inputs = weights.inputs;
-  prepare.data = const_cast<void*>(rows.data);
-  prepare.stride = rows.stride;
-  prepare.scales = const_cast<float*>(rows.scales);
-  prepare.input_sums = const_cast<int32_t*>(rows.input_sums);
-  return prepare;
-}
-
-PreparedRows Network::prepared_memory(const PackedLinear& weights, int rows, Scratch& data, Scratch& scales, Scratch& input_sums) {
-  return {data.get<char>(0), row_bytes(weights), scales.get<float>(0), input_sums.get<int32_t>(0), rows};
-}
-
-PreparedRows Network::rows_from(const PackedLinear& weights, const PreparedRows& all, int first, int count) {
-  const int64_t groups = has_codes(weights.precision) ? weights.inputs / kGroup : 1;
-  return {static_cast<const char*>(all.data) + first * all.stride, all.stride, all.scales + first, all.input_sums + first * groups, count};
 }
 
 }  // namespace foretoken

@@ -247,6 +247,10 @@ class Network : private Job {
   int64_t state_slot_bytes(int layer, int num_guesses) const;
 
  private:
+  // Up to so many rows every thread prepares a linear's input for itself: cheaper than a phase of its own to share the work. Rows that become
+  // integers take three times as long.
+  static constexpr int kPrivateRows = 16, kPrivateIntegerRows = 4;
+
   enum class PhaseKind {
     kRows, kPanels, kRotate, kAttend, kHeads,
     kDown,  // network_adapters.cpp
@@ -272,6 +276,11 @@ class Network : private Job {
     std::vector<Best> best;
   };
 
+  // Packed weights.
+  struct Part {
+    const char* begin;
+    int64_t bytes;
+  };
   // Where a buffer lies, as floats or as bfloat16.
   struct Place {
     float* wide;
@@ -310,6 +319,7 @@ class Network : private Job {
   void finish(const RunRequest& request);
   void run_rows(const Phase& phase, int first, int end, Worker& worker);
   void run_panels(const Phase& phase, int first, int count, int thread);
+  Part part_of(const Phase& panels, int thread) const;
   ReadBehind read_behind(const Phase& phase, uint32_t first, int thread) const;
   ReadAhead read_ahead(const Phase& phase, int thread, const ReadAhead& before) const;
   void plan_experts(int op);
@@ -326,6 +336,7 @@ class Network : private Job {
   void for_slots(int first, int end, F&& act) const;
   void go_down(const Op& op, int first, int end, int first_rank, int end_rank);
   void go_up(const Op& op, int first, int end, int first_column, int end_column);
+  void plan_links();
   void shorten(int row);
   void refine_run(int unit, Worker& worker);
   void choose(int row, Worker& worker);

@@ -219,6 +219,17 @@ int64_t Network::draw(const Choosable& from, const Link& link, Worker& worker) {
   return token;
 }
 
+void Network::plan_links() {
+  const auto add = [&](PhaseKind kind, int units_of_row) {
+    phases_.push_back({kind, 0, 0, false, Deal::kMostReserved, uint32_t(batch_.num_logits * units_of_row), 1});
+  };
+  if (shortens_) {
+    add(PhaseKind::kShorten, 1);
+    add(PhaseKind::kRefine, Shortlisted::kMost / Shortlisted::kRun);
+  }
+  add(PhaseKind::kChoose, 1);
+}
+
 void Network::shorten(int row) {
   Shortlisted& best = shortlisted_[size_t(row)];
   const int columns = token_map_ ? vocab_size_ : choosable_;

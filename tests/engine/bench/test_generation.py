@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.engine import network_plan
 from foretoken.engine.bench import generation
 from foretoken.engine.bench.checkpoints import Model
 from foretoken.engine.bench.generation import Generator, measure_generation, measure_speculation, measure_transformers
 from foretoken.engine.bench.measurement import GENERATE, Effort, Subject
 from foretoken.engine.bench.transformers_peer import TransformersPeer, until
+from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.llm import LLM
 
@@ -32,9 +34,12 @@ def test_asked_again_a_prompt_costs_no_step(subject: Subject) -> None:
     assert after.prompt_tokens - before.prompt_tokens - (after.cached_prompt_tokens - before.cached_prompt_tokens) == 3
 
 
-def test_a_gpu_is_left_alone(subject: Subject) -> None:
+def test_a_gpu_is_left_alone(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the processor reads and computes is what it is held to."""
-    assert subject.options["device"] == "cpu"
+    monkeypatch.setattr(network_plan, "gpu_refusal", lambda index: None)
+    path, options = str(subject.model.folder), subject.options
+    assert network_plan.resolve_device(ModelConfig(path, **options), True) == "cpu"  # pyright: ignore[reportArgumentType]
+    assert network_plan.resolve_device(ModelConfig(path), True) == "cuda:0"
 
 
 def test_every_case_is_measured(subject: Subject, effort: Effort) -> None:
