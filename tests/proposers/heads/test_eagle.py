@@ -132,7 +132,8 @@ def test_without_the_shift_it_is_worse(target: TaughtTarget, trained: tuple[Eagl
     right = trained[1].after
     wrong = Training(made(target), tmp_path, lr=1e-2, stream=UnshiftedStream).after
     print(right, wrong)
-    assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
+    assert wrong["loss"] > 1.04 * right["loss"]
+    assert wrong["accuracy_5"] < right["accuracy_5"] - 0.2, "it reads its own states deeper down, and each is a place off"
 
 
 def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -> None:
