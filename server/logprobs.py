@@ -86,6 +86,7 @@ class Place:
     def prompt(self, pieces: Sequence[bytes], text: str) -> list[int]:
         """Of each token of an echoed prompt. What the tokenizer puts in front of a text, as a token or a space, is no part of it."""
         begins = [self._pass(piece) for piece in pieces]
+        self._offset += len(self._decoder.decode(b"", True))  # token ids may end within a character, which the answer does not go on with
         before, self._offset = self._offset - len(text), len(text)
         return [max(0, begin - before) for begin in begins]
 

@@ -90,6 +90,16 @@ def test_offsets_are_places_in_the_text(client: TestClient, reference: Reference
         assert [offset for part in parts(client, **asked) if part["logprobs"] for offset in part["logprobs"]["text_offset"]] == offsets
 
 
+def test_offsets_behind_a_prompt_that_ends_within_a_character(client: TestClient, reference: Reference) -> None:
+    for cut in (1, 2, 3):
+        token_ids = reference.tokenizer.encode("Hi \U0001f642")[:-cut]
+        logit_bias = dict.fromkeys(map(str, reference.tokenizer.encode("\U0001f642")[-3:]), 100)
+        said = choice(client, prompt=token_ids, echo=True, logprobs=0, max_tokens=4, temperature=0, logit_bias=logit_bias)
+        text, offsets = reference.tokenizer.decode(token_ids), said["logprobs"]["text_offset"]
+        assert said["text"].startswith(text) and offsets[0] == 0 and offsets[len(token_ids)] == len(text)
+        assert offsets[len(token_ids) :] == [len(text) + index for index in range(4)]
+
+
 def test_nothing_is_generated_where_nothing_is_asked_for(client: TestClient, reference: Reference) -> None:
     body = client.post(ROUTE, json=SCORING | {"max_tokens": 0, "prompt": [TEXT, "Short"], "n": 2}).json()
     assert body["usage"]["completion_tokens"] == 0 and len(body["choices"]) == 4
