@@ -129,7 +129,7 @@ class Reply:
         self._include_reasoning = include_reasoning
         self.num_calls = 0
         self._ids: set[str] = set()
-        self._arguments: list[str] = []  # of the last one
+        self._arguments: list[str] = []  # of the last one that is told
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -156,20 +156,21 @@ class Reply:
         return True
 
     def _part(self, piece: Piece) -> dict[str, Any] | None:
+        if isinstance(piece, CallBegun):
+            self.num_calls += 1
         match piece:
             case Content(text):
                 return {"content": text}
             case Reasoning(text):
                 return _reasoning(text) if self._include_reasoning else None
+            case _ if self.num_calls > 1 and not self._parallel:
+                return None
             case CallBegun(name, id):
-                self.num_calls += 1
                 self._arguments = []
                 call = {"id": self._id(id), "type": "function", "function": {"name": name, "arguments": ""}}
             case Arguments(text):
                 self._arguments.append(text)
                 call = {"function": {"arguments": text}}
-        if self.num_calls > 1 and not self._parallel:
-            return None
         return {"tool_calls": [{"index": self.num_calls - 1} | call]}
 
     def _id(self, written: str | None) -> str:

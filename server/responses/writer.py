@@ -46,6 +46,7 @@ class Writer:
         self._logprobs: list[dict[str, Any]] = []  # of text that is held back
         self._sources: list[dict[str, Any]] = []
         self._finish_reason: FinishReason | None = None
+        self._is_cut_call = False  # the item that the answer ends in: a stop string came in its arguments
 
     def opening(self) -> list[Event]:
         """What a client is told before there is any token."""
@@ -64,6 +65,8 @@ class Writer:
         events: list[Event] = []
         for part in self.reply.feed(delta):
             events += self._part(part)
+        if delta.finish_reason == "stop" and self._item is not None and self._item.kind == "function_call":
+            self._is_cut_call = self.reply.finish_reason(delta) != "tool_calls"
         return events
 
     def finish(self, generation: Generation) -> list[Event]:
@@ -74,7 +77,7 @@ class Writer:
             events += self._open(OpenItem("message"))
         if self._item is not None and (self._sources or (self._logprobs and self._item.kind == "message")):
             events.append(self._delta(""))  # tokens without a text, as the end's is, whether a step brought them alone or behind others
-        events += self._close("completed" if status == "completed" else "incomplete")
+        events += self._close("completed" if status == "completed" and not self._is_cut_call else "incomplete")
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         self._total(generation)

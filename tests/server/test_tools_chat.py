@@ -159,6 +159,8 @@ def test_parallel_calls_can_be_declined(hermes: TestClient, fake: FakeEngine) ->
     fake.reply = CALLS
     message = whole(hermes, tools=TOOLS, parallel_tool_calls=False)["choices"][0]["message"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
+    fake.reply, fake.ending = CALLS.partition("{}")[0] + "{", ("stop", "}")  # the one that is told is whole
+    assert whole(hermes, tools=TOOLS, parallel_tool_calls=False)["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_the_template_gets_the_tools(hermes: TestClient, fake: FakeEngine) -> None:

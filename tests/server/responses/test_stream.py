@@ -77,6 +77,19 @@ def test_reasoning_text_and_a_call(api: TestClient, fake: FakeEngine) -> None:
     assert settled(events[-1]["response"]) == settled(create(api, tools=TOOLS, **THINKING))
 
 
+def test_a_call_that_a_stop_string_cuts_is_incomplete(api: TestClient, fake: FakeEngine) -> None:
+    whole = THOUGHT_AND_CALL.removesuffix("}\n</tool_call>\n")
+    for fake.reply, status in ((whole, "completed"), (whole.removesuffix('"}'), "incomplete")):
+        fake.ending = ("stop", "Rome")
+        events = stream(api, tools=TOOLS, **THINKING)
+        check(events)
+        response = events[-1]["response"]
+        assert (response["status"], response["output"][-1]["type"]) == ("completed", "function_call")
+        assert response["output"][-1]["status"] == events[-2]["item"]["status"] == status
+        fake.ending = ("stop", None)  # what the model ends itself comes as it is
+        assert create(api, tools=TOOLS, **THINKING)["output"][-1]["status"] == "completed"
+
+
 def test_white_space_around_calls_is_no_message(api: TestClient, fake: FakeEngine) -> None:
     call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
     fake.reply = f"{call}\n\n{call}\n \nDone"
