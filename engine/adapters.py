@@ -1,6 +1,6 @@
 """The adapters that a target serves, by name: who has which slot, and which slots are free.
 
-Read from any thread; slots are written by the engine's thread, between two steps.
+Belongs to who makes the requests; slots are written by the engine's thread, between two steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .adapter_folder import AdapterWeights, adapter_rank, read_adapter
 from .config import AdapterConfig
 from .errors import InvalidRequest
 from .model_folder import Progress, find_adapter
-from .request import Adapter, Request
+from .request import Adapter
 
 USUAL_ADAPTERS, USUAL_RANK = 4, 16
 _numbers = count(1)
@@ -60,22 +60,30 @@ class Adapters:
         """Slow; may be called from any thread. Raises ModelLoadError."""
         return read_adapter(find_adapter(path, progress), self.bank.shapes, self.bank.rank, self.bank.slices)
 
-    def add(self, name: str, path: str, weights: AdapterWeights, live: Iterable[Request] = ()) -> Adapter:
-        """Load it, in place of one of that name: requests that have begun with that go on with it. live: those that may use slots.
+    def add(self, name: str, path: str, weights: AdapterWeights) -> Adapter:
+        """Load it, in place of one of that name, while nobody uses any. Raises InvalidRequest if all slots are taken."""
+        adapter = self.place(name, path, weights.rank)
+        self.fill(adapter, weights)
+        return adapter
 
-        Raises InvalidRequest if all slots are taken.
+    def place(self, name: str, path: str, rank: int, used: Iterable[int] = ()) -> Adapter:
+        """Requests get it from now on, and must not run before `fill`. Those that got one of that name before go on with it.
+
+        used: slots of requests in flight. Raises InvalidRequest if all slots are taken.
         """
         others = {other: adapter for other, adapter in self._by_name.items() if other != name}
-        held = {adapter.slot for adapter in others.values()} | {request.adapter.slot for request in live if request.adapter is not None}
+        held = {adapter.slot for adapter in others.values()}.union(used)
         slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in held), None)
         if slot is None:
             leaving = f" and {len(held) - len(others)} that requests still run with" if len(held) > len(others) else ""
             taken = f"all {self.num_slots} places for adapters are taken, by {', '.join(others) or 'none'}{leaving}"
             raise InvalidRequest(f"{taken}: unload one, or start with a greater max_loras", "lora_name")
-        self.bank.put(slot, weights.pairs)
-        adapter = Adapter(name, path, slot, weights.rank, next(_numbers))
+        adapter = Adapter(name, path, slot, rank, next(_numbers))
         self._by_name = {**others, name: adapter}
         return adapter
+
+    def fill(self, adapter: Adapter, weights: AdapterWeights) -> None:
+        self.bank.put(adapter.slot, weights.pairs)
 
     def ensure(self, wanted: Mapping[str, str]) -> None:
         """Load what is not loaded yet of name -> path, in place of others, the longest loaded first. For who runs the engine by himself.

@@ -76,7 +76,8 @@ class AsyncEngine:
             request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt, tenant, its_adapter
         )
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
-        stream = TokenStream([request.request_id for request in requests], self._abort)
+        slot = 0 if its_adapter is None else its_adapter.slot
+        stream = TokenStream([request.request_id for request in requests], self._abort, slot)
         reference = ref(stream)
         for request in requests:
             self._streams[request.request_id] = reference
@@ -94,13 +95,14 @@ class AsyncEngine:
             if not replace and adapters.get(name) is not None:
                 raise InvalidRequest(f"the adapter {name!r} is loaded already: unload it first, or say load_inplace", "lora_name")
 
-        def add(core: EngineCore) -> Adapter:
-            require_new()
-            return adapters.add(name, path, weights, core.scheduler.requests.values())
-
         require_new()
         weights = await asyncio.to_thread(adapters.read, path)
-        return await self.call(add)
+        require_new()
+        streams = [reference() for reference in self._streams.values()]
+        adapter = adapters.place(name, path, weights.rank, {stream.slot for stream in streams if stream is not None})
+        # Requests that get it meanwhile reach the thread behind this; one that got what it replaces would find that slot overwritten.
+        await self.call(lambda core: adapters.fill(adapter, weights))
+        return adapter
 
     def unload_adapter(self, name: str) -> Adapter:
         """No new request gets it; those that have begun with it go on. Raises InvalidRequest."""

@@ -22,7 +22,9 @@ class TokenStream:
     the choices that have not ended. Raises RequestFailed or EngineDead if the engine gives them up.
     """
 
-    def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None], slot: int = 0) -> None:
+        """slot: of the adapter that its requests run with, 0 = none."""
+        self.slot = slot
         self._unfinished = set(request_ids)
         self._abort = abort
         self._pending: dict[str, list[TokenDelta]] = {}  # by request id, in order of arrival

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from random_adapters import Pairs, merged_model, pairs_for, save_adapter
 from foretoken import LLM, LoRARequest, SamplingParams
 from foretoken.engine import model
 from foretoken.engine.adapters import Adapters
+from foretoken.engine.async_engine import AsyncEngine
+from foretoken.engine.boot import boot
 from foretoken.engine.errors import ConfigError, InvalidRequest, ModelLoadError
-from foretoken.engine.request import Request
+from foretoken.engine.llm_options import engine_config
 from foretoken.kernels.adapters import AdapterBank, AdapterRoom
 
 PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one two one", "x", "The quick brown fox"]
@@ -170,14 +174,42 @@ def test_damaged_and_foreign_adapters_are_refused(tiny_target: Path, tiny_draft:
 def test_a_slot_is_not_given_away_while_a_request_runs_with_it(tiny_target: Path, folders: dict[str, Path]) -> None:
     adapters = Adapters(bank_of(tiny_target))
     first = adapters.add("one", "", adapters.read(str(folders["one"])))
-    live = Request("r", [1], GREEDY, 0.0, 4, 0, adapter=first)
-    weights = adapters.read(str(folders["two"]))
     adapters.remove("one")
-    assert adapters.get("one") is None and adapters.add("two", "", weights, [live]).slot == 2
+    assert adapters.get("one") is None and adapters.place("two", "", 8, [first.slot]).slot == 2
     with pytest.raises(InvalidRequest, match="all 2 places for adapters are taken, by two and 1 that requests still run with"):
-        adapters.add("three", "", weights, [live])
-    again = adapters.add("three", "", weights)
+        adapters.place("three", "", 8, [first.slot])
+    again = adapters.place("three", "", 8)
     assert again.slot == first.slot and again.number != first.number
+
+
+def test_who_comes_while_an_adapter_is_replaced_gets_the_new_one(
+    tiny_target: Path, folders: dict[str, Path], expected: dict[str | None, list[list[int]]]
+) -> None:
+    """In the same slot, the engine being busy: not the old one's prefix with the new one's weights."""
+    held_up = threading.Event()
+
+    async def scenario() -> None:
+        engine = AsyncEngine(boot(engine_config(tiny_target, {"method": "off"}, {**WITH_LORA, "max_loras": 1})))
+        await engine.start()
+
+        async def say(name: str) -> list[int]:
+            prompt = engine.engine.intake.encode(PROMPTS[2])  # more than a block
+            return [token async for delta in engine.generate(prompt, GREEDY, request_id=name, adapter="it") for token in delta.token_ids]
+
+        await engine.load_adapter("it", str(folders["one"]))
+        assert await say("before") == expected["one"][2]
+        busy = asyncio.ensure_future(engine.call(lambda core: held_up.wait()))
+        loading = asyncio.ensure_future(engine.load_adapter("it", str(folders["two"]), replace=True))
+        while len(engine._calls) < 2:
+            await asyncio.sleep(0.01)
+        saying = asyncio.ensure_future(say("meanwhile"))
+        await asyncio.sleep(0.01)
+        held_up.set()
+        assert await saying == expected["two"][2]
+        await asyncio.gather(busy, loading)
+        await engine.stop()
+
+    asyncio.run(scenario())
 
 
 def test_settings_that_cannot_work_are_refused(tiny_target: Path) -> None:
