@@ -15,7 +15,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 @strict
 class LlamaConfig(PreTrainedConfig):
-    """In fields, defaults and checks as the class of the same name in transformers, which finds Llama's other classes by this name."""
+    """In fields, defaults and checks as the class of the same name in transformers, which finds Llama's other classes by this name.
+
+    But heads of a width of their own need not share the hidden size evenly (kanana-1.5-2.1b, drafters of 24 heads for 5,120).
+    """
 
     model_type = "llama"
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -50,7 +53,7 @@ class LlamaConfig(PreTrainedConfig):
         super().__post_init__(**others)
 
     def validate_architecture(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
+        if self.hidden_size % self.num_attention_heads and self.head_dim == self.hidden_size // self.num_attention_heads:
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads ({self.num_attention_heads})")
 
 

@@ -38,6 +38,10 @@ def test_what_transformers_refuses_is_refused(wrong: dict[str, Any]) -> None:
         assert "Strict" in type(refused.value).__name__
 
 
+def test_heads_of_a_width_of_their_own_need_not_share_the_hidden_size_evenly() -> None:
+    assert LlamaConfig(hidden_size=1792, num_attention_heads=24, head_dim=128).head_dim == 128
+
+
 def test_transformers_knows_it_by_its_name() -> None:
     assert transformers.MODEL_FOR_CAUSAL_LM_MAPPING[LlamaConfig] is transformers.LlamaForCausalLM
 

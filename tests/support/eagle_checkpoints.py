@@ -64,7 +64,7 @@ def _published() -> dict[str, Published]:
         draft_vocab=50, layers=2, norm_before_residual=True, norm_before_fc=True, norm_output=True, own_embedding=True, taps=(1, 4, 7)
     )
     nvidia = Spec(draft_vocab=40, layers=2, taps=(2, 5, 8), fc_norm=True, qkv_bias=True, out_bias=True)
-    no_taps = Spec(taps=(FINAL,), draft_vocab=40)
+    no_taps = Spec(taps=(FINAL,), draft_vocab=40, heads=6)  # which do not share 32 evenly
     parallel = Spec(draft_vocab=50, layers=2, own_embedding=True, parallel=True, norm_before_fc=True)
     kimi = Spec(layers=2, latent=Latent(stretch=4.0), own_embedding=True, taps=(1, 4, 7), fc_norm=True, norm_output=True, theta=500.0)
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
