@@ -68,7 +68,8 @@ class ConfigEntry:
             key = ALIASES.get(given, given)
             if value is None:
                 continue
-            if self._values.setdefault(key, value) != value:
+            known_value = self._values.setdefault(key, value)
+            if known_value is not value and known_value != value:  # NaN, which JSON may hold, is not even equal to itself
                 raise SpeculativeConfigError(f"{self._given_as[key]!r} and {given!r} are names of one setting: give one of them")
             self._given_as.setdefault(key, given)
 

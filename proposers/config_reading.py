@@ -46,10 +46,10 @@ def load_speculative_config(text: str) -> Any:
             raise SpeculativeConfigError(f"cannot read the speculative config {text[1:]!r}: {error}") from None
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         try:
             return yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise SpeculativeConfigError(f"the speculative config is neither JSON nor YAML: {error}") from None
 
 

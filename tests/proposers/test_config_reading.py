@@ -31,6 +31,7 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ({"model": "D", "draft_model": "E"}, "'model' and 'draft_model' are names of one setting"),
         ({"model": "D", "model_": "E"}, "did you mean 'model'"),
         ({"model": "D", "assistant_confidence_threshold": 2}, "'assistant_confidence_threshold' must be a number from 0 to 1"),
+        ({"model": "D", "confidence_threshold": float("nan")}, "must be a number from 0 to 1, not nan"),
         ({"model": "D", "use_heterogeneous_vocab": False, "heterogeneous_vocab": "retokenize"}, "contradicts"),
         ({"model": "D", "heterogeneous_vocab": "union"}, "'intersection' or 'retokenize'"),
         ({"model": "D", "quantization": "gptq"}, "'quantization' must be 'int8' or 'fp8' or 'int4' or 'none'"),
@@ -116,5 +117,6 @@ def test_reading_text_and_files(tmp_path: Path) -> None:
             read_speculative_config(f"@{tmp_path}/{name}")
     with pytest.raises(SpeculativeConfigError, match='not \'ngram\': write {"method": "ngram"}'):
         read_speculative_config("ngram", "target")
-    with pytest.raises(SpeculativeConfigError, match="neither JSON nor YAML"):
-        read_speculative_config("{method: [")
+    for text in ("{method: [", "[" * 5000):
+        with pytest.raises(SpeculativeConfigError, match="neither JSON nor YAML"):
+            read_speculative_config(text)
