@@ -170,8 +170,8 @@ def _convolutions(tensors: DraftTensors, settings: BlockSettings, width: int) ->
 def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
     kind = settings.layers.get("model_type", "qwen3")
-    # Types of SpecForge's, TorchSpec's and Meta's own, whose layers are Qwen3's.
-    kind = "qwen3" if kind in ("dspark", "dflash", ASSISTANT) else kind
+    # Types of SpecForge's (two), TorchSpec's and Meta's own, whose layers are Qwen3's.
+    kind = "qwen3" if kind in ("dspark", "qwen3_vl_text", "dflash", ASSISTANT) else kind
     if kind not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}

@@ -17,14 +17,15 @@ _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 
 
 class BlockSettings:
-    """Settings stand in `dflash_config` or at the top, those of the layers at the top or in `transformer_layer_config`."""
+    """Settings stand in `dspark_config`, in `dflash_config` or at the top, those of the layers at the top or in
+    `transformer_layer_config`."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
         own = nested(config, "transformer_layer_config")
         # First folders of `speculators` have the windows beside what they say of the layers, as vLLM reads them.
         self.layers = {**own, **{key: config[key] for key in _WINDOWS if config.get(key) is not None}} if own else config
-        self._top, self._inner = config, nested(config, "dflash_config")
+        self._top, self._inner = config, {**nested(config, "dflash_config"), **nested(config, "dspark_config")}
         kind = config.get("speculators_model_type")
         self._speculators = kind if isinstance(kind, str) else None
         architectures = config.get("architectures")

@@ -134,7 +134,7 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     if {"hydra_num_heads", "hydra_head_arch"} & config.keys():
         return "hydra"
     architecture = _architecture(config)
-    if "dspark" in architecture or "markov_rank" in config or "markov_rank" in nested(config, "dflash_config"):
+    if "dspark" in architecture or {"markov_rank", "dspark_config"} & config.keys() or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
     is_called = any(name in architecture for name in ("dflash", "lilicorr", "domino", "xpress"))
     if is_called or {"dflash_config", "selector_rank"} & config.keys():

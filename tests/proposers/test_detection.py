@@ -103,6 +103,7 @@ BY_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["Qwen3Model"], "markov_rank": 0}, "dspark"),
     ({"architectures": ["DFlashDraftModel"]}, "dflash"),
     ({"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 8}}, "dspark"),
+    ({"architectures": ["DFlashDraftModel"], "dspark_config": {}}, "dspark"),
     ({"architectures": ["LiLiCorrDraftModel"]}, "dflash"),
     ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "eagle3"),
     ({"model_type": "qwen3", "dflash_config": {}}, "dflash"),

@@ -145,11 +145,11 @@ def nvidia(spec: Spec) -> Published:
     return replace(published, method="dspark", rename=rename)
 
 
-def specforge(spec: Spec) -> Published:
-    """z-lab's form too, with a model type of its own."""
-    heads = {"projector_type": "dspark", "markov_rank": spec.rank, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
-    published = z_lab(spec, {"model_type": "dspark"}, **heads)
-    return replace(published, method="dspark", config={**published.config, "architectures": ["DSparkDraftModel"]})
+def specforge(spec: Spec, place: str = "dflash_config", **sizes: Any) -> Published:
+    """z-lab's form too, with a model type of its own. place: of the heads' settings."""
+    heads = {"projector_type": "dspark", "markov_rank": spec.rank, "markov_head_type": spec.markov, "confidence_head_with_markov": True}
+    config = {**z_lab(spec, {"model_type": "dspark", **sizes}).config, "architectures": ["DSparkDraftModel"]}
+    return Published(spec, {**config, place: {**config.get(place, {}), **heads}}, "dspark")
 
 
 def deepseek(spec: Spec) -> Published:
@@ -276,6 +276,12 @@ def _published() -> dict[str, Published]:
         "dspark, confidence only": deepseek(replace(dspark, confidence="h")),
         "dspark, NVIDIA": nvidia(replace(base, from_anchor=True, markov="gated", confidence="h, markov")),
         "dspark, SpecForge": specforge(replace(base, from_anchor=True, markov="vanilla", confidence="h, markov")),
+        "dspark, SpecForge, of Qwen3-VL": specforge(
+            replace(base, from_anchor=True, markov="gated", confidence="h, markov"),
+            "dspark_config",
+            model_type="qwen3_vl_text",
+            rope_scaling={"mrope_interleaved": True, "mrope_section": [2, 1, 1], "rope_type": "default"},
+        ),
         "dspark, speculators": speculators(
             replace(reduced, markov="vanilla", confidence="h, markov"),
             "dspark",
