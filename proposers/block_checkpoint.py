@@ -79,8 +79,8 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     settings = BlockSettings(checkpoint.folder, checkpoint.config)
     _refuse_other_networks(tensors, settings)
     num_layers = tensors.num_layers()
-    hf_config = _layer_config(tensors, settings, num_layers)
     kind = _kind(tensors, settings)
+    hf_config = _layer_config(tensors, settings, num_layers, kind)
     is_dspark = kind == "DSpark"
     taps = settings.taps(num_layers, target.num_layers)
     _check_encoder(tensors, taps, target)
@@ -167,16 +167,20 @@ def _convolutions(tensors: DraftTensors, settings: BlockSettings, width: int) ->
     return taps, groups
 
 
-def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int) -> PreTrainedConfig:
+def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: int, kind: Kind) -> PreTrainedConfig:
     """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
-    kind = settings.layers.get("model_type", "qwen3")
+    layers = settings.layers.get("model_type", "qwen3")
     # Types of SpecForge's (two), TorchSpec's and Meta's own, whose layers are Qwen3's.
-    kind = "qwen3" if kind in ("dspark", "qwen3_vl_text", "dflash", ASSISTANT) else kind
-    if kind not in _LAYER_TYPES:
-        raise SpeculativeConfigError(f"{settings.folder} has layers like {kind!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
+    layers = "qwen3" if layers in ("dspark", "qwen3_vl_text", "dflash", ASSISTANT) else layers
+    if layers not in _LAYER_TYPES:
+        raise SpeculativeConfigError(f"{settings.folder} has layers like {layers!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}
     num_query_rows = tensors.shape("model.layers.0.self_attn.q_proj.weight")[0]
-    return layer_config(kind, given, num_layers, num_query_rows, settings.folder)
+    config = layer_config(layers, given, num_layers, num_query_rows, settings.folder)
+    rope = config.rope_parameters or {}
+    if kind == "DSpark" and settings.layout != "speculators" and rope.get("rope_type") == "default":
+        rope.pop("partial_rotary_factor", None)  # a copy of the target's (Qwen3.5): who trains them turns heads as a whole
+    return config
 
 
 def _check_encoder(tensors: DraftTensors, taps: tuple[int, ...], target: TargetView) -> None:

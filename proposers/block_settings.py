@@ -87,10 +87,11 @@ class BlockSettings:
     def from_anchor(self, is_dspark: bool, is_domino: bool) -> bool:
         """Whether the last known token's own place has the first guess.
 
-        A Domino says so as shift_label, and `speculators`, whose own name is another, means it where nothing is said.
+        A Domino says so as shift_label, and `speculators`, whose own name is another, means it where nothing is said. DeepSpec's
+        DFlash has a third name.
         """
         shifts = self.flag("shift_label", self._speculators == "domino") if is_domino else is_dspark
-        return self.flag("sample_from_anchor", shifts)
+        return self.flag("sample_from_anchor", self.flag("query_zero_predicts_next", shifts))
 
     def block_size(self, default: int | None) -> int:
         value = self.find("block_size")

@@ -202,6 +202,7 @@ def _published() -> dict[str, Published]:
             causal=False,
         ),
         "z-lab, narrow windows": z_lab(replace(slides, windows=(3, None)), {**sliding, "sliding_window": 3}, causal=False),
+        "z-lab, from anchor": z_lab(replace(base, from_anchor=True), query_zero_predicts_next=True),
         "z-lab, default layers": replace(
             z_lab(replace(base, taps=(2, 6))),
             config={k: v for k, v in z_lab(base).config.items() if k != "dflash_config"} | {"dflash_config": {"mask_token_id": 59}},
@@ -280,7 +281,7 @@ def _published() -> dict[str, Published]:
             replace(base, from_anchor=True, markov="gated", confidence="h, markov"),
             "dspark_config",
             model_type="qwen3_vl_text",
-            rope_scaling={"mrope_interleaved": True, "mrope_section": [2, 1, 1], "rope_type": "default"},
+            rope_scaling={"mrope_interleaved": True, "mrope_section": [2, 1, 1], "rope_type": "default", "partial_rotary_factor": 0.5},
         ),
         "dspark, speculators": speculators(
             replace(reduced, markov="vanilla", confidence="h, markov"),
