@@ -152,8 +152,8 @@ def _layer_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfi
     if kind == "llama" and "layer_types" not in given:
         given.pop("sliding_window", None)  # a Llama has none by itself
     num_layers = tensors.num_layers()
-    if len(given.get("layer_types", ())) != num_layers:
-        given.pop("layer_types", None)
+    if isinstance(kinds := given.get("layer_types"), list) and len(kinds) != num_layers:
+        del given["layer_types"]
     return layer_config(kind, given, num_layers, tensors.shape(f"{_ATTENTION}.q_proj.weight")[0], settings.folder)
 
 

@@ -173,6 +173,7 @@ def put(name: str, tensor: Tensor) -> Change:
         ("eagle3", {}, drop("midlayer.mlp.up_proj.weight"), "has no tensor 'layers.0.mlp.up_proj.weight'"),
         ("eagle3", {"intermediate_size": 64}, None, "is 48 x 32, but 64 x 32 is needed"),
         ("eagle3", {"num_attention_heads": "four"}, None, "is no valid llama config"),
+        ("eagle3", {"layer_types": 1}, None, "is no valid llama config"),
         ("eagle3", {}, put("norm.weight", torch.full((32,), torch.nan)), "NaN"),
         ("eagle3", {"norm_before_fc": True}, None, "has no tensor 'input_norm.weight'"),
         ("eagle3", {"norm_before_fc": True, "fc_norm": True}, None, "only one can be meant"),
