@@ -140,6 +140,8 @@ def run(words: list[str]) -> int:
         case ["version" | "--version" | "-V", *_]:
             print(f"foretoken {__version__}")
             return 0
+        case ["help", command, *rest]:
+            return run([command, *rest, "--help"])
         case [] | ["help" | "-h" | "--help", *_]:
             print(HELP, end="")
             return 0

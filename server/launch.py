@@ -60,7 +60,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     progress = Loading()
     with progress:
         progress("loading PyTorch")
-        with imported():
+        with imported(), signals_end_at_once():
             from ..engine.async_engine import AsyncEngine  # these import torch: seconds that a mistake above need not wait for
             from .app import create_app
         with kept():
@@ -105,6 +105,24 @@ def ending_signals() -> list[signal.Signals]:
     """Those that ask the process to end. A terminal that closes is one, unless `nohup` has it that it is not."""
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
+
+
+@contextmanager
+def signals_end_at_once() -> Iterator[None]:
+    """For imports, which leave nothing half done: what a handler raises, a module that is imported may catch, and the signal be lost."""
+
+    def end(sig: int, frame: FrameType | None) -> None:
+        os._exit(128 + sig)
+
+    before = {sig: signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM)}
+    heard = {sig: handler for sig, handler in before.items() if handler is not signal.SIG_IGN}
+    for sig in heard:
+        signal.signal(sig, end)
+    try:
+        yield
+    finally:
+        for sig, handler in heard.items():
+            signal.signal(sig, handler)
 
 
 def _end_at_once(sig: int, frame: FrameType | None) -> None:

@@ -77,6 +77,17 @@ def test_mistakes_in_the_command_line() -> None:
     ended = foretoken("bench", "kernals")
     assert ended.returncode == USAGE and "did you mean kernels?" in one_line_error(ended)
     assert foretoken("version", "--help").stdout == foretoken("version").stdout
+    assert foretoken("help", "bench").stdout == foretoken("bench", "--help").stdout
+    assert "did you mean serve?" in one_line_error(foretoken("help", "sevre"))
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_an_import_would_swallow_ends_the_process(sig: signal.Signals) -> None:
+    code = f"""import contextlib, os
+from foretoken.server.launch import signals_end_at_once
+with signals_end_at_once(), contextlib.suppress(BaseException):
+    os.kill(os.getpid(), {sig:d})"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 128 + sig
 
 
 @pytest.mark.parametrize("words", ["bench serve", "bench compare", "bench workloads", "tune", "train evaluate", "chat", "completion"])
