@@ -14,7 +14,7 @@ from ..option_forms import count, key, temperature
 from .client import ChatClient, ChatError, NoServer
 from .colors import WHEN, Painter
 from .commands import Commands, Next
-from .conversation import Conversation, shown
+from .conversation import Conversation, Message, shown
 from .input import Prompt
 from .stats import AnswerStats
 from .tokens import Piece, TokenPlacer
@@ -100,6 +100,7 @@ class Chat:
         except EOFError:
             print()
             return False
+        before = [*self._conversation.messages]
         after = Next.READ
         if line.startswith("/"):
             after = self._commands.run(line)
@@ -107,11 +108,11 @@ class Chat:
             self._conversation.ask(line)
             after = Next.ANSWER
         if after is Next.ANSWER:
-            self._answer()
+            self._answer(before)
         return after is not Next.QUIT
 
-    def _answer(self) -> None:
-        """Has the latest question answered. What came before Ctrl-C or a failure stays; a question without any answer is taken back."""
+    def _answer(self, before: list[Message]) -> None:
+        """Has the latest question answered. What came before Ctrl-C or a failure stays; if nothing came, all is as it was `before`."""
         start, placer, text = time.monotonic(), TokenPlacer(), ""
         usage, metrics, ending = {}, {}, ""
         try:
@@ -132,7 +133,7 @@ class Chat:
             self._conversation.answered(text)
             self._total.add(stats)
         else:
-            self._conversation.undo()
+            self._conversation.messages[:] = before
         if figures := "; ".join(filter(None, (ending, stats.describe(self._painter)))):
             print("\n" + self._painter.dim("[") + figures + self._painter.dim("]"))
 

@@ -108,7 +108,7 @@ class Commands:
             return self._refuse(f"{path} is there already; name another file")
         except OSError as error:
             return self._refuse(f"{path} cannot be written: {error.strerror}")
-        return self._say(f"{len(self._conversation.messages)} messages written to {path}")
+        return self._say(f"{len(self._conversation.all_messages)} messages written to {path}")
 
     def _stats(self, _: str) -> Next:
         if not self._total.answers:

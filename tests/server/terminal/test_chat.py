@@ -130,9 +130,10 @@ def test_no_color_is_respected(server: RunningServer, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_told_and_the_question_taken_back(server: RunningServer) -> None:
-    ended = piped(server.url, "/speculation nobody\nhello\n/speculation auto\nhello\n/save -\n", "--max-tokens", "5")
+    typed = "/speculation nobody\nhello\n/speculation auto\nhello\n/speculation nobody\n/regenerate\n/save -\n"
+    ended = piped(server.url, typed, "--max-tokens", "5")
     assert ended.returncode == 1 and "speculation.method is 'nobody', but this server has" in ended.stderr
-    assert "5 tokens" in ended.stdout
+    assert "5 tokens" in ended.stdout and "2 messages written" in ended.stdout, "what could not be answered again keeps its answer"
     Path("-").unlink()
 
 
