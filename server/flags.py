@@ -20,7 +20,7 @@ REFUSED = {
     "--ssl-certfile": "TLS is not served: put a proxy that ends TLS in front",
     "--ssl-keyfile": "TLS is not served: put a proxy that ends TLS in front",
 }
-# What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags of speculation and adapters.
+# What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags.
 ELSEWHERE = {
     **dict.fromkeys(["--speculative-algorithm", "--spec-type"], "--spec-method"),
     **dict.fromkeys(
@@ -36,7 +36,20 @@ ELSEWHERE = {
     "--speculative-eagle-topk": '"eagle_topk" in --speculative-config',
     **dict.fromkeys(["--draft-p-min", "--spec-draft-p-min"], '"confidence_threshold" in --speculative-config'),
     "--uno-lora-path": '"uno_lora_path" in --speculative-config',
-    "--model-path": "--model",
+    **dict.fromkeys(["--model-path", "--model-id", "-m"], "--model"),
+    **dict.fromkeys(["--ctx-size", "-c", "--context-length", "--session-len"], "--max-model-len"),
+    **dict.fromkeys(["--parallel", "-np", "--max-running-requests", "--max-batch-size"], "--max-num-seqs"),
+    **dict.fromkeys(["--mem-fraction-static", "--cache-max-entry-count", "--cuda-memory-fraction"], "--gpu-memory-utilization"),
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--disable-radix-cache": "--no-enable-prefix-caching",
+    **dict.fromkeys(["--cache-type-k", "-ctk", "--cache-type-v", "-ctv"], "--kv-cache-dtype"),
+    **dict.fromkeys(["--n-gpu-layers", "--gpu-layers", "-ngl"], "--device: a model lies on one as a whole"),
+    **dict.fromkeys(["--tp-size", "--tp"], "--tensor-parallel-size"),
+    **dict.fromkeys(["--alias", "-a", "--model-name"], "--served-model-name"),
+    **dict.fromkeys(["--server-name", "--hostname"], "--host"),
+    "--server-port": "--port",
+    "--random-seed": "--seed",
+    "-t": "--threads",
     **dict.fromkeys(["--lora-paths", "--lora", "--lora-scaled", "--adapters", "--lora-adapters"], "--lora-modules NAME=FOLDER ..."),
     **dict.fromkeys(["--max-loras-per-batch", "--max-loaded-loras"], "--max-loras"),
     "--speculative-draft-model-quantization": "--speculative-model-quantization",

@@ -49,6 +49,8 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str], parser: Se
     if path := line.values.get("config", surrounding.values.get("config")):
         parser.where = ""
         sources.insert(1, _parse(parser, _words_of_file(parser, Path(path)), f"{path}: "))
+        if "config" in sources[1].values:
+            parser.error("a file cannot name another with config: give one --config file")
     merged = Options({}, [warning for source in sources for warning in source.warnings])
     for source in reversed(sources):
         if SPECULATION_OPTIONS & source.values.keys():  # a drafter is chosen as a whole, never half from here and half from there

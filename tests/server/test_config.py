@@ -132,6 +132,8 @@ def test_mistakes_in_a_file_or_the_environment_name_their_place(
         error = refusal(capsys, "--config", file)
         assert message in error and str(file) in error
     assert "cannot be read" in refusal(capsys, "--config", tmp_path / "missing.yaml")
+    file.write_text("config: other.yaml")
+    assert "a file cannot name another" in refusal(capsys, "--config", file)
     monkeypatch.setenv("FORETOKEN_PORT", "http")
     assert "environment: argument --port: 'http' is not a port" in refusal(capsys)
 
@@ -176,6 +178,8 @@ def test_flags_of_other_commands_are_no_variables() -> None:
         (("--nonsense",), "unknown flag --nonsense; `foretoken serve --help`"),
         (("--draft-model", "D"), "unknown flag --draft-model: here it is --speculative-model"),
         (("--speculative-eagle-topk=4",), 'unknown flag --speculative-eagle-topk: here it is "eagle_topk" in --speculative-config'),
+        (("--ctx-size", "4096"), "here it is --max-model-len"),
+        (("-ngl", "99"), "unknown flag -ngl: here it is --device"),
         (("--zzzz",), "`foretoken serve --help` lists the flags"),
         (("--port", "70000"), "not a port"),
         (("--max-num-seqs", "0"), "not a positive integer"),
