@@ -191,7 +191,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
 
   // 1. scores, then weights
   const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
-  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, next.reach(task.run, segment), tile.scores);
+  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, next.reach(task.run, segment), tile.scores, next);
   clear_maximum_and_sum(tile.state);
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   float weight_scales[kTile] = {};
@@ -212,7 +212,7 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
 
   // 2. weighted values
   float* sums = tile.state + 2 * kTile;
-  weigh_segment<Lane>(tile.weights, s, cache.v_dim, sums, cache.v_pad);
+  weigh_segment<Lane>(tile.weights, s, cache.v_dim, sums, cache.v_pad, next);
   if (Lane::kBytes == 2) {
     for (int i = 0; i < s.vectors; ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;

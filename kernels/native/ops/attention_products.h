@@ -34,9 +34,16 @@ struct ByteLane {
 // Blocks of keys, or vectors of columns, that are multiplied by up to four queries at a time: as many as registers hold sums of.
 constexpr int kTogether = FT_AVX2 ? 1 : 4;
 
+// Products of so many queries and blocks fetch what is read next on the way, a line for about 16 of them: memory would be idle meanwhile, and
+// more lines at once would hold up what they load themselves.
+template <int Q, int B>
+constexpr bool fetches_between() {
+  return Q == 4 && B == 4;
+}
+
 // scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kSegment long.
 template <class Lane, int Q, int B>
-inline void score_tile(const char* q, int64_t q_stride, const char* const* keys, int rows, float* scores) {
+inline void score_tile(const char* q, int64_t q_stride, const char* const* keys, int rows, float* scores, NextLines& next) {
   typename Lane::Sum sum[Q][B];
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
@@ -46,7 +53,12 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
   const char* key[B];
 #pragma GCC unroll 8
   for (int b = 0; b < B; ++b) key[b] = keys[b];
+  const char* lines = nullptr;
   for (int r = 0; r < rows; ++r) {
+    if (fetches_between<Q, B>()) {
+      if (r % NextLines::kCount == 0) lines = next.take();
+      if (lines) prefetch_line(lines + r % NextLines::kCount * 64);
+    }
     Int k[B];
 #pragma GCC unroll 8
     for (int b = 0; b < B; ++b) k[b] = Lane::lanes(key[b] + r * 16 * Lane::kBytes);
@@ -65,14 +77,15 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
 }
 
 template <class Lane, int B>
-inline void score_queries(const char* q, int count, int64_t q_stride, const char* const* keys, int rows, float* scores) {
+inline void score_queries(const char* q, int count, int64_t q_stride, const char* const* keys, int rows, float* scores,
+                          NextLines& next) {
   while (count > 0) {
     const int take = count > 4 && count < 7 ? 3 : min_of(count, 4);  // 5 = 3 + 2, 6 = 3 + 3, 9 = 4 + 3 + 2
     switch (take) {
-      case 1: score_tile<Lane, 1, B>(q, q_stride, keys, rows, scores); break;
-      case 2: score_tile<Lane, 2, B>(q, q_stride, keys, rows, scores); break;
-      case 3: score_tile<Lane, 3, B>(q, q_stride, keys, rows, scores); break;
-      default: score_tile<Lane, 4, B>(q, q_stride, keys, rows, scores); break;
+      case 1: score_tile<Lane, 1, B>(q, q_stride, keys, rows, scores, next); break;
+      case 2: score_tile<Lane, 2, B>(q, q_stride, keys, rows, scores, next); break;
+      case 3: score_tile<Lane, 3, B>(q, q_stride, keys, rows, scores, next); break;
+      default: score_tile<Lane, 4, B>(q, q_stride, keys, rows, scores, next); break;
     }
     q += take * q_stride;
     scores += take * kSegment;
@@ -89,22 +102,23 @@ template <class Lane>
 inline void stay_awake() {}  // now and then, where something else is computed in between
 
 // The scores of all blocks of a segment, `rows` rows of keys each. On the way the values of each block are fetched, but of those before block
-// `fetched` (see cache_lines.h).
+// `fetched` (see cache_lines.h), and some of what is read next.
 template <class Lane>
-inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, int fetched, float* scores) {
+inline void score_blocks(const char* q, int64_t q_stride, const Segment& s, int rows, int fetched, float* scores,
+                         NextLines& next) {
   const int count = s.vectors;
   int b = s.first;
   for (; b + kTogether <= s.end; b += kTogether) {
     for (int i = max_of(b, fetched); i < b + kTogether; ++i) {
       for (int64_t at = 0; at < s.v_bytes; at += 64) prefetch_line(s.values[i] + at);
     }
-    score_queries<Lane, kTogether>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
+    score_queries<Lane, kTogether>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize, next);
   }
   if (kTogether > 2 && s.end - b >= 2) {
-    score_queries<Lane, 2>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
+    score_queries<Lane, 2>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize, next);
     b += 2;
   }
-  if (b < s.end) score_queries<Lane, 1>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize);
+  if (b < s.end) score_queries<Lane, 1>(q, count, q_stride, s.keys + b, rows, scores + b * kBlockSize, next);
 }
 
 // Values of one layer's blocks: where they are and how long their rows.
@@ -121,8 +135,8 @@ inline void write_sum(float* p, Int x) { store_int(p, x); }
 // zero whatever bits lie there; their weights are zero, but a NaN would not care.
 template <class Lane, int Q, int C, bool Masked>
 inline void weigh_tile(const char* weights, const ValueRows& v, int first, int end, int low, int high, int column, float* sums,
-                       int64_t stride) {
-  constexpr int kRows = kBlockSize / Lane::kPlaces;
+                       int64_t stride, NextLines& next) {
+  constexpr int kRows = kBlockSize / Lane::kPlaces, kLinesOfRow = NextLines::kCount / kRows;
   constexpr int64_t kWeightsStride = kSegment * 4 / Lane::kPlaces;
   typename Lane::Sum sum[Q][C];
 #pragma GCC unroll 8
@@ -132,7 +146,9 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
   }
   for (int b = first; b < end; ++b) {
     const char* row = v.blocks[b] + column * Lane::kBytes;
+    const char* const lines = fetches_between<Q, C>() && !Masked ? next.take() : nullptr;
     for (int r = 0; r < kRows; ++r, row += v.row_bytes) {
+      for (int i = 0; lines && i < kLinesOfRow; ++i) prefetch_line(lines + (r * kLinesOfRow + i) * 64);
       Int value[C];
       const int place = b * kBlockSize + r * Lane::kPlaces;
       if (Masked && (place >= high || place + Lane::kPlaces <= low)) continue;
@@ -160,14 +176,14 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
 
 template <class Lane, int C, bool Masked>
 inline void weigh_queries(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int column,
-                          float* sums, int64_t stride) {
+                          float* sums, int64_t stride, NextLines& next) {
   while (count > 0) {
     const int take = count > 4 && count < 7 ? 3 : min_of(count, 4);
     switch (take) {
-      case 1: weigh_tile<Lane, 1, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
-      case 2: weigh_tile<Lane, 2, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
-      case 3: weigh_tile<Lane, 3, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
-      default: weigh_tile<Lane, 4, C, Masked>(weights, v, first, end, low, high, column, sums, stride); break;
+      case 1: weigh_tile<Lane, 1, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
+      case 2: weigh_tile<Lane, 2, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
+      case 3: weigh_tile<Lane, 3, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
+      default: weigh_tile<Lane, 4, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
     }
     weights += take * (kSegment * 4 / Lane::kPlaces);
     sums += take * stride;
@@ -178,23 +194,24 @@ inline void weigh_queries(const char* weights, int count, const ValueRows& v, in
 // All columns: sums [count][stride] += weights @ V. Masked as in weigh_tile.
 template <class Lane, bool Masked>
 inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int first, int end, int low, int high, int v_dim, float* sums,
-                         int64_t stride) {
+                         int64_t stride, NextLines& next) {
   if (first >= end) return;
   const int vectors = (v_dim + 15) / 16;
   int c = 0;
   for (; c + kTogether <= vectors; c += kTogether) {
-    weigh_queries<Lane, kTogether, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+    weigh_queries<Lane, kTogether, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride, next);
   }
   if (kTogether > 2 && vectors - c >= 2) {
-    weigh_queries<Lane, 2, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+    weigh_queries<Lane, 2, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride, next);
     c += 2;
   }
-  if (c < vectors) weigh_queries<Lane, 1, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride);
+  if (c < vectors) weigh_queries<Lane, 1, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride, next);
 }
 
 // sums [vectors][stride] = weights @ V over a segment: blocks that all tokens see whole together, those around them token by token.
 template <class Lane>
-inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride) {
+inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride,
+                          NextLines& next) {
   constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   const ValueRows rows{s.values, s.v_row};
   for (int64_t i = 0; i < s.vectors * stride; i += 16) store(sums + i, zero());
@@ -203,10 +220,10 @@ inline void weigh_segment(const char* weights, const Segment& s, int v_dim, floa
       const int begin = max_of(from, s.first_block(t)), stop = min_of(to, s.end_block(t));
       const int i = s.begin_of(t);
       weigh_blocks<Lane, true>(weights + i * kWeightsBytes, s.end_of(t) - i, rows, begin, stop, s.low[t], s.high[t], v_dim, sums + i * stride,
-                               stride);
+                               stride, next);
     }
   };
   weigh_edges(s.first, s.whole_first);
-  weigh_blocks<Lane, false>(weights, s.vectors, rows, s.whole_first, s.whole_end, 0, 0, v_dim, sums, stride);
+  weigh_blocks<Lane, false>(weights, s.vectors, rows, s.whole_first, s.whole_end, 0, 0, v_dim, sums, stride, next);
   weigh_edges(s.whole_end, s.end);
 }

@@ -58,7 +58,8 @@ inline void score_some(const char* q, int64_t q_stride, const char* const* keys,
 }
 
 template <>
-inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, int fetched, float* scores) {
+inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, int fetched, float* scores,
+                                   NextLines& /*next*/) {
   int b = s.first;
   for (; b + 4 <= s.end; b += 4) {
     // Tile loads hardly wake the hardware's prefetchers: the next keys, and these values.
@@ -134,7 +135,8 @@ inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, i
 }
 
 template <>
-inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride) {
+inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride,
+                                    NextLines& /*next*/) {
   uint32_t odd = 0;
   for (int b = s.first; b < s.end; ++b) {
     const bool whole = b >= s.whole_first && b < s.whole_end;

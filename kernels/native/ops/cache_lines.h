@@ -51,7 +51,7 @@ struct NextLines {
         return lines;
       }
     }
-#if FT_AMX  // see fetch_some
+#if !FT_AVX2  // not measured there
     if (op.ahead) return foretoken::take(*op.ahead, kBytes);
 #endif
     return nullptr;
