@@ -168,12 +168,18 @@ def load_executor(
 def _keep_layers(hf_config: transformers.PretrainedConfig, num_layers: int, folder: Path) -> None:
     """Cut the config down to its first layers."""
     config: Any = hf_config.get_text_config()
-    if num_layers > config.num_hidden_layers:
-        raise ConfigError(f"draft_layers {num_layers} is above the {config.num_hidden_layers} layers of {folder}")
+    before = config.num_hidden_layers
+    if num_layers > before:
+        raise ConfigError(f"draft_layers {num_layers} is above the {before} layers of {folder}")
+    if num_layers < before and getattr(config, "hidden_size_per_layer_input", None):
+        raise ConfigError(f"draft_layers: the layers of {folder} have embeddings in one tensor, of which the first cannot be taken alone")
     config.num_hidden_layers = num_layers
-    for name in ("layer_types", "no_rope_layers"):
-        if isinstance(kinds := getattr(config, name, None), list):
+    for name in ("layer_types", "no_rope_layers", "layer_rope_theta"):
+        kinds = getattr(config, name, None)
+        if isinstance(kinds, list) and len(kinds) > num_layers:  # Bamba and Falcon-H1 count them anew
             setattr(config, name, kinds[:num_layers])
+    if getattr(config, "scale_depth", None):  # MiniCPM3: what each layer adds is divided by the root of their number
+        config.scale_depth *= (num_layers / before) ** 0.5
 
 
 def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
