@@ -80,6 +80,7 @@ def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = Non
         raise UnsupportedModel(f"model type {hf_config.model_type!r}")
     architecture, family = FAMILIES[hf_config.model_type]
     config = hf_config.to_dict()
-    if (config.get("architectures") or [architecture]) != [architecture]:
-        raise UnsupportedModel(f"architectures {config['architectures']}")
+    said = config.get("architectures") or [architecture]
+    if str(said).lower() != str([architecture]).lower():  # K-EXAONE says ExaoneMoE, some old Llamas LLaMA
+        raise UnsupportedModel(f"architectures {said}")
     return family(RecurrentBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))

@@ -126,6 +126,11 @@ def test_what_is_not_understood_is_not_supported() -> None:
         decoder_program(dynamic)
 
 
+@pytest.mark.parametrize("spelling", ["LlamaForCausalLM", "LLaMAForCausalLM"])
+def test_an_architecture_is_the_same_however_it_is_spelt(spelling: str) -> None:
+    assert supports(tiny_config("llama", architectures=[spelling]))
+
+
 @pytest.mark.parametrize(
     ("model_type", "billions", "cache"),
     [("glm4_moe_lite", 29.94, 64 + 512), ("youtu", 1.96, 64 + 512), ("minicpm3", 4.07, 32 + 256)],
