@@ -31,7 +31,10 @@ _UNSERVED: Mapping[str, str] = {
     "trainable_token_indices": "token embeddings of its own (trainable_token_indices)",
     "alora_invocation_tokens": "a place in the text from which on it counts (aLoRA)",
     "target_parameters": "parameters that are no linear layers (target_parameters), as experts are",
+    "layer_replication": "layers that stand in the network more than once (layer_replication)",
 }
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways to begin that take out of the base model's weights what the factors start with: so what they end with adds to these weights."""
 
 
 @record
@@ -63,6 +66,7 @@ def read_adapter(
     tensors = _tensors(folder)
     _require_numbers(folder, tensors)
     halves: dict[str, dict[str, Tensor]] = {}
+    modules: dict[str, str] = {}  # weight -> what the adapter calls its layer
     for name in tensors:
         found = _NAME.fullmatch(name)
         if found is None:
@@ -72,6 +76,7 @@ def read_adapter(
         if weight is None:
             raise ModelLoadError(f"{folder} adapts {found['module']}, {_why_not(found['module'], shapes)}")
         halves.setdefault(weight, {})[found["factor"]] = tensors[name]
+        modules[weight] = found["module"]
     scaling = _scaling(folder, config)
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for weight, factors in halves.items():
@@ -87,7 +92,7 @@ def read_adapter(
             )
         if rank > most_rank:
             raise ModelLoadError(f"{folder} has rank {rank}, but there is room for {most_rank}: raise max_lora_rank (--max-lora-rank)")
-        down, up = down.float(), up.float() * scaling(weight.removesuffix(".weight"), rank)
+        down, up = down.float(), up.float() * scaling(modules[weight], rank)
         found = {name: rows_of(up, rows) for name, rows in parts.items() if rows.tensor == weight}
         pairs.update({name: (down, rows) for name, rows in (found or {weight: up}).items()})
     if not pairs:
@@ -129,6 +134,8 @@ def _require_lora(folder: Path, config: Mapping[str, Any]) -> None:
     asked = [told for name, told in _UNSERVED.items() if config.get(name)]
     if config.get("bias", "none") not in ("none", None):
         asked.append(f"biases (bias {config['bias']!r})")
+    if str(begun := config.get("init_lora_weights")).lower().startswith(_CHANGE_THE_BASE):
+        asked.append(f"factors that add to changed weights (init_lora_weights {begun!r})")
     if asked:
         base = config.get("base_model_name_or_path") or "its base model"
         raise ModelLoadError(f"{folder} has {asked[0]}, which is not served: merge it into {base} (peft: merge_and_unload) and serve that")
