@@ -77,7 +77,7 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             bits, stored = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
             if bits not in (2, 3, 4, 8) or stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
                 raise _not_read(f"gptq with {bits} bits, format {stored}")
-            return Quantisation(method, 8 if bits == 8 else 4, zeros_less_one=stored == "gptq")
+            return Quantisation(method, 8 if max([bits, *_own_bits(config)]) > 4 else 4, zeros_less_one=stored == "gptq")
         case "awq":
             bits, version = config.get("bits", config.get("w_bit", 4)), config.get("version") or config.get("format") or "gemm"
             version = str(version).lower()
@@ -95,6 +95,12 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             return Quantisation(method, 4 if algorithm == "NVFP4" else 8)
         case _:
             raise _not_read(str(method))
+
+
+def _own_bits(config: Mapping[str, Any]) -> list[int]:
+    """Of modules that GPTQModel (dynamic) or AutoRound (extra_config) has quantised to bits of their own; with 16 they are not."""
+    modules = [*(config.get("dynamic") or {}).values(), *(config.get("extra_config") or {}).values()]
+    return [bits for module in modules if module and (bits := module.get("bits") or 0) <= 8]
 
 
 def _whose_layout(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

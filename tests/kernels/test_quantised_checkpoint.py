@@ -169,6 +169,12 @@ def test_where_a_checkpoint_says_how_it_is_stored(tmp_path: Path) -> None:
         rounded = {"quant_method": "auto-round", "packing_format": packing, "bits": 4}
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
         assert read_quantisation(tmp_path) == expected
+    for own, bits in (({"bits": 8}, 8), ({"bits": 16}, 4), ({"group_size": 32}, 4), ({}, 4)):  # of some modules
+        of_gptq, of_auto_round = {"dynamic": {"-:lm_head": {}, "+:.*down.*": own}}, {"extra_config": {"model.layers.0.mlp.up_proj": own}}
+        for said in ({"quant_method": "gptq", **of_gptq}, {"quant_method": "auto-round", **of_auto_round}):
+            (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**said, "bits": 4}}))
+            found = read_quantisation(tmp_path)
+            assert found is not None and found.bits == bits
     (tmp_path / "config.json").write_text("{}")
     assert read_quantisation(tmp_path) is None
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
