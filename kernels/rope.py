@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .program import RopeTable
 
-_SCALED = ("linear", "llama3", "yarn", "longrope")  # "dynamic" changes all frequencies, cached keys too, as a sequence grows
+_SCALED = ("linear", "llama3", "yarn", "longrope")  # "dynamic" changes all frequencies, cached keys too, as a sequence outgrows its model
 
 
 class UnsupportedModel(ValueError):
@@ -16,7 +16,7 @@ class UnsupportedModel(ValueError):
 
 
 def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, layer_type: str | None = None) -> RopeTable:
-    """The table for all sequences up to max_model_len. Raises UnsupportedModel for unknown or dynamic scaling.
+    """The table for all sequences up to max_model_len. Raises UnsupportedModel for unknown scaling, or dynamic one that would set in.
 
     layer_type: the layers it is for, where the config has a table for each type. A partial_rotary_factor shortens the table:
     the rest of each head does not turn.
@@ -40,6 +40,8 @@ def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, l
     if rope_type == "dynamic" and (alpha := parameters.get("alpha")):
         # Hunyuan's checkpoints call a base that is stretched once and for all by this name.
         theta, rope_type = theta * alpha ** (head_dim / (head_dim - 2)), "default"
+    elif rope_type == "dynamic" and max_model_len <= hf_config.get_text_config().max_position_embeddings:
+        rope_type = "default"  # as long as no text is longer
     if rope_type == "default":
         width = int(head_dim * share)
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width

@@ -106,7 +106,7 @@ def test_bfloat16_agrees_but_for_near_ties(pairs: dict[str, Pair], name: str) ->
 
 
 def test_what_is_not_understood_is_not_supported() -> None:
-    dynamic = tiny_config("llama", rope_parameters={"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0})
+    dynamic = tiny_config("llama", rope_scaling={"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 32})
     partial = {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
     multimodal: Any = transformers.Gemma3Config(text_config=tiny_config("gemma3").to_dict())
     odd: dict[str, transformers.PretrainedConfig] = {

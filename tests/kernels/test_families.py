@@ -54,6 +54,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama-linear-old-form": tiny_config("llama", rope_theta=500.0, rope_scaling={"type": "linear", "factor": 2.0}),
     "llama-llama3": tiny_config("llama", rope_parameters={"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3}),
     "llama-yarn": tiny_config("llama", rope_parameters=YARN),
+    "llama-dynamic": tiny_config("llama", rope_scaling={"type": "dynamic", "factor": 2.0}),
     "llama-longrope": tiny_config("llama", rope_parameters=LONGROPE),
     "llama-gelu": tiny_config("llama", hidden_act="gelu_pytorch_tanh", num_key_value_heads=4),
     "mistral-full": tiny_config("mistral", sliding_window=None, head_dim=12),
@@ -253,7 +254,6 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("gemma", {"use_bidirectional_attention": True}),
         ("ministral", {"sliding_window": None}),
         ("ministral3", {"rope_parameters": YARN}),
-        ("hunyuan", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}}),
         ("hunyuan", {"rope_parameters": YARN}),
         ("arcee", {"hidden_act": "tanh"}),
         ("qwen3_next", {"num_experts_per_tok": 7}),
@@ -267,7 +267,6 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("gemma3", {"attn_logit_softcapping": 5.0}),
         *[("muse_glimmer", {"layer_rope_theta": said}) for said in ([50.0, 0, 100.0], [100.0, 0]) if "muse_glimmer" in MORE],
         ("gemma3", {"use_bidirectional_attention": True}),
-        ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}),
     ],
     ids=str,
 )

@@ -17,7 +17,6 @@ from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.kernels.rope import UnsupportedModel
 from foretoken.proposers.config import DynamicTree
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.detection import detect_method
@@ -130,8 +129,8 @@ def test_rope_scaling_is_its_own(tmp_path: Path) -> None:
     assert first_confidence(edit(drafter, {"rope_theta": 500000.0, "rope_scaling": vision})) == apart != plain
     parts = {"full_attention": {"rope_theta": 10000.0}, "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"}}
     assert first_confidence(edit(drafter, {"rope_theta": None, "rope_scaling": None, "rope_parameters": parts})) == apart
-    with pytest.raises(UnsupportedModel, match="dynamic"):
-        edit(drafter, {"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}).load()
+    dynamic = {"rope_type": "dynamic", "factor": 8.0}  # which sets in behind the positions that the drafter reads
+    assert first_confidence(edit(drafter, {"rope_parameters": None, "rope_scaling": dynamic})) == plain
 
 
 def first_confidence(drafter: Drafter) -> list[float]:
