@@ -44,6 +44,7 @@ class Quantisation:
     bits: int  # 8 or 4: as many as the widest of its quantised weights need
     block: tuple[int, int] = (128, 128)  # outputs and inputs that share a scale
     zeros_less_one: bool = False  # GPTQ
+    group: int = 0  # GPTQ: inputs that share a scale, of most modules; 0 = not told
     asymmetric: bool = False  # compressed-tensors: all that is quantised has zero points
 
 
@@ -77,7 +78,9 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             bits, stored = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
             if bits not in (2, 3, 4, 8) or stored not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
                 raise _not_read(f"gptq with {bits} bits, format {stored}")
-            return Quantisation(method, 8 if max([bits, *_own_bits(config)]) > 4 else 4, zeros_less_one=stored == "gptq")
+            widest, group = max([bits, *_own_bits(config)]), config.get("group_size")
+            group = group if isinstance(group, int) else 0
+            return Quantisation(method, 8 if widest > 4 else 4, zeros_less_one=stored == "gptq", group=group)
         case "awq":
             bits, version = config.get("bits", config.get("w_bit", 4)), config.get("version") or config.get("format") or "gemm"
             version = str(version).lower()
@@ -217,7 +220,8 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
             return awq(words, zeros, scales)
         case {"qweight": words, "qzeros": zeros, "scales": scales}:
             groups, bits = parts.get("g_idx"), _gptq_bits(parts, quantisation)
-            groups = None if groups is None or not len(groups) else groups
+            if groups is None or not len(groups):
+                groups = _runs(words.shape[0] * 32 // bits, quantisation.group, len(scales))
             return gptq(words, zeros, scales, groups, bits, quantisation.zeros_less_one)
         case {"_packed": words, "_scale": scales} if words.dtype == torch.int32:
             outputs, inputs = stored_shape(parts, quantisation)
@@ -247,6 +251,11 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
             return scaled(values, scale, quantisation.block)
         case _:
             raise _incomplete(parts)
+
+
+def _runs(inputs: int, group: int, count: int) -> Tensor | None:
+    """The group of each of so many inputs where the last group is shorter, as AutoRound leaves it; None: all are alike."""
+    return torch.arange(inputs) // group if group > 0 and inputs % group and math.ceil(inputs / group) == count else None
 
 
 def _gptq_bits(parts: Mapping[str, Tensor], quantisation: Quantisation) -> int:

@@ -17,7 +17,7 @@ from tiny_models import random_model, tiny_config
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.model_config import read_model_config
-from foretoken.kernels.quantised_checkpoint import Quantisation, UnsupportedQuantisation, read_quantisation
+from foretoken.kernels.quantised_checkpoint import Quantisation, UnsupportedQuantisation, plain, read_quantisation
 from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors, shape_of
 
 PROMPT = random_tokens(3, 12, 97)
@@ -86,6 +86,17 @@ def test_shapes_are_told_without_making_numbers(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("foretoken.kernels.weights.plain", lambda *parts: pytest.fail("numbers were made"))
     tensors, expected = (read_tensors([folder / "model.safetensors"]) for folder in (quantised, plain))
     assert {name: shape_of(tensors, name) for name in tensors} == {name: tuple(tensor.shape) for name, tensor in expected.items()}
+
+
+def test_a_shorter_last_group_needs_no_g_idx(tmp_path: Path) -> None:
+    """As AutoRound stores 24 inputs in groups of 16."""
+    rounded = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
+    quantisation = read_quantisation(tmp_path)
+    assert quantisation is not None
+    nines, eights = torch.full((3, 8), -0x66666667, dtype=torch.int32), torch.full((2, 1), -0x77777778, dtype=torch.int32)
+    parts = {"qweight": nines, "qzeros": eights, "scales": torch.tensor([[1.0], [2.0]]).expand(2, 8)}
+    assert torch.equal(plain(parts, quantisation), torch.tensor([1.0] * 16 + [2.0] * 8).expand(8, 24))
 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
