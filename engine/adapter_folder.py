@@ -31,10 +31,8 @@ _UNSERVED: Mapping[str, str] = {
     "trainable_token_indices": "token embeddings of its own (trainable_token_indices)",
     "alora_invocation_tokens": "a place in the text from which on it counts (aLoRA)",
     "target_parameters": "parameters that are no linear layers (target_parameters), as experts are",
-    "layer_replication": "layers that stand in the network more than once (layer_replication)",
 }
-_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin that take out of the base model's weights what the factors start with: so what they end with adds to these weights."""
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # take their start out of the base
 
 
 @record
@@ -66,7 +64,7 @@ def read_adapter(
     tensors = _tensors(folder)
     _require_numbers(folder, tensors)
     halves: dict[str, dict[str, Tensor]] = {}
-    modules: dict[str, str] = {}  # weight -> what the adapter calls its layer
+    modules: dict[str, str] = {}  # weight -> the adapter's name of its layer
     for name in tensors:
         found = _NAME.fullmatch(name)
         if found is None:

@@ -172,13 +172,13 @@ def _keep_layers(hf_config: transformers.PretrainedConfig, num_layers: int, fold
     if num_layers > before:
         raise ConfigError(f"draft_layers {num_layers} is above the {before} layers of {folder}")
     if num_layers < before and getattr(config, "hidden_size_per_layer_input", None):
-        raise ConfigError(f"draft_layers: the layers of {folder} have embeddings in one tensor, of which the first cannot be taken alone")
+        raise ConfigError(f"draft_layers: the layers of {folder} have embeddings in one tensor")
     config.num_hidden_layers = num_layers
     for name in ("layer_types", "no_rope_layers", "layer_rope_theta"):
         kinds = getattr(config, name, None)
-        if isinstance(kinds, list) and len(kinds) > num_layers:  # Bamba and Falcon-H1 count them anew
+        if isinstance(kinds, list) and len(kinds) > num_layers:  # Bamba counts them anew
             setattr(config, name, kinds[:num_layers])
-    if getattr(config, "scale_depth", None):  # MiniCPM3: what each layer adds is divided by the root of their number
+    if getattr(config, "scale_depth", None):  # MiniCPM3: divided by the root of their number
         config.scale_depth *= (num_layers / before) ** 0.5
 
 

@@ -78,7 +78,7 @@ def max_positions(hf_config: transformers.PretrainedConfig) -> int:
     if positions < 1:
         raise UnsupportedModel(f"the config of this {hf_config.model_type!r} model says max_position_embeddings {positions}")
     rope = entry(config, "rope_parameters") or {}
-    # Of Llama 3 it says by how much low frequencies slow down, not how much longer texts may be: Llama 3.2 has 32 for 16 times 8,192.
+    # Llama 3's says by how much low frequencies slow down: Llama 3.2 has 32 for texts of 16 times 8,192.
     factor = 1 if rope.get("rope_type") == "llama3" else rope.get("factor") or 1
     return int(max(positions, (_original_positions(config) or 0) * factor))
 

@@ -81,6 +81,6 @@ def decoder_program(hf_config: PreTrainedConfig, max_model_len: int | None = Non
     architecture, family = FAMILIES[hf_config.model_type]
     config = hf_config.to_dict()
     said = config.get("architectures") or [architecture]
-    if str(said).lower() != str([architecture]).lower():  # K-EXAONE says ExaoneMoE, some old Llamas LLaMA
+    if str(said).lower() != str([architecture]).lower():  # K-EXAONE: ExaoneMoE
         raise UnsupportedModel(f"architectures {said}")
     return family(RecurrentBuilder(hf_config, max_model_len or max_positions(hf_config), dtype))

@@ -44,7 +44,7 @@ class Quantisation:
     bits: int  # 8 or 4: as many as the widest of its quantised weights need
     block: tuple[int, int] = (128, 128)  # outputs and inputs that share a scale
     zeros_less_one: bool = False  # GPTQ
-    group: int = 0  # GPTQ: inputs that share a scale, of most modules; 0 = not told
+    group: int = 0  # GPTQ: inputs that share a scale; 0 = not told
     asymmetric: bool = False  # compressed-tensors: all that is quantised has zero points
 
 
@@ -101,7 +101,7 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _own_bits(config: Mapping[str, Any]) -> list[int]:
-    """Of modules that GPTQModel (dynamic) or AutoRound (extra_config) has quantised to bits of their own; with 16 they are not."""
+    """Of modules that GPTQModel (dynamic) or AutoRound (extra_config) treats apart; with 16 they are plain."""
     modules = [*(config.get("dynamic") or {}).values(), *(config.get("extra_config") or {}).values()]
     return [bits for module in modules if module and (bits := module.get("bits") or 0) <= 8]
 
@@ -254,7 +254,7 @@ def plain(parts: Mapping[str, Tensor], quantisation: Quantisation) -> Tensor:
 
 
 def _runs(inputs: int, group: int, count: int) -> Tensor | None:
-    """The group of each of so many inputs where the last group is shorter, as AutoRound leaves it; None: all are alike."""
+    """The group of each input where the last one is shorter, as AutoRound leaves it; None: all are alike."""
     return torch.arange(inputs) // group if group > 0 and inputs % group and math.ceil(inputs / group) == count else None
 
 

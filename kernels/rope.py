@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .program import RopeTable
 
-_SCALED = ("linear", "llama3", "yarn", "longrope")  # "dynamic" changes all frequencies, cached keys too, as a sequence outgrows its model
+_SCALED = ("linear", "llama3", "yarn", "longrope")  # "dynamic" changes all frequencies, cached keys too, where a sequence grows on
 
 
 class UnsupportedModel(ValueError):
@@ -41,7 +41,7 @@ def rope_table(hf_config: PreTrainedConfig, head_dim: int, max_model_len: int, l
         # Hunyuan's checkpoints call a base that is stretched once and for all by this name.
         theta, rope_type = theta * alpha ** (head_dim / (head_dim - 2)), "default"
     elif rope_type == "dynamic" and max_model_len <= hf_config.get_text_config().max_position_embeddings:
-        rope_type = "default"  # as long as no text is longer
+        rope_type = "default"  # until a text is longer
     if rope_type == "default":
         width = int(head_dim * share)
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width

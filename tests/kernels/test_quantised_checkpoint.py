@@ -88,15 +88,11 @@ def test_shapes_are_told_without_making_numbers(tmp_path: Path, monkeypatch: pyt
     assert {name: shape_of(tensors, name) for name in tensors} == {name: tuple(tensor.shape) for name, tensor in expected.items()}
 
 
-def test_a_shorter_last_group_needs_no_g_idx(tmp_path: Path) -> None:
+def test_a_shorter_last_group_needs_no_g_idx() -> None:
     """As AutoRound stores 24 inputs in groups of 16."""
-    rounded = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 16}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
-    quantisation = read_quantisation(tmp_path)
-    assert quantisation is not None
     nines, eights = torch.full((3, 8), -0x66666667, dtype=torch.int32), torch.full((2, 1), -0x77777778, dtype=torch.int32)
     parts = {"qweight": nines, "qzeros": eights, "scales": torch.tensor([[1.0], [2.0]]).expand(2, 8)}
-    assert torch.equal(plain(parts, quantisation), torch.tensor([1.0] * 16 + [2.0] * 8).expand(8, 24))
+    assert torch.equal(plain(parts, Quantisation("gptq", 4, group=16)), torch.tensor([1.0] * 16 + [2.0] * 8).expand(8, 24))
 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -174,18 +170,18 @@ def test_where_a_checkpoint_says_how_it_is_stored(tmp_path: Path) -> None:
             found = read_quantisation(tmp_path)
             assert found is not None
             assert (found.bits == 8) == name.startswith(("fp8", "w8", "gptq-8", "bnb-int8")), name
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4, "format": "gptq_v2"}}')
-    assert read_quantisation(tmp_path) == Quantisation("gptq", 4)
+    v2 = '{"quantization_config": {"quant_method": "gptq", "bits": 4, "format": "gptq_v2", "group_size": 9}}'
+    (tmp_path / "config.json").write_text(v2)
+    assert read_quantisation(tmp_path) == Quantisation("gptq", 4, group=9)
     for packing, expected in ROUNDED.items():
         rounded = {"quant_method": "auto-round", "packing_format": packing, "bits": 4}
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": rounded}))
         assert read_quantisation(tmp_path) == expected
     for own, bits in (({"bits": 8}, 8), ({"bits": 16}, 4), ({"group_size": 32}, 4), ({}, 4)):  # of some modules
-        of_gptq, of_auto_round = {"dynamic": {"-:lm_head": {}, "+:.*down.*": own}}, {"extra_config": {"model.layers.0.mlp.up_proj": own}}
-        for said in ({"quant_method": "gptq", **of_gptq}, {"quant_method": "auto-round", **of_auto_round}):
-            (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**said, "bits": 4}}))
-            found = read_quantisation(tmp_path)
-            assert found is not None and found.bits == bits
+        for method, setting in (("gptq", "dynamic"), ("auto-round", "extra_config")):
+            said = {"quant_method": method, "bits": 4, setting: {"a": {}, "b": own}}
+            (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+            assert read_quantisation(tmp_path) == Quantisation("gptq", bits, zeros_less_one=True)
     (tmp_path / "config.json").write_text("{}")
     assert read_quantisation(tmp_path) is None
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')

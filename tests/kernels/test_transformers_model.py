@@ -314,7 +314,7 @@ def test_positions_follow_rope_scaling():
     assert max_positions(with_rope(rope_type="default")) == 128
     assert max_positions(with_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)) == 512
     llama3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    assert max_positions(with_rope(**llama3, original_max_position_embeddings=8)) == 128  # as Llama 3.2, which is not made for 256
+    assert max_positions(with_rope(**llama3, original_max_position_embeddings=8)) == 128  # as Llama 3.2
 
 
 def test_rope_that_changes_with_the_batch_is_served_up_to_there():

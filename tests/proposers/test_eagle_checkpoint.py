@@ -129,7 +129,7 @@ def test_rope_scaling_is_its_own(tmp_path: Path) -> None:
     assert first_confidence(edit(drafter, {"rope_theta": 500000.0, "rope_scaling": vision})) == apart != plain
     parts = {"full_attention": {"rope_theta": 10000.0}, "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"}}
     assert first_confidence(edit(drafter, {"rope_theta": None, "rope_scaling": None, "rope_parameters": parts})) == apart
-    dynamic = {"rope_type": "dynamic", "factor": 8.0}  # which sets in behind the positions that the drafter reads
+    dynamic = {"rope_type": "dynamic", "factor": 8.0}  # which sets in behind what it reads
     assert first_confidence(edit(drafter, {"rope_parameters": None, "rope_scaling": dynamic})) == plain
 
 
