@@ -1,35 +1,36 @@
-"""Ctrl-C where nothing may be left half done. Knows nothing of engines."""
+"""Ctrl-C and alarms where nothing may be left half done. Knows nothing of engines."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 
 @contextmanager
 def interrupts_held_back() -> Iterator[Callable[[], None]]:
-    """In this block Ctrl-C waits until the block calls what it is given, or until its end.
+    """In this block the handlers of signals, any of which may raise, wait until the block calls what it is given, or until its end.
 
-    Signals are the main thread's: in others there is nothing to hold back.
+    They run in the main thread: in others there is nothing to hold back.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
+    before = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
     held: list[tuple[int, FrameType | None]] = []
 
     def let_through() -> None:
-        if held:
-            number, frame = held[0]
-            held.clear()
-            before(number, frame)
+        while held:
+            number, frame = held.pop(0)
+            before[number](number, frame)
 
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
     try:
-        yield let_through
+        with ExitStack() as handlers:
+            for number, handler in before.items():
+                handlers.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, frame: held.append((number, frame)))
+            yield let_through
     finally:
-        signal.signal(signal.SIGINT, before)
-    let_through()
+        let_through()

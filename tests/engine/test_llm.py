@@ -248,6 +248,27 @@ def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.Monkey
     assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
 
 
+def test_an_alarm_within_a_step_ends_the_call_and_no_request(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's time limit: what its handler raises is no failure of the target or of a text."""
+    committer = plain._running().core.committer
+    write = committer._write
+
+    def late(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGALRM)
+        return write(*args)
+
+    def end(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+        patch.setattr(committer, "_write", late)
+        plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert signal.signal(signal.SIGALRM, before) is end
+    plain._running().core.check()
+    assert all(output.outputs[0].finish_reason == "length" for output in plain.generate(PROMPTS, GREEDY, use_tqdm=False))
+
+
 def test_the_number_of_torchs_threads_is_left_alone(tiny_target: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
