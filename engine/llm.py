@@ -112,7 +112,7 @@ class LLM:
                     room = engine.model.max_model_len - len(token_ids)
                     settings = replace(settings, max_tokens=room) if (settings.max_tokens or 0) > room > 0 else settings.clone()
                     requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt, adapter=adapter)
-                jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings.n, now)))
+                jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings, now)))
             self._num_prompts += len(jobs)
             self._run(engine, jobs, use_tqdm)
         return [job.output.build(engine.num_spec_tokens, engine.speculative.lossy) for job in jobs]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from ..kernels.record import record
-from .request import FinishReason, SpeculationStats, TokenDelta
+from .request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +19,7 @@ class Logprob:
     """The target's log probability of one token, before any penalty."""
 
     logprob: float
-    rank: int  # 1 = the best
+    rank: int | None  # 1 = the best; None of a token that logprob_token_ids named
     decoded_token: str
 
 
@@ -110,16 +111,22 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
+RANKS = range(1, 2**31)
+
+
 class GrowingOutput:
     """A RequestOutput in the making."""
 
-    def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], num_choices: int, arrival_time: float) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], params: SamplingParams, arrival_time: float
+    ) -> None:
         self._request_id = request_id
         self._prompt = prompt
         self._prompt_token_ids = list(prompt_token_ids)
-        self._choices = [CompletionOutput(index) for index in range(num_choices)]
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._stats = [SpeculationStats() for _ in range(num_choices)]
+        self._choices = [CompletionOutput(index) for index in range(params.n)]
+        self._texts: list[list[str]] = [[] for _ in range(params.n)]
+        self._stats = [SpeculationStats() for _ in range(params.n)]
+        self._ranks = repeat(None) if params.logprob_token_ids else RANKS  # of the tokens beside a chosen one
         self._num_cached_tokens = 0
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._arrival_time = arrival_time
@@ -140,7 +147,7 @@ class GrowingOutput:
         if delta.logprobs is not None:
             self._add_logprobs(choice, delta, tokenizer)
         if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
-            told = (_logprobs(token, logprob, rank, top, tokenizer) for token, logprob, rank, top in delta.prompt_logprobs)
+            told = (_logprobs(token, logprob, rank, top, RANKS, tokenizer) for token, logprob, rank, top in delta.prompt_logprobs)
             self._prompt_logprobs = [None, *told]
         if delta.finish_reason is not None:
             choice.finish_reason, choice.stop_reason, choice.error = delta.finish_reason, delta.stop_reason, delta.error
@@ -167,13 +174,19 @@ class GrowingOutput:
         if choice.logprobs is None or choice.cumulative_logprob is None:
             choice.logprobs, choice.cumulative_logprob = [], 0.0
         for token, said in zip(delta.token_ids, delta.logprobs or (), strict=True):
-            choice.logprobs.append(_logprobs(token, said.logprob, said.rank, said.top, tokenizer))
+            choice.logprobs.append(_logprobs(token, said.logprob, said.rank, said.top, self._ranks, tokenizer))
             choice.cumulative_logprob += said.logprob
 
 
 def _logprobs(
-    token: int, logprob: float, rank: int, top: Sequence[tuple[int, float]], tokenizer: PreTrainedTokenizerBase
+    token: int,
+    logprob: float,
+    rank: int,
+    top: Sequence[tuple[int, float]],
+    ranks: Iterable[int | None],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[int, Logprob]:
-    """A token and the best alternatives."""
-    best = {other: Logprob(said, place, str(tokenizer.decode([other]))) for place, (other, said) in enumerate(top, 1)}
-    return {token: Logprob(logprob, rank, str(tokenizer.decode([token])))} | best
+    """A token and others, the best alternatives or those that were asked for."""
+    told = zip(top, ranks, strict=False)
+    others = {other: Logprob(said, place, str(tokenizer.decode([other]))) for (other, said), place in told if other != token}
+    return {token: Logprob(logprob, rank, str(tokenizer.decode([token])))} | others

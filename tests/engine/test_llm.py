@@ -147,6 +147,10 @@ def test_text_logprobs_and_times(plain: LLM) -> None:
     assert whole.prompt_logprobs is not None and whole.prompt_logprobs[1] is not None and len(whole.prompt_logprobs[1]) in (100, 101)
     assert whole.outputs[0].logprobs is not None and len(whole.outputs[0].logprobs[0]) == plain._running().model.vocab_size
     assert choice.cumulative_logprob == pytest.approx(sum(e[t].logprob for e, t in zip(choice.logprobs, choice.token_ids, strict=True)))
+    worst = min(whole.outputs[0].logprobs[0].items(), key=lambda entry: entry[1].logprob)[0]
+    named = SamplingParams(temperature=0, max_tokens=1, logprobs=0, logprob_token_ids=[worst, choice.token_ids[0]])
+    told = plain.generate("The", named, use_tqdm=False)[0].outputs[0].logprobs
+    assert told is not None and {token: entry.rank for token, entry in told[0].items()} == {choice.token_ids[0]: 1, worst: None}
     times = output.metrics
     assert times.first_token_time is not None and times.last_token_time is not None
     assert times.arrival_time <= times.first_token_time <= times.last_token_time and times.num_generation_tokens == 8
