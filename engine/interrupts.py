@@ -18,7 +18,9 @@ def interrupts_held_back() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    before = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    before: dict[int, Callable[[int, FrameType | None], object]] = {
+        number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))
+    }
     held: list[tuple[int, FrameType | None]] = []
 
     def let_through() -> None:

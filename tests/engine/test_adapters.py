@@ -107,6 +107,8 @@ def test_an_adapter_that_is_not_in_this_call_makes_room(tiny_target: Path, folde
             texts(llm, GREEDY, [first, second, third, None, None])
         other = LoRARequest("one", 1, third.lora_path)  # the name of another one now
         assert texts(llm, GREEDY, other) == texts(llm, GREEDY, third)
+        with pytest.raises(InvalidRequest, match="two adapters of the name 'one'"):
+            texts(llm, GREEDY, [first, other, None, None, None])
 
 
 def test_without_enable_lora_it_is_said(tiny_target: Path, folders: dict[str, Path]) -> None:
