@@ -287,9 +287,9 @@ def _token_ids(engine: Engine, prompt: ParsedPrompt) -> list[int]:
 
 def _adapters(engine: Engine, wanted: Sequence[LoRARequest | None]) -> list[Adapter | None]:
     """Each prompt's own, loaded. Raises InvalidRequest, ModelLoadError."""
-    asked = {request.lora_name: request.lora_path for request in wanted if request is not None}
+    asked = {request.lora_name: os.fspath(request.lora_path) for request in wanted if request is not None}
     for request in wanted:
-        if request is not None and request.lora_path != asked[request.lora_name]:
+        if request is not None and os.fspath(request.lora_path) != asked[request.lora_name]:
             raise InvalidRequest(f"lora_request has two adapters of the name {request.lora_name!r}: give each its own", "lora_request")
     if not asked:
         return [None] * len(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -260,7 +261,7 @@ class LoRARequest:
 
     lora_name: str
     lora_int_id: int = 0
-    lora_path: str = ""
+    lora_path: str | os.PathLike[str] = ""
 
 
 @record

@@ -95,7 +95,7 @@ def test_each_prompt_of_a_batch_gets_its_own_adapter(
 
 def test_an_adapter_that_is_not_in_this_call_makes_room(tiny_target: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     third = LoRARequest("three", 3, str(save_adapter(tmp_path / "three", pairs_for(tiny_target, 3))))
-    first, second = (LoRARequest(name, 0, str(folder)) for name, folder in folders.items())
+    first, second = (LoRARequest(name, 0, folder) for name, folder in folders.items())
     with LLM(tiny_target, {"method": "off"}, **WITH_LORA) as llm:
         before = texts(llm, GREEDY, first)
         texts(llm, GREEDY, second)
