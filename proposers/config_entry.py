@@ -6,6 +6,7 @@ Knows all key names and no method.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ class ConfigEntry:
             key = ALIASES.get(given, given)
             if value is None:
                 continue
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value  # a script's folder
             known_value = self._values.setdefault(key, value)
             if known_value is not value and known_value != value:  # NaN, which JSON may hold, is not even equal to itself
                 raise SpeculativeConfigError(f"{self._given_as[key]!r} and {given!r} are names of one setting: give one of them")

@@ -105,6 +105,11 @@ def test_off_in_json_and_in_yaml_where_it_is_a_boolean(text: str) -> None:
     assert read_speculative_config(text) == SpeculativeConfig(off=True)
 
 
+def test_folders_of_scripts(tmp_path: Path) -> None:
+    for key, more in {"model": {"method": "eagle3"}, "directory": {"method": "extract_hidden_states"}}.items():
+        assert parse_speculative_config({key: tmp_path, **more}) == parse_speculative_config({key: str(tmp_path), **more})
+
+
 def test_reading_text_and_files(tmp_path: Path) -> None:
     expected = SpeculativeConfig((NgramConfig(3, 4, 4),))
     (tmp_path / "config.yaml").write_text("method: ngram\nnum_speculative_tokens: 3\nprompt_lookup_max: 4\n")
