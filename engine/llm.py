@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -175,6 +175,9 @@ class LLM:
                 reading.close(engine.core)
         vectors: list[list[float]] = reading.vectors().tolist() if texts else []
         return [EmbeddingRequestOutput(str(i), EmbeddingOutput(v), t) for i, (v, t) in enumerate(zip(vectors, texts, strict=True))]
+
+    def beam_search(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise InvalidRequest("beam search is not served; generate() samples several answers with SamplingParams(n=...)", "use_beam_search")
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self._running().tokenizer

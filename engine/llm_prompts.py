@@ -111,6 +111,8 @@ def _parsed(prompt: Any) -> ParsedPrompt:
             raise TypeError(f"a prompt takes {', '.join(KEYS)}, not {unknown[0]!r}")
         text, ids, salt = (given.get(key) for key in KEYS)
         if ids is not None or isinstance(text, str):
+            if not isinstance(salt, str | None):
+                raise TypeError(f"cache_salt is a string, not {salt!r}")
             return ParsedPrompt(text, None if ids is None else _token_ids(ids), salt or "")
     elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
         return ParsedPrompt(None, _token_ids(prompt))
@@ -119,7 +121,10 @@ def _parsed(prompt: Any) -> ParsedPrompt:
 
 def _token_ids(tokens: Iterable[Any]) -> list[int]:
     """Of any type that is an integer. True is none: it stays, to be refused with the other checks of ids."""
-    return [token if isinstance(token, bool) else operator.index(token) for token in tokens]
+    try:
+        return [token if isinstance(token, bool) else operator.index(token) for token in tokens]
+    except TypeError:
+        raise TypeError(f"{SHAPES}, which are integers, not {tokens!r:.60}") from None
 
 
 def _joined(content: object) -> str:

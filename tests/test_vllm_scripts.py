@@ -257,6 +257,8 @@ def test_parameters_as_old_scripts_write_them(llm: LLM) -> None:
     for name, value in {"use_beam_search": True, "best_of": 3, "truncate_prompt_tokens": 5}.items():
         with pytest.raises(ValueError, match=f"{name} is not served"):
             SamplingParams(**{name: value})
+    with pytest.raises(ValueError, match="beam search is not served"):
+        llm.beam_search([{"prompt": "x"}], params=None)
 
 
 def test_an_output_ends_where_the_context_does(llm: LLM, tiny_target: Path) -> None:

@@ -53,6 +53,9 @@ def test_shapes_of_prompts(prompts: Any, parsed: list[ParsedPrompt]) -> None:
         ([b"abc"], "a prompt is"),
         (None, "not NoneType"),
         (["a", None], r"^prompts\[1\]: a prompt is"),
+        ([1, "a"], "token ids, which are integers, not"),
+        ({"prompt_token_ids": "abc"}, "integers, not 'abc'"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt is a string, not 5"),
     ],
 )
 def test_what_is_no_prompt(prompts: Any, words: str) -> None:
