@@ -24,7 +24,7 @@ MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
-_NOTHING: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
+_NOTHING: dict[str, Any] = {"logit_bias": dict, "bad_words": tuple, "stop": tuple, "stop_token_ids": tuple}
 """What None means for fields of SamplingParams that vLLM's scripts may give as None, which is the default there."""
 _WITHOUT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False), "length_penalty": (None, 1.0), "early_stopping": (None, False), "truncate_prompt_tokens": (None,),
@@ -122,7 +122,7 @@ class SamplingParams:
     def __post_init__(self, spaces_between_special_tokens: bool | None, best_of: int | None, *unserved: Any) -> None:
         for name, nothing in _NOTHING.items():
             if getattr(self, name) is None:
-                setattr(self, name, nothing)
+                setattr(self, name, nothing())
         for (name, without), value in zip((_WITHOUT | {"best_of": (None, self.n)}).items(), (*unserved, best_of), strict=True):
             if value not in without:
                 raise InvalidRequest(f"{name} is not served", name)

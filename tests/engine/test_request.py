@@ -53,6 +53,13 @@ def test_a_seed_of_minus_one_is_none() -> None:
     assert SamplingParams(seed=-1) == SamplingParams() and SamplingParams(seed=-2).seed == -2
 
 
+def test_none_is_each_ones_own_nothing() -> None:
+    one, other = (SamplingParams(logit_bias=None) for _ in range(2))  # pyright: ignore[reportArgumentType]
+    assert isinstance(one.logit_bias, dict)
+    one.logit_bias[5] = 1.0
+    assert not other.logit_bias and not SamplingParams().logit_bias
+
+
 def test_one_string_is_a_list_of_one() -> None:
     params = SamplingParams(stop="END", bad_words="never")
     assert (params.stop, params.bad_words) == (("END",), ("never",))
