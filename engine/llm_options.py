@@ -114,7 +114,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
 def _settle_formats(values: dict[str, Any]) -> None:
     dtype = str(values.get("dtype", "auto")).removeprefix("torch.")
     if dtype in ("half", "float16"):
-        warnings.warn(f"LLM(): dtype {dtype} is not served; auto is used", stacklevel=5)
+        warnings.warn(f"LLM(): dtype {dtype} is not served; auto is used", stacklevel=4)
         dtype = "auto"
     values["dtype"] = "float32" if dtype == "float" else dtype
     if "device" in values:

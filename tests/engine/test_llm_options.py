@@ -113,8 +113,9 @@ def test_vllms_other_options_warn_once_together() -> None:
 
 
 def test_what_cannot_be_followed_warns() -> None:
-    with pytest.warns(UserWarning, match="float16"):
+    with pytest.warns(UserWarning, match="float16") as caught:
         assert made(dtype="float16").model.dtype == "auto"
+    assert caught[0].filename == __file__, "who made the LLM, not who called that"
 
 
 def test_no_option_is_both_ours_and_ignored() -> None:
