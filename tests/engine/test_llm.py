@@ -252,7 +252,7 @@ def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.Monkey
     assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
 
 
-def test_an_alarm_within_a_step_ends_the_call_and_no_request(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_ends_the_call_and_fails_no_request(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script's time limit: what its handler raises is no failure of the target or of a text."""
     committer = plain._running().core.committer
     write = committer._write
@@ -270,7 +270,6 @@ def test_an_alarm_within_a_step_ends_the_call_and_no_request(plain: LLM, monkeyp
         plain.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert signal.signal(signal.SIGALRM, before) is end
     plain._running().core.check()
-    assert all(output.outputs[0].finish_reason == "length" for output in plain.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
 def test_the_number_of_torchs_threads_is_left_alone(tiny_target: Path) -> None:
