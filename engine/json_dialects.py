@@ -13,6 +13,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
+from .errors import InvalidGrammar
+
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _BY_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
 _DAY = (
@@ -29,7 +31,8 @@ _FORMATS = frozenset(
     "json-pointer relative-json-pointer regex".split()
 )
 """Those of JSON Schema. Others (password, path, int64) are hints for people and programs, which nothing checks."""
-_NO_SCHEMAS = frozenset(("const", "enum", "default", "examples", "example"))
+_CONSTANTS = frozenset(("const", "enum"))
+_NO_SCHEMAS = _CONSTANTS | {"default", "examples", "example"}
 _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _HINTS = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
 _PATTERN_PART = re.compile(r"\\(?P<escape>.)|\[(?:\\.|[^\]\\])*\]?|(?P<around>\(\?<?[=!])", re.DOTALL)
@@ -44,14 +47,17 @@ _UP, _DOWN = Context(15, ROUND_CEILING), Context(15, ROUND_FLOOR)
 _LITTLE = Decimal("1e-15")
 
 
-def enforceable(schema: Any, strict: bool) -> Any:
-    """A schema in its new words. strict: False drops patterns that no grammar can follow instead of having them refused.
+def enforceable(schema: Any, strict: bool, param: str = "grammar") -> Any:
+    """A schema in its new words. strict: False drops patterns and numbers that no grammar can follow instead of having them refused.
 
-    schema: nested at most as deep as GrammarSpec lets through.
+    schema: nested at most as deep as GrammarSpec lets through. param: for errors. Raises InvalidGrammar.
     """
     if isinstance(schema, bool):
         return {} if schema else {"allOf": [False]}
-    return _Document(schema, strict).rewritten(schema)
+    try:
+        return _Document(schema, strict).rewritten(schema)
+    except ValueError as error:
+        raise InvalidGrammar(str(error), param) from None
 
 
 def referred(ref: str, root: Any) -> Any:
@@ -86,6 +92,7 @@ class _Document:
         if isinstance(ref := new.get("$ref"), str):
             new["$ref"] = quote(ref, safe="!#$%&'()*+,/:;=?@~")
         _write_bounds(new)
+        self._write_constants(new)
         self._write_text(new)
         if isinstance(new.get("oneOf"), list):
             self._write_choice(new)
@@ -97,6 +104,14 @@ class _Document:
         if key in _BY_NAME and isinstance(value, dict):
             return {name: self.rewritten(inner) for name, inner in value.items()}
         return value if key in _NO_SCHEMAS else self.rewritten(value)
+
+    def _write_constants(self, new: dict[str, Any]) -> None:
+        """Without those that the library would round: an id of many digits would become another one."""
+        for key in _CONSTANTS & new.keys():
+            if (number := _inexact(new[key])) is not None:
+                if self._strict:
+                    raise ValueError(f"{number} has more digits than {key} can ask for; make it a string")
+                del new[key]
 
     def _write_text(self, new: dict[str, Any]) -> None:
         """Formats and patterns of strings."""
@@ -177,6 +192,18 @@ def _write_bounds(new: dict[str, Any]) -> None:
                 if first != bound:
                     del new[name]
                     new[inclusive] = (max if up else min)(first, new.get(inclusive, first))
+
+
+def _inexact(value: Any) -> int | None:
+    """An integer in a value that comes out of the library as another one, if there is any."""
+    match value:
+        case dict() | list():
+            inner = value.values() if isinstance(value, dict) else value
+            return next((found for one in inner if (found := _inexact(one)) is not None), None)
+        case int() if abs(value) >= _EXACT and _UP.plus(Decimal(value)) != value:
+            return value
+        case _:
+            return None
 
 
 def _is_number(bound: Any) -> bool:

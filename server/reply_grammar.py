@@ -69,7 +69,7 @@ def _answer(wanted: GrammarSpec) -> str:
         case "json_object":
             schema: Any = {"type": "object"}
         case "json_schema":
-            schema = enforceable(json.loads(wanted.text), wanted.strict)
+            schema = enforceable(json.loads(wanted.text), wanted.strict, wanted.param)
         case "choice":
             return f"answer: {' | '.join(map(quoted, json.loads(wanted.text)))}\n"
         case _:

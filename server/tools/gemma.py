@@ -115,7 +115,7 @@ class _Values(ValueRules):
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         described, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        if not described:
+        if not isinstance(described, dict) or not described:
             if others is False or "properties" in schema:
                 return '"{" "}"'
             member = self.add(f'KEY ":" {self.value(others)}')

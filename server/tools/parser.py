@@ -195,7 +195,7 @@ def argument_rules(tools: Sequence[Tool]) -> str:
 def json_rule(schema: Any) -> str:
     """JSON that fits a schema, spaced as Python's json does. What of a schema cannot be enforced is left to the caller to check."""
     options = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "lenient": True}
-    schema = enforceable(schema, strict=False)
+    schema = enforceable(schema, strict=False, param="tools")
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
 
 

@@ -118,6 +118,8 @@ def test_words_of_libraries(schema: Any, right: list[str], wrong: list[str]) -> 
         ({"type": "string", "format": "iri"}, "iri"),
         (DECIMAL, "look-around"),
         ({"type": "integer", "minimum": 10**400}, "no integer above 9223372036854775807"),
+        ({"const": 1234567890123456789}, "1234567890123456789 has more digits than const"),
+        ({"items": {"enum": ["a", {"b": [-(2**53) - 1]}]}}, "enum can ask for"),
         ({"type": "integer", "minimum": "5", "exclusiveMinimum": 1e300}, "minimum"),
     ],
     ids=str,
@@ -125,6 +127,15 @@ def test_words_of_libraries(schema: Any, right: list[str], wrong: list[str]) -> 
 def test_what_no_grammar_says_is_refused_by_name(schema: Any, says: str) -> None:
     with pytest.raises(InvalidGrammar, match=says):
         compiled(GrammarSpec.json_schema(schema))
+
+
+def test_numbers_of_many_digits_never_become_others() -> None:
+    """The library has doubles: 1234567890123456789 would come as 1234567890123456768."""
+    number = 1234567890123456789
+    lenient = GrammarSpec.json_schema({"type": "integer", "enum": [number, 1]}, strict=False)
+    assert accepts(lenient, str(number)) and not accepts(lenient, '"a"')
+    exact = GrammarSpec.json_schema({"enum": [2**53 - 1, -(10**18), 1.5, True, "a"], "default": number})
+    assert all(accepts(exact, text) for text in (str(2**53 - 1), str(-(10**18)), "1.5", "true", '"a"')) and not accepts(exact, "2")
 
 
 def test_patterns_that_look_around_are_lost_where_that_is_allowed() -> None:

@@ -456,6 +456,10 @@ def test_forms_that_stand_alone_do() -> None:
     assert reply_grammar(expression, None, Offer(), None, False, quoted) == expression
     assert reply_grammar(expression, None, Offer(), THINK, False, quoted) == expression
     assert reply_grammar(None, FORMATS["hermes"], Offer(TOOLS), THINK, True, quoted) is None
+    beyond = GrammarSpec.json_schema({"type": "integer", "minimum": 2**64}, param="format")
+    with pytest.raises(InvalidGrammar, match="no integer above") as wrong:
+        reply_grammar(beyond, None, Offer(), THINK, True, quoted)
+    assert wrong.value.param == "format"
     for tools, inside in ((FORMATS["hermes"], False), (None, True)):
         with pytest.raises(ApiError, match="cannot be combined") as refused:
             reply_grammar(expression, tools, Offer(TOOLS if tools else ()), THINK, inside, quoted)
@@ -472,6 +476,8 @@ def test_forms_that_stand_alone_do() -> None:
         {"properties": {'"\n%llguidance {}': {}, "</parameter>": {"type": "integer"}}},
         {"properties": {str(i): {"type": "object"} for i in range(2_000)}},
         {"description": "x" * 100_000},
+        {"properties": {"a": {"type": "integer", "minimum": 2**64}}, "required": ["a"]},
+        {"properties": {"a": {"type": "object", "properties": ["b"]}}, "required": ["a"]},
     ],
 )
 def test_odd_parameters_are_refused_or_followed(
