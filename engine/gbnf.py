@@ -1,7 +1,7 @@
 """GBNF, the EBNF of llama.cpp, which SGLang and vLLM (xgrammar) take too: told from Lark, and spelled so that llguidance reads all of it.
 
 Owns what differs between those dialects and llguidance's own reader of GBNF, which knows neither \\u of few digits, nor brackets that are
-escaped in a literal, nor alternatives that begin a line, and whose `.` is no newline.
+escaped in a literal, nor a dash in a set, nor alternatives that begin a line, nor a rule `start`, and whose `.` is no newline.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _PARTS = re.compile(  # each alternative fits wherever it begins, closed or not, so that no text takes long
-    r'(?P<literal>"(?:\\.|[^"\\])*\\?"?)|(?P<set>\[(?:\\.|[^\]\\])*\\?\]?)|(?P<comment>#[^\r\n]*)|(?P<any>\.)|(?P<space>\s+\|?)', re.DOTALL
+    r'(?P<literal>"(?:\\.|[^"\\])*\\?"?)|(?P<set>\[(?:\\.|[^\]\\])*\\?\]?)|(?P<comment>#[^\r\n]*)|(?P<any>\.)|(?P<space>\s+\|?)'
+    r"|(?P<start>(?<![\w-])start(?![\w-]))",
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ANY = "[\\x00-\U0010ffff]"
@@ -36,11 +38,13 @@ def _respelled(part: re.Match[str]) -> str:
         case "literal":
             return _ESCAPE.sub(lambda escape: escape[3] if escape[3] in ("[", "]") else _character(escape), part[0])
         case "set":
-            return _ESCAPE.sub(_character, part[0])
+            return _ESCAPE.sub(lambda escape: r"\x2d" if escape[3] == "-" else _character(escape), part[0])
         case "comment":
             return ""
         case "any":
             return _ANY
+        case "start":
+            return "start-itself"
         case _:
             return " |" if part[0].endswith("|") else part[0]
 

@@ -21,6 +21,8 @@ from foretoken.engine.grammar_spec import MAX_GRAMMAR_BYTES, GrammarSpec
         (r'root ::= "\u0041\u00e9\U0001F600"', ["Aé😀"], ["A"]),
         (r'root ::= "\\u0041"', [r"\u0041"], ["A"]),
         (r'root ::= "\[x\]" [\]a]+', ["[x]a]"], ["x"]),
+        (r"root ::= [a\-c]+", ["a-c"], ["b"]),
+        ('root ::= start restart\nstart ::= "start"\nrestart ::= start | "x"', ["startx", "startstart"], ["xx"]),
         ("root ::= .+", ["a\nb"], [""]),
         ('root ::= "#." [.#]', ["#..", "#.#"], ["#.x"]),
         ('root ::= my-rule{2,3}\nmy-rule ::= "x"', ["xx", "xxx"], ["x"]),
