@@ -194,13 +194,13 @@ def _write_bounds(new: dict[str, Any]) -> None:
                     new[inclusive] = (max if up else min)(first, new.get(inclusive, first))
 
 
-def _inexact(value: Any) -> int | None:
-    """An integer in a value that comes out of the library as another one, if there is any."""
+def _inexact(value: Any) -> float | None:
+    """A whole number in a value that comes out of the library as another one, if there is any."""
     match value:
         case dict() | list():
             inner = value.values() if isinstance(value, dict) else value
             return next((found for one in inner if (found := _inexact(one)) is not None), None)
-        case int() if abs(value) >= _EXACT and _UP.plus(Decimal(value)) != value:
+        case int() | float() if abs(value) > _MOST or (abs(value) >= _EXACT and _UP.plus(Decimal(value)) != value):
             return value
         case _:
             return None

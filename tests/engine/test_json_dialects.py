@@ -119,6 +119,7 @@ def test_words_of_libraries(schema: Any, right: list[str], wrong: list[str]) -> 
         (DECIMAL, "look-around"),
         ({"type": "integer", "minimum": 10**400}, "no integer above 9223372036854775807"),
         ({"const": 1234567890123456789}, "1234567890123456789 has more digits than const"),
+        ({"enum": [1, 1e20]}, "1e[+]20 has more digits than enum"),
         ({"items": {"enum": ["a", {"b": [-(2**53) - 1]}]}}, "enum can ask for"),
         ({"type": "integer", "minimum": "5", "exclusiveMinimum": 1e300}, "minimum"),
     ],
