@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from .parser import MAX_NAME, Tool, ToolParser, argument_rules, name_of, quoted
-from .scanner import CallBegun, Content, Waiting
+from .scanner import Arguments, CallBegun, Content, Waiting
 
 START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL = (f"<|{word}|>" for word in ("start", "channel", "constrain", "message", "end", "call"))
 MAX_HEADER = 2 * MAX_NAME
@@ -34,8 +34,12 @@ class OpenAI(ToolParser):
                 continue
             yield from self.space()
             self.settle(CallBegun(name))
-            yield from self.arguments()
-            yield from self.close(CALL)
+            if (yield from self.skip(CALL)) or (yield from self.skip(END)) or not ((yield from self.more()) or self._cut):
+                self.settle(Arguments("{}"))
+            else:
+                yield from self.arguments()
+                yield from self.close(CALL)
+                yield from self.close(END)  # where a model goes on behind its call
 
     @classmethod
     def grammar(cls, tools: Sequence[Tool], spell: Callable[[str], str], parallel: bool) -> str:

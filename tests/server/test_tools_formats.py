@@ -113,6 +113,12 @@ CASES: list[tuple[type[ToolParser], str, Told]] = [
     (Mistral, 'Hm\n[TOOL_CALLS]f[CALL_ID]012345678[ARGS]{"a": {"b": [2]}} x', ["Hm", ("f", '{"a": {"b": [2]}}'), "x"]),
     (OpenAI, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', [("f", '{"a": 1}')]),
     (OpenAI, 'Hm <|start|>assistant to=functions.g.h<|channel|>commentary json<|message|>{}', ["Hm", ("g.h", "{}")]),
+    (
+        OpenAI,
+        '<|channel|>commentary to=functions.f<|message|>{}\n<|end|><|start|>assistant to=g.h<|channel|>commentary<|message|> <|call|>.',
+        [("f", '{}'), ("g.h", "{}"), "."],
+    ),
+    (OpenAI, "<|channel|>commentary to=functions.f<|message|>", [("f", "{}")]),
     (OpenAI, "<|channel|>final<|message|>Two", ["<|channel|>final<|message|>Two"]),
     (OpenAI, "<|start|>" + 600 * "x", ["<|start|>" + 600 * "x"]),
     (Mistral, "[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)", ["[TOOL_CALLS] none [TOOL_CALLS][] [TOOL_CALLS]f(1)"]),
