@@ -71,17 +71,20 @@ def _run(config: ServerConfig, source: Path, target: Path, values: dict[str, Any
 def _refuse_faulty(source: Path, answers: Answers, report: Report) -> None:
     """What no model needs to see is answered at once. Raises BatchError if the output is that of another input."""
     ids: set[str] = set()
+    faulty: set[int] = set()
     for line in read_lines(source):
         if line.fault is None:
             assert line.custom_id is not None
             ids.add(line.custom_id)
-        elif not answers.has(line):
+            answers.forget_fault(line)
+        else:
+            faulty.add(line.number)
+    if (other := answers.others(ids, faulty)) is not None:  # known before anything is added to answers that are none of ours
+        raise BatchError(f"--output {answers.path} answers another input ({other} is not in this one); name another file")
+    for line in read_lines(source):
+        if line.fault is not None and not answers.has(line):
             answers.add(line.refusal)
             report.failed(line, line.fault)
-    if (other := answers.others(ids)) is not None:
-        raise BatchError(f"--output {answers.path} answers another input (custom_id {other[:60]!r} is not in this one); name another file")
-    if answers.num_lines > report.num_lines:
-        raise BatchError(f"--output {answers.path} answers more lines than the input has; name another file")
 
 
 def _answer(config: ServerConfig, source: Path, answers: Answers, report: Report, values: dict[str, Any]) -> int:

@@ -97,9 +97,17 @@ class Answers:
     def num_lines(self) -> int:
         return len(self._ids) + len(self._numbers)
 
-    def others(self, ids: set[str]) -> str | None:
-        """A custom_id that is answered here and not among `ids`."""
-        return next(iter(self._ids - ids), None)
+    def forget_fault(self, line: Line) -> None:
+        """If it was refused once: it has been corrected since, and may be asked."""
+        if line.number in self._numbers:
+            self._numbers.remove(line.number)
+            self.num_failed -= 1
+
+    def others(self, ids: set[str], faulty: set[int]) -> str | None:
+        """What is answered here and is neither a custom_id among `ids` nor the number of a line among `faulty`."""
+        if self._ids <= ids:
+            return next((f"a faulty line {number}" for number in self._numbers - faulty), None)
+        return f"custom_id {next(iter(self._ids - ids))[:60]!r}"
 
     def add(self, entry: dict[str, Any]) -> None:
         """Written and, whatever becomes of this process, kept. Raises BatchError, as when the disk is full."""

@@ -135,6 +135,18 @@ def test_a_killed_run_goes_on_where_it_stopped(tiny_target: Path, files: tuple[P
     assert "120 answered, 1 failed, 0 left" in told.out and "loading" not in told.err and read(files[1]) == after
 
 
+def test_a_line_that_was_refused_is_asked_once_it_is_corrected(
+    tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(files[0], [question("q0"), "nonsense"])
+    assert run_batch(command(tiny_target, files)) == DATA
+    write(files[0], [question("q0"), question("q1"), question("q2")])
+    for _ in range(2):
+        assert run_batch(command(tiny_target, files)) == 0
+        assert "3 answered, 0 failed, 0 left of 3 lines" in capsys.readouterr().out
+    assert sorted(entry["custom_id"] or "" for entry in read(files[1])) == ["", "q0", "q1", "q2"]
+
+
 def test_a_signal_ends_it_and_loses_nothing(tiny_target: Path, files: tuple[Path, Path]) -> None:
     write(files[0], [question(f"q{i}", max_tokens=300) for i in range(200)])
     argv = [sys.executable, "-m", "foretoken", "run-batch", *command(tiny_target, files)]
@@ -163,6 +175,12 @@ def test_requests_wait_for_a_full_queue(tiny_target: Path, files: tuple[Path, Pa
     [
         (None, "", "cannot be read: No such file"),
         ([question("a")], '{"custom_id": "b", "response": {"status_code": 200}, "error": null}\n', "custom_id 'b' is not in this one"),
+        (["nonsense"], '{"custom_id": "b", "response": {"status_code": 200}, "error": null}\n', "custom_id 'b' is not in this one"),
+        (
+            [question("a")],
+            '{"custom_id": null, "response": null, "error": {"code": "invalid_line", "line": 2}}\n',
+            "a faulty line 2 is not in this one",
+        ),
         ([question("a")], '{"something": "else"}\n', "line 1 is no answer of a batch"),
     ],
 )
