@@ -116,8 +116,10 @@ class Generation:
             stream.close()
 
     def _time_out(self, timeout_s: float) -> None:
+        has_begun = any(choice.num_tokens for choice in self.choices)
+        advice = "ask for fewer tokens" if has_begun else "it got no token, as others were before it or its prompt is long: try again later"
         for stream in self._streams:
-            stream.fail(RequestFailed(f"the request did not finish within {timeout_s:g} s; ask for fewer tokens", "timeout"))
+            stream.fail(RequestFailed(f"the request did not finish within {timeout_s:g} s; {advice}", "timeout"))
 
     def _taken(self, index: int, delta: TokenDelta) -> tuple[int, TokenDelta]:
         """Both as they came, recorded. Raises RequestFailed if that is how the choice ends."""

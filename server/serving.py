@@ -80,7 +80,7 @@ class Serving:
 
     def require_room(self, num_prompts: int, n: int) -> None:
         """Each choice of each prompt is a request to the queue. Raises ApiError if they could never fit."""
-        limit = self.config.max_queued_requests
+        limit = self.config.engine.scheduler.max_num_seqs + self.config.max_queued_requests
         if num_prompts * n > limit:
             message = f"{num_prompts} prompts with n {n} are {num_prompts * n} answers; this server takes at most {limit} at once"
             raise ApiError(400, message, param="n" if n > 1 else "prompt")

@@ -60,8 +60,8 @@ def test_prompts_that_are_none_are_refused(client: TestClient, fake: FakeEngine,
     assert response.status_code == 400 and response.json()["error"]["param"] == "prompt" and not fake.calls
 
 
-def test_more_choices_than_the_queue_can_hold_are_refused(client: TestClient, fake: FakeEngine) -> None:
-    for prompts, n, param in ((8, 128, None), (200, 1, None), (8, 129, "n"), (9, 128, "n"), (1025, 1, "prompt")):
+def test_more_choices_than_seats_and_queue_can_hold_are_refused(client: TestClient, fake: FakeEngine) -> None:
+    for prompts, n, param in ((9, 128, None), (200, 1, None), (8, 129, "n"), (10, 128, "n"), (1153, 1, "prompt")):
         response = client.post(ROUTE, json={"prompt": ["a"] * prompts, "n": n})
         error = response.json().get("error")
         assert response.status_code == (400 if param else 200) and (error and error["param"]) == param, error
