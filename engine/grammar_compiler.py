@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
 from copy import copy
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from .errors import InvalidGrammar
+from .errors import InvalidGrammar, QueueFull
 from .gbnf import is_gbnf, lark_of
 from .grammar import SLOW_MASK_S, CompiledGrammar, Sayable
 from .grammar_spec import GrammarSpec
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEADLINE_S = 2.0
+QUEUE_S = 30.0
+"""For so long one waits behind those of others. They are no reason to call it complicated."""
 NUM_KEPT = 64
 """A lexer finds its states while outputs are written and keeps them: of a hostile expression some 50 MB, of most grammars none."""
 NUM_THREADS = 2
@@ -66,14 +68,21 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "foretoken-grammar")  # which start when there is something to do
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline."""
-        with self._lock:
-            if spec in self._kept:
-                self._kept.move_to_end(spec)
-                return self._kept[spec]
+        """Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline; QueueFull if others take too long."""
+        if (kept := self._found(spec)) is not None:
+            return kept
         vocabulary = self._vocabulary(spec)
+        begun = threading.Event()
+
+        def work() -> CompiledGrammar:
+            begun.set()
+            return self._found(spec) or _compiled(spec, vocabulary)  # several may have asked for it at once
+
+        job = self._submit(work)
+        if not begun.wait(QUEUE_S) and job.cancel():
+            raise QueueFull("too many forms of outputs are being compiled", 1)
         try:
-            compiled = self._submit(spec, vocabulary).result(self.deadline_s)
+            compiled = job.result(self.deadline_s)
         except TookTooLong:
             raise InvalidGrammar(
                 f"the {_NAMES[spec.kind]} could not be compiled within {self.deadline_s:g} s; simplify it", spec.param
@@ -84,11 +93,17 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return compiled
 
-    def _submit(self, spec: GrammarSpec, vocabulary: _Vocabulary) -> Future[CompiledGrammar]:
+    def _found(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        with self._lock:
+            if spec in self._kept:
+                self._kept.move_to_end(spec)
+            return self._kept.get(spec)
+
+    def _submit(self, work: Callable[[], CompiledGrammar]) -> Future[CompiledGrammar]:
         with self._lock:
             before = threading.stack_size(STACK_BYTES)
             try:
-                return self._threads.submit(_compiled, spec, vocabulary)
+                return self._threads.submit(work)
             finally:
                 threading.stack_size(before)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from grammars import accepts, compiled, compiler, encode, end_id, fresh_mask, opened, tokenizer, vocab_size
 
+from foretoken.engine import grammar_compiler
 from foretoken.engine.errors import InvalidGrammar
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
@@ -112,6 +113,19 @@ def test_a_deadline() -> None:
     with pytest.raises(InvalidGrammar, match="within 0.0001 s; simplify it"):
         made.compile(GrammarSpec.json_schema({"type": "object", "properties": properties}))
     assert time.monotonic() - started < 30
+
+
+def test_the_deadline_is_of_a_grammar_not_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, six forms at once: whoever comes last has waited for four."""
+    made, spec_of = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0), GrammarSpec.choice
+    made.compile(spec_of(["yes"]))
+    made.deadline_s, really = 1.0, grammar_compiler._compiled
+    monkeypatch.setattr(grammar_compiler, "_compiled", lambda *args: (time.sleep(0.6), really(*args))[1])
+    with ThreadPoolExecutor(6) as threads:
+        assert len([*threads.map(lambda i: made.compile(spec_of([f"{i}"])), range(6))]) == 6
+        monkeypatch.setattr(grammar_compiler, "QUEUE_S", 0.01)
+        waiting = [threads.submit(made.compile, spec_of([f"later {i}"])) for i in range(3)]
+        assert sorted(type(one.exception()).__name__ for one in waiting) == ["NoneType", "NoneType", "QueueFull"]
 
 
 def chained(length: int, link: str) -> str:
