@@ -51,7 +51,7 @@ def internal_error(request_id: str | None = None) -> ApiError:
     return ApiError(500, INTERNAL_MESSAGE + label, type="server_error", code="internal_error")
 
 
-_FAILED_STATUS = {"server_shutdown": 503, "timeout": 504, "invalid_parameters": 400}  # the rest, numerical_error and engine_error, are 500
+_FAILED_STATUS = {"timeout": 504, "invalid_parameters": 400}  # the rest, numerical_error and engine_error, are 500
 
 
 def from_engine(error: ForetokenError) -> ApiError:
@@ -62,7 +62,7 @@ def from_engine(error: ForetokenError) -> ApiError:
         case QueueFull():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(503, str(error), type="service_unavailable_error", code="server_is_overloaded", headers=headers)
-        case ShuttingDown():
+        case ShuttingDown() | RequestFailed(code="server_shutdown"):
             headers = {"Retry-After": "1", "Connection": "close"}
             return ApiError(503, str(error), type="service_unavailable_error", code="server_shutdown", headers=headers)
         case RequestFailed():

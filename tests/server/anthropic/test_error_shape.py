@@ -33,6 +33,7 @@ def error(answer: Any, status: int) -> dict[str, Any]:
         (QueueFull("the queue is full", 4), 503, "overloaded_error"),
         (RequestFailed("not finite", "numerical_error"), 500, "api_error"),
         (RequestFailed("too slow", "timeout"), 504, "timeout_error"),
+        (RequestFailed("the drain is over", "server_shutdown"), 503, "overloaded_error"),
         (EngineDead("gone"), 503, "overloaded_error"),
         (ZeroDivisionError("secret"), 500, "api_error"),
     ],
@@ -43,8 +44,7 @@ def test_failures(client: TestClient, fake: FakeEngine, raised: Exception, statu
     told = error(answer, status)
     assert told["details"]["error_code"]
     assert told["type"] == kind and "secret" not in answer.text
-    if isinstance(raised, QueueFull):
-        assert answer.headers["retry-after"] == "4"
+    assert answer.headers.get("retry-after") == {"server_is_overloaded": "4", "server_shutdown": "1"}.get(told["details"]["error_code"])
 
 
 def test_a_failure_on_the_way_is_an_event(client: TestClient, fake: FakeEngine) -> None:
