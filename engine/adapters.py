@@ -72,7 +72,7 @@ class Adapters:
         used: slots of requests in flight. Raises InvalidRequest if all slots are taken.
         """
         others = {other: adapter for other, adapter in self._by_name.items() if other != name}
-        held = {adapter.slot for adapter in others.values()}.union(used)
+        held = {adapter.slot for adapter in others.values()}.union(used) - {0}
         slot = next((slot for slot in range(1, self.num_slots + 1) if slot not in held), None)
         if slot is None:
             leaving = f" and {len(held) - len(others)} that requests still run with" if len(held) > len(others) else ""

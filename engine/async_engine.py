@@ -40,7 +40,7 @@ class AsyncEngine:
         self._streams: dict[str, ReferenceType[TokenStream]] = {}  # by request id, unfinished choices only
         self._calls: set[asyncio.Future[Any]] = set()  # whose results are waited for
         self._finish_times: deque[float] = deque(maxlen=64)
-        self.num_guests = 0  # pieces of work in flight that are done by several calls
+        self._guest_slots: list[int] = []  # of adapters, of pieces of work in flight that are done by several calls; 0 = none
         self._draining = self._over = False
         self._death: str | None = None  # why the thread ended by itself
         self._thread = EngineThread(engine.core, self._deliver, self._die)
@@ -99,7 +99,8 @@ class AsyncEngine:
         weights = await asyncio.to_thread(adapters.read, path)
         require_new()
         streams = [reference() for reference in self._streams.values()]
-        adapter = adapters.place(name, path, weights.rank, {stream.slot for stream in streams if stream is not None})
+        used = {stream.slot for stream in streams if stream is not None}
+        adapter = adapters.place(name, path, weights.rank, used.union(self._guest_slots))
         # Requests that get it meanwhile reach the thread behind this; one that got what it replaces would find that slot overwritten.
         await self.call(lambda core: adapters.fill(adapter, weights))
         return adapter
@@ -122,23 +123,29 @@ class AsyncEngine:
         return await result
 
     @contextmanager
-    def guest(self) -> Iterator[None]:
-        """Around work that is done by several calls: a drain waits for its end. Raises ShuttingDown.
+    def guest(self, adapter: str | None) -> Iterator[Adapter | None]:
+        """Around work that is done by several calls: a drain waits for its end, and what it gets of that name stays where it is.
 
-        The work has to ask for time before each call.
+        The work has to ask for time before each call. Raises ShuttingDown, InvalidRequest.
         """
         if self._draining:
             raise ShuttingDown("the server is shutting down and takes no new requests")
-        self.num_guests += 1
+        its_adapter = None if adapter is None else self._adapters().require(adapter)
+        slot = 0 if its_adapter is None else its_adapter.slot
+        self._guest_slots.append(slot)
         try:
-            yield
+            yield its_adapter
         finally:
-            self.num_guests -= 1
+            self._guest_slots.remove(slot)
 
     def ask_for_time(self) -> None:
         """Raises RequestFailed if a drain is over."""
         if self._over:
             raise _shut_down()
+
+    @property
+    def num_guests(self) -> int:
+        return len(self._guest_slots)
 
     @property
     def num_in_flight(self) -> int:

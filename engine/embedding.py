@@ -50,31 +50,24 @@ class Embedder:
         text_config: Any = self._engine.engine.model.hf_config.get_text_config()
         return int(text_config.hidden_size)  # by attribute: GPT-2 calls it n_embd in its file
 
-    async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last", adapter: Adapter | None = None) -> Tensor:
-        """[N, H] float32, one row of length 1 for each of N texts, which are token ids.
+    async def embed(self, texts: Sequence[Sequence[int]], pooling: Pooling = "last", adapter: str | None = None) -> Tensor:
+        """[N, H] float32, one row of length 1 for each of N texts, which are token ids. adapter: by name.
 
         Raises InvalidRequest (ContextTooLong among them), QueueFull, ShuttingDown or EngineDead before anything is computed,
-        RequestFailed if the target's states are not finite, or a drain did not wait so long; InvalidRequest if the adapter is unloaded
-        meanwhile.
+        RequestFailed if the target's states are not finite, or a drain did not wait so long.
         """
         engine = self._engine.engine
         for text in texts:
             engine.intake.check_text("input", text)
         if (num_waiting := self._engine.num_guests) >= max(engine.config.max_queued_requests, 1):
             raise QueueFull(f"the queue is full: {num_waiting:,} requests for embeddings are waiting", 1)
-        reading = Reading(texts, pooling, adapter)
-
-        def advance(core: EngineCore) -> float:
-            if adapter is not None and (engine.adapters is None or engine.adapters.get(adapter.name) is not adapter):
-                raise InvalidRequest(f"the adapter {adapter.name!r} was unloaded meanwhile", "model", "model_not_found")
-            return reading.advance(core)
-
-        with self._engine.guest():
+        with self._engine.guest(adapter) as its_adapter:
+            reading = Reading(texts, pooling, its_adapter)
             try:
                 while not reading.done:
                     self._engine.ask_for_time()
                     async with self._turn:
-                        seconds = await self._engine.call(advance)
+                        seconds = await self._engine.call(reading.advance)
                         if seconds and self._engine.num_in_flight:
                             await asyncio.sleep(seconds)
                     if not seconds:

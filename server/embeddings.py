@@ -16,7 +16,6 @@ from starlette.responses import Response
 from torch import Tensor
 
 from ..engine.errors import RequestFailed
-from ..engine.request import Adapter
 from .errors import ApiError, unsupported
 from .json_answer import JsonAnswer
 from .request_base import OpenAIObject
@@ -67,11 +66,11 @@ def add_embeddings(app: FastAPI, serving: Serving) -> None:
             message = f"dimensions must be from 1 to {size:,}, the numbers in this model's vectors, not {body.dimensions:,}"
             raise ApiError(400, message, param="dimensions")
         texts = await asyncio.to_thread(_token_ids, body, serving)
-        vectors = await unless_gone(request.receive, _embedded(texts, body, adapter, serving))
+        vectors = await unless_gone(request.receive, _embedded(texts, body, None if adapter is None else adapter.name, serving))
         return await asyncio.to_thread(_answer, vectors, model, sum(map(len, texts)), body)
 
 
-async def _embedded(texts: Sequence[list[int]], body: EmbeddingRequest, adapter: Adapter | None, serving: Serving) -> Tensor:
+async def _embedded(texts: Sequence[list[int]], body: EmbeddingRequest, adapter: str | None, serving: Serving) -> Tensor:
     """Raises what the engine does, RequestFailed if it takes too long."""
     limit_s = serving.config.request_timeout_s
     try:

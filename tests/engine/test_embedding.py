@@ -20,7 +20,7 @@ from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.embedding import Embedder
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
-from foretoken.engine.request import Adapter, SamplingParams, TokenDelta
+from foretoken.engine.request import SamplingParams, TokenDelta
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig
 
@@ -91,8 +91,8 @@ def test_vectors_are_the_networks_last_states(
 
 def test_an_adapter_that_is_gone_is_told(tiny_target: Path) -> None:
     async def scenario(driver: AsyncEngine) -> None:
-        with pytest.raises(InvalidRequest, match="the adapter 'gone' was unloaded meanwhile"):
-            await Embedder(driver).embed(TEXTS, adapter=Adapter("gone", "folder", 1, 4, 99))
+        with pytest.raises(InvalidRequest, match="adapters are not served"):
+            await Embedder(driver).embed(TEXTS, adapter="gone")
 
     play(start(tiny_target), scenario)
 
