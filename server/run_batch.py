@@ -79,7 +79,7 @@ def _refuse_faulty(source: Path, answers: Answers, report: Report) -> None:
             answers.forget_fault(line)
         else:
             faulty.add(line.number)
-    if (other := answers.others(ids, faulty)) is not None:  # known before anything is added to answers that are none of ours
+    if (other := answers.others(ids, faulty)) is not None:  # nothing may be added to it
         raise BatchError(f"--output {answers.path} answers another input ({other} is not in this one); name another file")
     for line in read_lines(source):
         if line.fault is not None and not answers.has(line):

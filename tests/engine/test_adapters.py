@@ -17,7 +17,6 @@ from foretoken.engine import model
 from foretoken.engine.adapters import Adapters
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.boot import boot
-from foretoken.engine.embedding import Embedder
 from foretoken.engine.errors import ConfigError, InvalidRequest, ModelLoadError
 from foretoken.engine.llm_options import engine_config
 from foretoken.kernels.adapters import AdapterBank, AdapterRoom
@@ -218,25 +217,14 @@ def test_who_comes_while_an_adapter_is_replaced_gets_the_new_one(
     asyncio.run(scenario())
 
 
-def test_texts_are_read_to_their_end_with_the_adapter_that_is_replaced(tiny_target: Path, folders: dict[str, Path]) -> None:
-    held_up = threading.Event()
-
+def test_what_reads_texts_with_an_adapter_keeps_it_where_it_is_replaced(tiny_target: Path, folders: dict[str, Path]) -> None:
     async def scenario() -> None:
         engine = AsyncEngine(boot(engine_config(tiny_target, {"method": "off"}, WITH_LORA)))
         await engine.start()
-        texts, embedder = [engine.engine.intake.encode(PROMPTS[2])], Embedder(engine)
-        await engine.load_adapter("it", str(folders["one"]))
-        before = await embedder.embed(texts, adapter="it")
-        busy = asyncio.ensure_future(engine.call(lambda core: held_up.wait()))
-        embedding = asyncio.ensure_future(embedder.embed(texts, adapter="it"))
-        await asyncio.sleep(0.01)
-        loading = asyncio.ensure_future(engine.load_adapter("it", str(folders["two"]), replace=True))
-        while len(engine._calls) < 3:
-            await asyncio.sleep(0.01)
-        held_up.set()
-        assert torch.equal(await embedding, before)
-        await asyncio.gather(busy, loading)
-        assert not torch.equal(await embedder.embed(texts, adapter="it"), before)
+        first = await engine.load_adapter("it", str(folders["one"]))
+        with engine.guest("it") as held:
+            second = await engine.load_adapter("it", str(folders["two"]), replace=True)
+        assert held is first and second.slot != first.slot
         await engine.stop()
 
     asyncio.run(scenario())

@@ -116,10 +116,9 @@ def test_a_deadline() -> None:
 
 
 def test_the_deadline_is_of_a_grammar_not_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, six forms at once: whoever comes last has waited for four."""
-    made, spec_of = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0), GrammarSpec.choice
+    made, spec_of, really = compiler(), GrammarSpec.choice, grammar_compiler._compiled
     made.compile(spec_of(["yes"]))
-    made.deadline_s, really = 1.0, grammar_compiler._compiled
+    monkeypatch.setattr(made, "deadline_s", 1.0)
     monkeypatch.setattr(grammar_compiler, "_compiled", lambda *args: (time.sleep(0.6), really(*args))[1])
     with ThreadPoolExecutor(6) as threads:
         assert len([*threads.map(lambda i: made.compile(spec_of([f"{i}"])), range(6))]) == 6
