@@ -80,7 +80,7 @@ class GrammarCompiler:
 
         job = self._submit(work)
         if not begun.wait(QUEUE_S) and job.cancel():
-            raise QueueFull("too many forms of outputs are being compiled", 1)
+            raise QueueFull("too many forms are being compiled", 1)
         try:
             compiled = job.result(self.deadline_s)
         except TookTooLong:
