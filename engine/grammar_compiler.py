@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 2.0
 QUEUE_S = 30.0
-"""For so long one waits behind those of others. They are no reason to call it complicated."""
+"""For so long one waits behind those of others."""
 NUM_KEPT = 64
 """A lexer finds its states while outputs are written and keeps them: of a hostile expression some 50 MB, of most grammars none."""
 NUM_THREADS = 2

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,9 +71,9 @@ class CorpusFolder:
             "format": FORMAT, "version": VERSION, "vocabulary": self._vocabulary, "corpus_id": corpus_id,
             "num_responses": len(responses),
         }  # fmt: skip
-        unfinished = file.with_name(file.name.removesuffix(SUFFIX) + UNFINISHED)
+        descriptor, name = tempfile.mkstemp(UNFINISHED, dir=self.path)  # its own: servers that share the folder may end together
+        unfinished = Path(name)
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as lines:
                 lines.write(json.dumps(header) + "\n")
                 for token_ids in responses:

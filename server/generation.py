@@ -117,7 +117,7 @@ class Generation:
 
     def _time_out(self, timeout_s: float) -> None:
         has_begun = any(choice.num_tokens for choice in self.choices)
-        advice = "ask for fewer tokens" if has_begun else "it got no token, as others were before it or its prompt is long: try again later"
+        advice = "ask for fewer tokens" if has_begun else "it waited for others, or its prompt is long: try again later"
         for stream in self._streams:
             stream.fail(RequestFailed(f"the request did not finish within {timeout_s:g} s; {advice}", "timeout"))
 

@@ -217,7 +217,7 @@ def test_who_comes_while_an_adapter_is_replaced_gets_the_new_one(
     asyncio.run(scenario())
 
 
-def test_what_reads_texts_with_an_adapter_keeps_it_where_it_is_replaced(tiny_target: Path, folders: dict[str, Path]) -> None:
+def test_a_guest_keeps_an_adapter_that_is_replaced(tiny_target: Path, folders: dict[str, Path]) -> None:
     async def scenario() -> None:
         engine = AsyncEngine(boot(engine_config(tiny_target, {"method": "off"}, WITH_LORA)))
         await engine.start()

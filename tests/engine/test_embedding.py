@@ -89,14 +89,6 @@ def test_vectors_are_the_networks_last_states(
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(len(TEXTS)))
 
 
-def test_an_adapter_that_is_gone_is_told(tiny_target: Path) -> None:
-    async def scenario(driver: AsyncEngine) -> None:
-        with pytest.raises(InvalidRequest, match="adapters are not served"):
-            await Embedder(driver).embed(TEXTS, adapter="gone")
-
-    play(start(tiny_target), scenario)
-
-
 def test_chunks_change_nothing(tiny_target: Path) -> None:
     assert torch.equal(embedded(start(tiny_target, budget=8), TEXTS), embedded(start(tiny_target, budget=400), TEXTS))
 

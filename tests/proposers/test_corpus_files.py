@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -115,6 +115,18 @@ def test_killed_while_saving_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         responses = read(tmp_path, vocab_size=100_000)["c"]
         assert len(responses) == 400 and len({tuple(ids) for ids in responses}) == 1
         assert not [*tmp_path.glob(f"*{UNFINISHED}")]
+
+
+def test_servers_that_save_at_once_are_not_in_each_others_way(tmp_path: Path) -> None:
+    one, other = CorpusFolder(tmp_path, "v", 100), CorpusFolder(tmp_path, "v", 100)
+
+    class Slow(list["array[int]"]):
+        def __iter__(self) -> Iterator[array[int]]:
+            other.write("x", [array("i", [8])])
+            return super().__iter__()
+
+    one.write("x", Slow([array("i", [7])]))
+    assert read(tmp_path) == {"x": [[7]]}
 
 
 def test_a_full_disk_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tiny_target: Path, files: tuple[P
     assert "120 answered, 1 failed, 0 left" in told.out and "loading" not in told.err and read(files[1]) == after
 
 
-def test_a_line_that_was_refused_is_asked_once_it_is_corrected(
-    tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corrected_line_is_asked(tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     write(files[0], [question("q0"), "nonsense"])
     assert run_batch(command(tiny_target, files)) == DATA
     write(files[0], [question("q0"), question("q1"), question("q2")])
