@@ -71,7 +71,7 @@ class CorpusFolder:
             "format": FORMAT, "version": VERSION, "vocabulary": self._vocabulary, "corpus_id": corpus_id,
             "num_responses": len(responses),
         }  # fmt: skip
-        descriptor, name = tempfile.mkstemp(UNFINISHED, dir=self.path)  # for servers may share the folder
+        descriptor, name = tempfile.mkstemp(UNFINISHED, dir=self.path)  # servers may share a folder
         unfinished = Path(name)
         try:
             with open(descriptor, "w", encoding="utf-8") as lines:
