@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEADLINE_S = 2.0
-QUEUE_S = 30.0
+QUEUE_S = 5.0
 """For so long one waits behind those of others."""
 NUM_KEPT = 64
 """A lexer finds its states while outputs are written and keeps them: of a hostile expression some 50 MB, of most grammars none."""
@@ -69,14 +69,16 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline; QueueFull if others take too long."""
-        if (kept := self._found(spec)) is not None:
-            return kept
+        with self._lock:
+            if spec in self._kept:
+                self._kept.move_to_end(spec)
+                return self._kept[spec]
         vocabulary = self._vocabulary(spec)
         begun = threading.Event()
 
         def work() -> CompiledGrammar:
             begun.set()
-            return self._found(spec) or _compiled(spec, vocabulary)  # several may have asked for it at once
+            return _compiled(spec, vocabulary)
 
         job = self._submit(work)
         if not begun.wait(QUEUE_S) and job.cancel():
@@ -92,12 +94,6 @@ class GrammarCompiler:
             while len(self._kept) > self._num_kept:
                 self._kept.popitem(last=False)
         return compiled
-
-    def _found(self, spec: GrammarSpec) -> CompiledGrammar | None:
-        with self._lock:
-            if spec in self._kept:
-                self._kept.move_to_end(spec)
-            return self._kept.get(spec)
 
     def _submit(self, work: Callable[[], CompiledGrammar]) -> Future[CompiledGrammar]:
         with self._lock:

@@ -92,9 +92,9 @@ class Intake:
         return self._encode(text, param, add_special_tokens)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Do now what would make `requests` slow: compiling a grammar takes up to two seconds. May be called from any thread.
+        """Do now what would make `requests` slow: compiling a grammar takes up to seconds. May be called from any thread.
 
-        Raises InvalidGrammar.
+        Raises InvalidGrammar, QueueFull.
         """
         if (form := params.form) is not None:
             self._grammars.compile(form)

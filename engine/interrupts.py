@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -29,10 +29,14 @@ def interrupts_held_back() -> Iterator[Callable[[], None]]:
             before[number](number, frame)
 
     try:
-        with ExitStack() as handlers:
-            for number, handler in before.items():
-                handlers.callback(signal.signal, number, handler)
-                signal.signal(number, lambda number, frame: held.append((number, frame)))
-            yield let_through
+        for number in before:
+            signal.signal(number, lambda number, frame: held.append((number, frame)))
+        yield let_through
     finally:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)  # a handler that is back already would leave the others held back for good
+        try:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         let_through()

@@ -200,7 +200,7 @@ def _inexact(value: Any) -> float | None:
         case dict() | list():
             inner = value.values() if isinstance(value, dict) else value
             return next((found for one in inner if (found := _inexact(one)) is not None), None)
-        case int() | float() if abs(value) > _MOST or (abs(value) >= _EXACT and _UP.plus(Decimal(value)) != value):
+        case int() | float() if abs(value) > _MOST or (abs(value) >= _EXACT and int(float(value)) != value):
             return value
         case _:
             return None

@@ -102,8 +102,9 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
 
 def _own_bits(config: Mapping[str, Any]) -> list[int]:
     """Of modules that GPTQModel (dynamic) or AutoRound (extra_config) treats apart; with 16 they are plain."""
-    modules = [*(config.get("dynamic") or {}).values(), *(config.get("extra_config") or {}).values()]
-    return [bits for module in modules if module and (bits := module.get("bits") or 0) <= 8]
+    own = [config[key] for key in ("dynamic", "extra_config") if isinstance(config.get(key), dict)]
+    modules = [module for modules in own for module in modules.values()]
+    return [bits for module in modules if isinstance(module, dict) and isinstance(bits := module.get("bits"), int) and bits <= 8]
 
 
 def _whose_layout(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

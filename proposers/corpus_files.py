@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import tempfile
+import time
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,8 @@ logger = logging.getLogger("foretoken.proposers")
 FORMAT = "foretoken-corpus"
 VERSION = 1
 SUFFIX, UNFINISHED = ".corpus.jsonl", ".corpus.tmp"
+LEFT_OVER_S = 3600.0
+"""So old is nobody's file that is being written."""
 
 
 class CorpusFolder:
@@ -43,7 +47,9 @@ class CorpusFolder:
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             raise SpeculativeConfigError(f"the corpus folder {path} cannot be read and written by this process")
         for left_over in path.glob(f"*{UNFINISHED}"):  # of a process that was killed while saving
-            left_over.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # or of one that has just saved
+                if time.time() - left_over.stat().st_mtime > LEFT_OVER_S:
+                    left_over.unlink()
 
     def read(self) -> Iterator[tuple[str, list[array[int]]]]:
         """(corpus id, its responses), the latest saved first. Foreign and damaged files are reported and skipped."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tiny_models import save_tokenizer
 
+from foretoken.proposers import corpus_files
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.corpus_files import UNFINISHED, CorpusFolder, vocabulary_of
 
@@ -102,7 +103,8 @@ while True:
 """
 
 
-def test_killed_while_saving_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+def test_killed_while_saving_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_files, "LEFT_OVER_S", 0.0)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for delay_s in (0.0, 0.003, 0.009):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
@@ -118,11 +120,11 @@ def test_killed_while_saving_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 def test_servers_that_save_at_once_are_not_in_each_others_way(tmp_path: Path) -> None:
-    one, other = CorpusFolder(tmp_path, "v", 100), CorpusFolder(tmp_path, "v", 100)
+    one = CorpusFolder(tmp_path, "v", 100)
 
     class Slow(list["array[int]"]):
         def __iter__(self) -> Iterator[array[int]]:
-            other.write("x", [array("i", [8])])
+            CorpusFolder(tmp_path, "v", 100).write("x", [array("i", [8])])  # one that starts meanwhile
             return super().__iter__()
 
     one.write("x", Slow([array("i", [7])]))

@@ -34,8 +34,8 @@ struct ByteLane {
 // Blocks of keys, or vectors of columns, that are multiplied by up to four queries at a time: as many as registers hold sums of.
 constexpr int kTogether = FT_AVX2 ? 1 : 4;
 
-// Products of so many queries and blocks fetch what is read next on the way, a line for about 16 of them: memory would be idle meanwhile, and
-// more lines at once would hold up what they load themselves.
+// Products of so many queries and blocks fetch what is read next on the way, a line with each row of keys and two with each of values:
+// memory would be idle meanwhile, and many lines at once would hold up what they load themselves.
 template <int Q, int B>
 constexpr bool fetches_between() {
   return Q == 4 && B == 4;
