@@ -92,7 +92,7 @@ class Intake:
         return self._encode(text, param, add_special_tokens)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Do now what would make `requests` slow: compiling a grammar takes up to seconds. May be called from any thread.
+        """Do now what would make `requests` slow: compiling a grammar may take seconds. May be called from any thread.
 
         Raises InvalidGrammar, QueueFull.
         """

@@ -112,7 +112,7 @@ class Serving:
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
             prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
             params = replace(params, prediction=prediction)
-        if params.grammar is not None:  # compiling takes up to seconds
+        if params.grammar is not None:  # compiling may take seconds
             await asyncio.to_thread(self.engine.engine.intake.prepare, params)
         adapter = self.names.chosen(body)
         generation = Generation(

@@ -118,11 +118,11 @@ def test_a_deadline() -> None:
 def test_the_deadline_is_of_a_grammar_not_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made, spec_of, really = compiler(), GrammarSpec.choice, grammar_compiler._compiled
     made.compile(spec_of(["yes"]))
-    monkeypatch.setattr(made, "deadline_s", 1.0)
-    monkeypatch.setattr(grammar_compiler, "_compiled", lambda *args: (time.sleep(0.6), really(*args))[1])
+    monkeypatch.setattr(made, "deadline_s", 2.0)
+    monkeypatch.setattr(grammar_compiler, "_compiled", lambda *args: (time.sleep(0.9), really(*args))[1])
     with ThreadPoolExecutor(6) as threads:
         assert len([*threads.map(lambda i: made.compile(spec_of([f"{i}"])), range(6))]) == 6
-        monkeypatch.setattr(grammar_compiler, "QUEUE_S", 0.2)
+        monkeypatch.setattr(grammar_compiler, "QUEUE_S", 0.5)
         waiting = [threads.submit(made.compile, spec_of([f"later {i}"])) for i in range(3)]
         assert sorted(type(one.exception()).__name__ for one in waiting) == ["NoneType", "NoneType", "QueueFull"]
 
