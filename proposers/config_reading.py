@@ -25,7 +25,7 @@ METHODS = (
 OTHER_NAMES = {
     **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "hydra++": "hydra"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
-    **dict.fromkeys(("eagle2", "hass"), "eagle"),
+    **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),
     **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress"), "dflash"),
 }

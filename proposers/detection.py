@@ -24,7 +24,7 @@ _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
     *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash"), ("lilicorr", "dflash")),
-    *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("medusa", "medusa")),
+    *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("gumiho", "eagle"), ("medusa", "medusa")),
     ("hydra-vicuna", "hydra"),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
     *(("/pard-", "pard"), ("/pard2-", "pard")),
@@ -187,7 +187,7 @@ def _named_method(config: Mapping[str, Any], folder: Path) -> str | None:
         return "uno"
     if "eagle3" in architecture or "peagle" in architecture or {"eagle_config", "draft_vocab_size"} & config.keys():
         return "eagle3"
-    if "eagle" in architecture or model_type == "eagle":
+    if "eagle" in architecture or "gumiho" in architecture or model_type in ("eagle", "gumiho"):
         return "eagle"
     if model_type == "medusa" or "medusa_num_heads" in config or any(folder.glob("medusa_lm_head.*")):
         return "medusa"

@@ -19,6 +19,7 @@ LAYER_SETTINGS = (
     *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
 )
 """Keys of config.json that are the layers' own, not the target's."""
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 _BY_LAYER = ("sliding_attention", "full_attention")
 _STRETCHED = ("default", "linear", "llama3")  # rotary embeddings that mean the same whatever length they are used with
 
@@ -35,6 +36,14 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
         return config_class(kind)(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
     except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
+
+
+def settings_like(own: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+    """LAYER_SETTINGS of layers like the target's, for a config.json that says nothing of them. What it says counts with all that goes
+    with it."""
+    said, like = ({key: config[key] for key in LAYER_SETTINGS if config.get(key) is not None} for config in (own, target))
+    told_otherwise = {*(_ROPE if not said.keys().isdisjoint(_ROPE) else ()), *(("head_dim",) if "num_attention_heads" in said else ())}
+    return {key: value for key, value in like.items() if key not in told_otherwise} | said
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""EAGLE 1 to 3 and P-EAGLE: a few layers that go on from the target's own hidden states (Li et al. 2024, 2024, 2025).
+"""EAGLE 1 to 3, P-EAGLE and Gumiho: a few layers that go on from the target's own hidden states (Li et al. 2024, 2024, 2025).
 
 Tells what a checkpoint is made of, binds its programs and chooses how guesses come: a chain, a tree, or all in one pass.
 """
@@ -22,6 +22,7 @@ from .eagle_checkpoint import EagleDraft, read_draft, spellings
 from .eagle_program import TOKEN_MAP, draft_program, encoder_program
 from .features import Features
 from .guessing import ChainGuesser, Drawing, Guesser, Network, ParallelGuesser, single_tokens, unchanged
+from .gumiho import NUM_SERIAL, GumihoGuesser, row_networks
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources
 from .tree_guessing import TreeGuesser
@@ -33,8 +34,8 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
     checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
     tensors = DraftTensors(checkpoint, spellings)
     draft = read_draft(tensors, target, config)
-    if draft.kind == "P-EAGLE" and config.tree is not None:
-        raise SpeculativeConfigError(f"{checkpoint.folder} is a P-EAGLE, which guesses a chain in one pass: leave the tree out")
+    if config.tree is not None and (draft.kind == "P-EAGLE" or draft.further_heads):
+        raise SpeculativeConfigError(f"{checkpoint.folder} is a {_kind(draft)}, which guesses a chain: leave the tree out")
 
     max_model_len = readable_length(draft.hf_config, min(target.max_model_len, config.max_model_len or target.max_model_len))
     program = fuse(draft_program(draft, tensors.has, max_model_len))
@@ -43,16 +44,20 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
         weights[TOKEN_MAP] = draft.token_ids
     executor = resources.bind(program, weights, config.quantization)
     encode = _encoder(draft, tensors, config, resources) if draft.has_encoder else unchanged
+    behind = row_networks(draft, tensors, resources, config.quantization) if draft.further_heads else ()
     checkpoint.refuse_unread_norms()
 
     num_tokens = config.num_speculative_tokens or draft.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
+    if draft.further_heads:
+        num_tokens = _within(NUM_SERIAL + len(draft.further_heads), config.num_speculative_tokens, checkpoint)
     if config.tree is not None:
         num_tokens = len(config.tree.paths) if isinstance(config.tree, StaticTree) else config.tree.num_nodes
     state_width = len(draft.taps) * target.hidden_size
 
     def open(opening: Opening) -> LearnedProposer:
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
-        guesser = _guesser(draft, config, Network(executor, opening.caches[0], encode), drawing)
+        network = Network(executor, opening.caches[0], encode)
+        guesser = GumihoGuesser(network, drawing, *behind) if behind else _guesser(draft, config, network, drawing)
         features = Features(draft.taps, state_width, opening.num_blocks, opening.block_size)
         cache = OwnCache(max_model_len, num_tokens, draft.embedding.rows, Pairing(shift=1, first=1), features)
         return LearnedProposer(opening.name, executor.kv_layers, cache, guesser)
@@ -71,6 +76,18 @@ def _guesser(draft: EagleDraft, config: EagleConfig, network: Network, drawing: 
     if draft.mask_token is not None:
         return ParallelGuesser(network, drawing, draft.mask_token, draft.mask_state)
     return ChainGuesser(network, drawing) if config.tree is None else TreeGuesser(network, drawing, config.tree)
+
+
+def _within(most: int, asked: int | None, checkpoint: Checkpoint) -> int:
+    if asked is not None and asked > most:
+        raise SpeculativeConfigError(
+            f"'num_speculative_tokens' is {asked}, but the Gumiho in {checkpoint.folder} guesses {most} tokens at most: lower it"
+        )
+    return asked or most
+
+
+def _kind(draft: EagleDraft) -> str:
+    return "Gumiho" if draft.further_heads else draft.kind
 
 
 def _encoder(draft: EagleDraft, tensors: DraftTensors, config: EagleConfig, resources: Resources) -> Callable[[Tensor], Tensor]:
@@ -99,10 +116,11 @@ def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
     read = "last state" if not draft.has_encoder else f"states before layers {', '.join(map(str, draft.taps))}"
     count = int(draft.hf_config.num_hidden_layers)
     layers = f"{count} layer{'s' * (count > 1)}{' with latent attention' * draft.has_latent_attention}"
+    heads = f" and {len(draft.further_heads)} heads behind them" if draft.further_heads else ""
     embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
     vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
     lines = [
-        f"{draft.kind} in the layout of {draft.layout}, {layers}, reads the target's {read}",
+        f"{_kind(draft)} in the layout of {draft.layout}, {layers}{heads}, reads the target's {read}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
     return (*lines, *checkpoint.leftovers())

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint
 from .config import EagleConfig
 from .config_entry import SpeculativeConfigError
 from .detection import nested
-from .draft_layers import LAYER_SETTINGS, layer_config
+from .draft_layers import LAYER_SETTINGS, layer_config, settings_like
 from .draft_tables import Table, embedding_of, head_of
 from .draft_tensors import DraftTensors
 from .eagle_taps import tapped_layers
@@ -28,6 +28,7 @@ _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 _LAYER_SETTINGS = (*LAYER_SETTINGS, "layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _FIRST_LAYER = "model.layers.0"
 _ATTENTION = f"{_FIRST_LAYER}.self_attn"
+_HEAD_LAYER = re.compile(r"(?:mlp\.){1,2}(\d{1,4})\.(\d{1,4})\.linear\.weight")
 _OTHERS = {"experts": "mlp.experts.", "attention sinks": "self_attn.sinks"}
 
 
@@ -49,6 +50,7 @@ class EagleDraft:
     mask_token: int | None  # P-EAGLE: stands where a guess will be
     mask_state: Tensor | None  # [states of all taps] float32, what it is paired with
     num_speculative_tokens: int | None  # what the checkpoint was made for
+    further_heads: tuple[tuple[str, ...], ...]  # names of each one's layers, where it is an EAGLE with heads behind it: a Gumiho
 
     @property
     def has_latent_attention(self) -> bool:
@@ -61,7 +63,7 @@ def read_draft(tensors: DraftTensors, target: TargetView, config: EagleConfig) -
     checkpoint = tensors.checkpoint
     settings = _Settings(checkpoint)
     _refuse_other_networks(tensors, settings)
-    hf_config = _layer_config(tensors, settings)
+    hf_config = _layer_config(tensors, settings, target)
     is_parallel = settings.speculators_type == "peagle" or tensors.has("mask_hidden")
     reads_pairs = settings.speculators_type == "eagle3" or tensors.has(f"{_FIRST_LAYER}.hidden_norm.weight")
     kind = "P-EAGLE" if is_parallel else "EAGLE-3" if reads_pairs else "EAGLE"
@@ -91,6 +93,7 @@ def read_draft(tensors: DraftTensors, target: TargetView, config: EagleConfig) -
         mask_token=_mask_token(checkpoint, embedding) if is_parallel else None,
         mask_state=_mask_state(tensors, len(taps) * target.hidden_size) if is_parallel else None,
         num_speculative_tokens=checkpoint.num_speculative_tokens,
+        further_heads=_further_heads(checkpoint) if kind == "EAGLE" else (),
     )
 
 
@@ -141,14 +144,19 @@ def _refuse_other_networks(tensors: DraftTensors, settings: _Settings) -> None:
         raise SpeculativeConfigError(f"{settings.folder}/config.json has 'parallel_draft_step' above 1, which is not supported")
 
 
-def _layer_config(tensors: DraftTensors, settings: _Settings) -> PreTrainedConfig:
-    """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type."""
+def _layer_config(tensors: DraftTensors, settings: _Settings, target: TargetView) -> PreTrainedConfig:
+    """Its own positions, eps and head width, not the target's; what it leaves out is as transformers has it for the model type.
+
+    Where it does not even say its width, which some publish, the layers are like the target's.
+    """
     if tensors.has(f"{_ATTENTION}.kv_a_proj_with_mqa.weight"):
         return _latent_config(tensors, settings)
     usual = "llama" if settings.speculators_type is None else "qwen3"
     model_type = settings.layers.get("model_type", usual)
     kind = model_type if model_type in _LLAMA_LIKE else "llama"
     given = {key: settings.layers[key] for key in _LAYER_SETTINGS if settings.layers.get(key) is not None}
+    if "hidden_size" not in given:
+        given = settings_like(given, target.config)
     if kind == "llama" and "layer_types" not in given:
         given.pop("sliding_window", None)  # a Llama has none by itself
     num_layers = tensors.num_layers()
@@ -216,6 +224,18 @@ def _check_encoder(tensors: DraftTensors, settings: _Settings, taps: tuple[int, 
     for wanted, name in ((one, "input_norm.weight"), (each, "fc_norm.0.weight")):
         if wanted:
             tensors.shape(name)  # raises if it is missing: without it guesses would only be worse
+
+
+def _further_heads(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
+    places = {(int(match[1]), int(match[2])): match[0] for match in map(_HEAD_LAYER.fullmatch, checkpoint.names) if match}
+    if not places:
+        return ()
+    num_heads, depth = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    if missing := [(head, layer) for head in range(num_heads) for layer in range(depth) if (head, layer) not in places]:
+        raise SpeculativeConfigError(
+            f"the heads in {checkpoint.folder} are incomplete: head {missing[0][0]} has no layer {missing[0][1]}"
+        )
+    return tuple(tuple(places[head, layer].removesuffix(".weight") for layer in range(depth)) for head in range(num_heads))
 
 
 def _mask_token(checkpoint: Checkpoint, embedding: Table) -> int:

@@ -6,10 +6,9 @@ Reads folders as github.com/zankner/Hydra writes them. In Hydra++ a decoder laye
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from .base import Proposer
 from .checkpoint import Checkpoint
 from .config import MedusaConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .draft_layers import LAYER_SETTINGS, layer_config, readable_length
+from .draft_layers import layer_config, readable_length, settings_like
 from .draft_tensors import DraftTensors, program_weights
 from .drafting import Feed, OwnCache, Pairing, batch_lists
 from .features import Features
@@ -41,7 +40,6 @@ _SUPPORTED = {"hydra_head_arch": ("mlp", "prefix-mlp"), "hidden_state_offset": (
 _KNOWN = ("hydra_mlp.", "hydra_lm_head.", f"{_PREFIX}embed_tokens.", "input_embed_fn.")  # the last is the target's
 _LAYER = re.compile(r"hydra_mlp\.(\d{1,4})\.(\d{1,4})\.linear\.weight")
 _OUTPUT = re.compile(r"(hydra_lm_head\.(\d{1,4})(?:\.\d+)?)\.weight")
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
 
 def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
@@ -56,7 +54,7 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
             raise SpeculativeConfigError(f"{folder} holds Hydra heads with {key!r} {value!r}, which are not supported: take {known}")
     layers, outputs = _layers(checkpoint), {int(m[2]): m[1] for m in map(_OUTPUT.fullmatch, checkpoint.names) if m}
     num_heads = num_heads_of(config, len(layers), folder, target.vocab_size)
-    hf_config = layer_config("llama", _layer_settings(checkpoint.config, target.config), 1, target.hidden_size, folder)
+    hf_config = layer_config("llama", settings_like(checkpoint.config, target.config), 1, target.hidden_size, folder)
 
     def bind(program: Program) -> Executor:
         return resources.bind(program, program_weights(program, tensors.has, tensors.take), config.quantization)
@@ -89,14 +87,6 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     )
     executors, size = ((), 0) if prefix is None else ((prefix,), Features.bytes_per_block(target.hidden_size))
     return LoadedProposer("hydra", open, executors, size, found, is_learned=True)
-
-
-def _layer_settings(own: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """Published config.json say nothing of the decoder layer, which is one like the target's. What one says counts with all that goes
-    with it."""
-    said, like = ({key: config[key] for key in LAYER_SETTINGS if config.get(key) is not None} for config in (own, target))
-    told_otherwise = {*(_ROPE if not said.keys().isdisjoint(_ROPE) else ()), *(("head_dim",) if "num_attention_heads" in said else ())}
-    return {key: value for key, value in like.items() if key not in told_otherwise} | said
 
 
 def _spellings(name: str) -> list[str]:

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.ops import Activation, Add, ArgMax, GatherRows, Linear, Op, Scale, Softcap
+from ..kernels.ops import Activation, Add, Linear, Op
 from ..kernels.program import Program, row_program
 from ..kernels.started import to_lists
 from ..kernels.upload import upload
 from .config import MedusaConfig, StaticTree
 from .config_entry import SpeculativeConfigError
+from .draft_tables import Table, scores_program
 from .drafting import Feed
 from .guessing import FEATURE, Drawing, Guesses, pick
 from .last_state import LastStateProposer, Network
@@ -92,25 +93,10 @@ def _blocks_program(found: MedusaHeads, weights: dict[str, Tensor], num_heads: i
 
 
 def _output_program(found: MedusaHeads, target: TargetView) -> Program:
-    """An output layer from y to logits. The target's is used as the target uses it: scores then have its scale."""
-    is_own, scores = bool(found.outputs), "scores"
-    name = "output" if is_own else target.head
-    ops: list[Op] = [GatherRows((FEATURE,), ("rows",)), Linear(("rows",), (scores,), (name,))]
-    if not is_own and target.logits_scale != 1.0:
-        ops.append(Scale((scores,), ("scaled",), target.logits_scale))
-        scores = "scaled"
-    if not is_own and target.logits_softcap is not None:
-        ops.append(Softcap((scores,), ("capped",), target.logits_softcap))
-        scores = "capped"
-    best = ArgMax((scores,), ("best", "top"))
-    return row_program(
-        (*ops, best),
-        weights={name: (found.vocab_size, found.width)} | ({} if found.token_ids is None else {TOKEN_MAP: (found.vocab_size,)}),
-        best=best,
-        inputs={FEATURE: found.width},
-        token_map="" if found.token_ids is None else TOKEN_MAP,
-        shared=frozenset() if is_own else frozenset({name}),
-    )
+    """An output layer from y to logits."""
+    table = Table(target.head, found.vocab_size, True, target.logits_scale, target.logits_softcap)
+    head = Table("output", found.vocab_size, False) if found.outputs else table
+    return scores_program(head, found.width, "" if found.token_ids is None else TOKEN_MAP)
 
 
 @dataclass(frozen=True)

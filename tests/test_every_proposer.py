@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "pard2": {"num_speculative_tokens": 3},
     "eagle": {"num_speculative_tokens": 3},
     "eagle3": {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+    "gumiho": {"draft_sample_method": "probabilistic"},
     "peagle": {"num_speculative_tokens": 4},
     "mtp": {"num_speculative_tokens": 3},
     "uno": {"num_speculative_tokens": 4},

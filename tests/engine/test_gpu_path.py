@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     "draft_model": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
     "eagle": {"num_speculative_tokens": 3},
+    "gumiho": {},
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
     "hydra": {},
@@ -46,8 +47,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "uno": {"num_speculative_tokens": 3},
     "recurrent draft": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
 }
-NAMED = {"dflash2": "dflash", "recurrent draft": "draft_model"}  # a checkpoint of that method
-NEVER_EARLY = ("ngram", "medusa", "hydra", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
+NAMED = {"gumiho": "eagle", "dflash2": "dflash", "recurrent draft": "draft_model"}  # a checkpoint of that method
+NEVER_EARLY = ("ngram", "gumiho", "medusa", "hydra", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
 
 
 @pytest.fixture(scope="module")

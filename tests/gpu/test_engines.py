@@ -28,6 +28,7 @@ NUM_TOKENS = 24
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     "draft_model": {"num_speculative_tokens": 3},
+    "gumiho": {},
     "eagle3": {"num_speculative_tokens": 3},
     "mtp": {"num_speculative_tokens": 2},
     "pard": {"num_speculative_tokens": 3},

@@ -118,7 +118,7 @@ NETWORKS = [
     ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, MtpConfig(1)),
     *(({"method": name}, MtpConfig()) for name in ("NEXTN", "FROZEN_KV_MTP", "draft-mtp")),
     *(({"method": name, "model": "D"}, DraftModelConfig("D")) for name in ("STANDALONE", "draft-simple", "draft_target")),
-    *(({"method": name, "model": "E"}, EagleConfig("E", num_speculative_tokens=None)) for name in ("EAGLE", "EAGLE2", "HASS")),
+    *(({"method": name, "model": "E"}, EagleConfig("E", num_speculative_tokens=None)) for name in ("EAGLE", "EAGLE2", "HASS", "gumiho")),
     *(({"method": name, "model": "E"}, EagleConfig("E", "eagle3")) for name in ("EAGLE3", "draft-eagle3", "p-eagle")),
     ({"method": "mtp", "model": "a/speculator.mtp"}, MtpConfig(None, "a/speculator.mtp")),
     ({"method": "mlp_speculator", "model": "M", "quantization": "int4"}, MlpSpeculatorConfig("M", quantization="int4")),

@@ -79,7 +79,7 @@ def test_a_prompt_of_one_token_is_guessed_from(make: MakeDrafter) -> None:
     assert check(engine, drafter, engine.step(accept(0))) == 1
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle", "gumiho", "eagle3", "p-eagle"])
 def test_probs_are_what_guesses_are_drawn_from(make: MakeDrafter, name: str) -> None:
     drafter = make(name)
     engine = drafter.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")
@@ -156,6 +156,19 @@ def test_prefix_cache_hits_change_nothing(make: MakeDrafter, name: str, asks: bo
     assert check(engine, drafter, engine.step(accept(0))) == 2
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_rows_of_a_gumiho_want_few_guesses_or_many(make: MakeDrafter, execution: Execution) -> None:
+    drafter = make("gumiho")
+    engine = drafter.run(execution)
+    counts = {"a": 1, "b": 4, "c": 0, "d": 2, "e": 3}
+    for i, name in enumerate(counts):
+        engine.add(name, text(i, 5 + i))
+    engine.step(accept(0))
+    for ceiling in (dict.fromkeys(counts, 1), counts, dict.fromkeys(counts, 2), counts):
+        for name, guess in engine.step(accept(1), ceiling).items():
+            assert_as_reference(guess, drafter.reference, ceiling[name])
+
+
 def test_the_order_of_the_batch_changes_nothing(make: MakeDrafter) -> None:
     def run(order: Sequence[str]) -> list[dict[str, Guess]]:
         engine = drafter.run(num_speculative_tokens=4)
@@ -170,7 +183,7 @@ def test_the_order_of_the_batch_changes_nothing(make: MakeDrafter) -> None:
             assert one[name].confidence == pytest.approx(two[name].confidence, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "gumiho", "eagle3"])
 @pytest.mark.parametrize("asks", [False, True])
 def test_steps_without_guesses_are_made_up_for(make: MakeDrafter, name: str, asks: bool) -> None:
     """k = 0 for a while, with the drafter reading along or not asked at all."""
@@ -197,7 +210,7 @@ def test_total_rejection_and_full_acceptance(make: MakeDrafter, count: int) -> N
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "gumiho", "eagle3"])
 def test_dropped_states_mean_a_new_start_behind_them(make: MakeDrafter, name: str, execution: Execution) -> None:
     """A drafter that is not asked keeps 256 states; what it guesses later it guesses from those on."""
     drafter = make(name)

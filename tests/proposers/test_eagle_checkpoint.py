@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_checkpoints import PUBLISHED, Drafter, Published
+from eagle_checkpoints import PUBLISHED, Drafter, Published, sizes
 from eagle_reference import Target
 from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
@@ -51,6 +51,7 @@ def test_every_layout_is_recognised_by_its_content(tmp_path: Path, name: str) ->
     [
         ("eagle", ["EAGLE in the layout of EAGLE, 1 layer,", "last state", "embedding: the target's, head: the target's"]),
         ("eagle, qwen2, prefixed", ["2 layers", "the target's vocabulary; embedding: the target's, head: the target's"]),
+        ("gumiho", ["Gumiho in the layout of EAGLE, 2 layers and 2 heads behind them, reads the target's last state"]),
         ("eagle3", ["EAGLE-3 in the layout of EAGLE", "before layers 2, 4, 5", "40 tokens of its own; embedding: the target's"]),
         ("eagle3, qwen3", ["before layers 2, 3, 5, 7, 8", "the target's vocabulary; embedding: its own, head: its own"]),
         ("eagle3, speculators", ["EAGLE-3 in the layout of speculators, 2 layers", "before layers 1, 4, 7"]),
@@ -159,6 +160,9 @@ def put(name: str, tensor: Tensor) -> Change:
     ("name", "config", "tensors", "words"),
     [
         ("eagle", {"hidden_size": 48}, drop("embed_tokens.weight"), "was trained for a target of hidden size 48, this one has 32"),
+        ("gumiho", {}, drop("mlp.mlp.1.2.linear.weight"), "incomplete: head 1 has no layer 2"),
+        ("gumiho", {}, put("mlp.mlp.1.2.linear.weight", torch.zeros(32, 9)), "is 32 x 9, but 32 x 32 is needed"),
+        ("gumiho", {}, put("enorm.weight", torch.zeros(32)), r"norms that no known drafter of its kind has \(enorm"),
         ("eagle3", {"target_hidden_size": 64}, None, "was trained for a target of hidden size 64"),
         ("eagle3", {"vocab_size": 128}, drop("t2d"), "was trained for a vocabulary of 128 tokens"),
         ("eagle3", {}, put("t2d", torch.zeros(128, dtype=torch.bool)), r"vocabulary of 128 tokens \(its t2d\)"),
@@ -208,9 +212,25 @@ def test_pickles_are_not_opened(tmp_path: Path) -> None:
         drafter.load()
 
 
-def test_a_p_eagle_has_no_tree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["p-eagle", "gumiho"])
+def test_what_guesses_chains_has_no_tree(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpeculativeConfigError, match="leave the tree out"):
-        Drafter.write(PUBLISHED["p-eagle"], tmp_path).load(tree=DynamicTree(3, 3, 8))
+        Drafter.write(PUBLISHED[name], tmp_path).load(tree=DynamicTree(3, 3, 8))
+
+
+def test_a_gumiho_guesses_as_many_tokens_as_it_has_heads_for(tmp_path: Path) -> None:
+    drafter = Drafter.write(PUBLISHED["gumiho"], tmp_path)
+    assert (drafter.open().max_tokens, drafter.open(num_speculative_tokens=3).max_tokens) == (4, 3)
+    with pytest.raises(SpeculativeConfigError, match="'num_speculative_tokens' is 5, but the Gumiho in .* guesses 4 tokens at most: lower"):
+        drafter.load(num_speculative_tokens=5)
+
+
+def test_layers_without_a_word_in_the_config_are_like_the_targets(tmp_path: Path) -> None:
+    drafter = Drafter.write(PUBLISHED["gumiho"], tmp_path)
+    said = first_confidence(drafter)
+    (drafter.folder / "config.json").unlink()
+    drafter.target_config = sizes(drafter.spec)
+    assert first_confidence(drafter) == said and detect_method(str(drafter.folder)) == "eagle"
 
 
 @pytest.mark.parametrize("key", ["mask_token_id", "ptd_token_id", "pard_token"])

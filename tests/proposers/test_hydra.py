@@ -21,6 +21,7 @@ from foretoken.kernels.execution import Execution
 from foretoken.proposers import hydra
 from foretoken.proposers.config import MedusaConfig, StaticTree
 from foretoken.proposers.config_entry import SpeculativeConfigError
+from foretoken.proposers.draft_layers import settings_like
 
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 3), (1, 0), (0, 0, 0), (0, 3, 1)))
 PLUS = {"grounded_heads": True, "hidden_state_offset": 0, "hydra_num_heads": 3, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}
@@ -119,8 +120,8 @@ def test_what_does_not_fit_is_refused(config: dict[str, Any], changed: dict[str,
 
 def test_what_a_checkpoint_says_of_its_layer_counts_with_all_that_goes_with_it() -> None:
     target = {"head_dim": 16, "num_attention_heads": 4, "rope_parameters": {"rope_theta": 1e4}, "rms_norm_eps": 1e-5, "vocab_size": 9}
-    assert hydra._layer_settings({}, target) == {key: value for key, value in target.items() if key != "vocab_size"}
-    assert hydra._layer_settings({"rope_theta": 5e5, "num_attention_heads": 8}, target) == {
+    assert settings_like({}, target) == {key: value for key, value in target.items() if key != "vocab_size"}
+    assert settings_like({"rope_theta": 5e5, "num_attention_heads": 8}, target) == {
         **{"rope_theta": 5e5, "num_attention_heads": 8, "rms_norm_eps": 1e-5}
     }
 

@@ -57,6 +57,7 @@ def _midlayer(name: str) -> str:
 
 def _published() -> dict[str, Published]:
     eagle1 = replace(EAGLE1, fc_bias=True)
+    gumiho = replace(EAGLE1, fc_bias=True, layers=2, further_heads=2)
     qwen2 = replace(EAGLE1, qkv_bias=True, layers=2, theta=500000.0)
     plain = Spec(draft_vocab=40)
     wide = Spec(hidden=48, head_dim=16, taps=(2, 3, 5, 7, 8), head_norms=True, own_embedding=True)
@@ -80,6 +81,11 @@ def _published() -> dict[str, Published]:
             qwen2,
             {"architectures": ["Qwen2ForCausalLMEagle"], "model_type": "qwen2", **sizes(qwen2, rope_theta=500000.0), "qkv_bias": True},
             rename=lambda name: f"model.{name}",
+        ),
+        "gumiho": Published(
+            gumiho,
+            {"model_type": "gumiho", "model": sizes(gumiho)},
+            rename=lambda name: f"mlp.{name}" if name.startswith("mlp.") else name,
         ),
         "eagle3": Published(
             plain,
@@ -194,6 +200,7 @@ class Drafter:
     target: Target
     reference: Reference
     bound: list[Executor] = field(default_factory=list)  # every network that was loaded
+    target_config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def write(cls, published: Published, folder: Path, target: Target | None = None) -> Drafter:
@@ -210,7 +217,9 @@ class Drafter:
         return cls(drafter, of_target, published.spec, target, Reference(published.spec, weights, target))
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        return eagle.load(EagleConfig(str(self.folder), **settings), resources(self.target, self.target_folder, execution, self.bound))
+        given = resources(self.target, self.target_folder, execution, self.bound)
+        given = replace(given, target=replace(given.target, config=self.target_config))
+        return eagle.load(EagleConfig(str(self.folder), **settings), given)
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
         return opened(self.load(execution, **settings), execution, return_probs)

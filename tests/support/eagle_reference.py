@@ -5,6 +5,7 @@ Slots are numbered as the papers do: slot i holds token i + 1 and the state of t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FINAL = -1
+HEAD_DEPTH = 3  # layers of a Gumiho's heads
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Spec:
     mask_token: int = 59
     token_ids: tuple[int, ...] = ()  # the draft vocabulary; () = drawn
     latent: Latent | None = None
+    further_heads: int = 0  # behind the layers: a Gumiho
 
     @property
     def state_width(self) -> int:
@@ -114,6 +117,9 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
     if spec.kind == "eagle3":
         matrix("norm.weight", spec.hidden)
+    for head, place in itertools.product(range(spec.further_heads), range(HEAD_DEPTH)):
+        matrix(f"mlp.{head}.{place}.linear.weight", spec.hidden, spec.hidden if place else 2 * spec.hidden)
+        matrix(f"mlp.{head}.{place}.linear.bias", spec.hidden)
     if spec.own_embedding:
         matrix("embed_tokens.weight", spec.vocab, spec.hidden)
     if spec.own_head:
@@ -206,11 +212,23 @@ class Reference:
         tokens = [*text[first + 1 :]]
         features = [self._encode(self._states(text[: i + 1])) for i in range(first, len(text) - 1)]
         outputs = self._layers(tokens, torch.stack(features), first)
+        if self.spec.further_heads and len(path) >= 2:
+            return self._scores(self._further(tokens, features, outputs[-1], path, first)[None])[0]
         for token in path:
             own = self._norm("norm", outputs[-1]) if self.spec.norm_output else outputs[-1]
             tokens, features = [*tokens, token], [*features, own]
             outputs = self._layers(tokens, torch.stack(features), first)
         return self._scores(outputs[-1:])[0]
+
+    def _further(self, tokens: list[int], features: list[Tensor], own: Tensor, path: Sequence[int], first: int) -> Tensor:
+        """Li et al. 2025: what the layers read for the first two guesses, through the head of the next one."""
+        behind = self._layers([*tokens, path[0]], torch.stack([*features, own]), first)[-1]
+        pairs = torch.stack([own, behind])
+        x = self._linear("fc", torch.cat([self._embed(path[:2]), pairs], -1)).flatten()
+        for place in range(HEAD_DEPTH):
+            grown = F.silu(self._linear(f"mlp.{len(path) - 2}.{place}.linear", x))
+            x = x + grown if place else grown
+        return x
 
     def _states(self, text: Sequence[int]) -> Tensor:
         return torch.cat([self.target.state(text, boundary) for boundary in self.spec.taps])

@@ -72,6 +72,13 @@ def _eagle(s: Shapes) -> Made:
     return config, {"fc.weight": (s.hidden, 2 * s.hidden), "fc.bias": (s.hidden,), **s.layer("layers.0.")}
 
 
+def _gumiho(s: Shapes) -> Made:
+    config, shapes = _eagle(s)
+    for head in range(2):
+        shapes |= {f"mlp.{head}.{place}.linear.weight": (s.hidden, (2 - place) * s.hidden) for place in range(2)}
+    return config, shapes
+
+
 def _eagle3(s: Shapes) -> Made:
     draft_vocab = s.vocab // 2
     config = s.llama(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=draft_vocab)
@@ -222,6 +229,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "pard": _pard,
     "pard2": _pard2,
     "eagle": _eagle,
+    "gumiho": _gumiho,
     "eagle3": _eagle3,
     "peagle": _peagle,
     "medusa": _medusa,
