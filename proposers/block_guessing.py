@@ -18,6 +18,8 @@ from ..kernels.layout import FINAL, Executor, KVTensors, RaggedBatch
 from ..kernels.upload import upload
 from .block_heads import Heads, draw
 from .block_program import CONTEXT
+from .block_tree import grow, places_of
+from .config import BlockTree
 from .drafting import Feed, batch_lists
 from .guessing import FEATURE, Drawing, Guesses, pick
 
@@ -40,14 +42,24 @@ class BlockGuesser:
 
     scratch_slots = 0
 
-    def __init__(self, stages: Sequence[Stage], drawing: Drawing, mask_token: int, from_anchor: bool, heads: Heads | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        drawing: Drawing,
+        mask_token: int,
+        from_anchor: bool,
+        heads: Heads | None = None,
+        tree: BlockTree | None = None,
+    ) -> None:
         """from_anchor: the first guess is made in the last known token's own place, and the next token's position is predicted
-        everywhere (DSpark); else each mask predicts the token of its own position, and one place more is filled (DFlash)."""
+        everywhere (DSpark); else each mask predicts the token of its own position, and one place more is filled (DFlash).
+        tree: without heads only."""
         self._stages = tuple(stages)
         self._drawing = drawing
         self._mask_token = mask_token
         self._from_anchor = from_anchor
         self._heads = heads
+        self._tree = tree
 
     def guess(self, feeds: Sequence[Feed], states: Tensor | None, block_size: int) -> Guesses:
         assert states is not None
@@ -56,8 +68,11 @@ class BlockGuesser:
         able = [feed for feed in feeds if feed.count]
         if not able:
             return Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
-        logits, hidden, anchors = self._fill(able, block_size)
         columns = self._stages[-1].block.token_ids
+        if (tree := self._tree) is not None:
+            logits, _, _ = self._fill([replace(feed, count=places_of(feed, tree)) for feed in able], block_size)
+            return grow(feeds, logits, self._drawing, columns, tree)
+        logits, hidden, anchors = self._fill(able, block_size)
         if self._heads is None:
             return pick(feeds, logits, self._drawing, columns)
         self._heads = self._heads.on(logits.device)  # nobody knows before the first of them comes

@@ -34,6 +34,15 @@ class DynamicTree:
     num_nodes: int  # kept for verification, the root not counted
 
 
+@dataclass(frozen=True)
+class BlockTree:
+    """DDTree (Ringel and Romano 2026): the likeliest paths through the places of a block."""
+
+    top_k: int  # tokens of a place that are looked at
+    num_nodes: int  # kept for verification, the root not counted
+    depth: int  # places that are filled in: longest path
+
+
 Tree = StaticTree | DynamicTree  # beside a tree, num_speculative_tokens counts its nodes
 Quantization = Literal["none", "int8", "fp8", "int4"]
 SampleMethod = Literal["greedy", "probabilistic"]
@@ -159,6 +168,7 @@ class BlockConfig:
     model: str
     method: Literal["dflash", "dspark"]
     num_speculative_tokens: int | None = None
+    tree: BlockTree | None = None  # None = a chain
     draft_sample_method: SampleMethod = "greedy"
     confidence_threshold: float = 0.0  # DSpark's confidence head: the block is cut at the first guess below
     quantization: Quantization | None = None

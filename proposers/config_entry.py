@@ -37,6 +37,7 @@ ALIASES = {
     "assistant_early_exit": "draft_layers",
     "shared_storage_path": "directory",
     "eagle_aux_hidden_state_layer_ids": "layers",
+    "ddtree_budget": "num_speculative_tokens",
     "medusa_choices": "speculative_token_tree",
     "hydra_choices": "speculative_token_tree",
     "speculative_eagle_topk": "eagle_topk",
@@ -77,6 +78,11 @@ class ConfigEntry:
 
     def peek(self, key: str) -> Any:
         return self._values.get(key)
+
+    def prefer(self, key: str, value: Any) -> None:
+        """For a key that was not given."""
+        self._values.setdefault(key, value)
+        self._given_as.setdefault(key, key)
 
     def take(self, key: str) -> Any:
         return self._values.pop(key, None)

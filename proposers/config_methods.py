@@ -27,7 +27,7 @@ from .config import (
     UnoConfig,
 )
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, ConfigEntry, SpeculativeConfigError, given
-from .config_trees import read_static_tree, read_tree
+from .config_trees import read_block_tree, read_static_tree, read_tree
 from .detection import is_same_model
 
 MAX_INT = 2**31 - 1
@@ -90,7 +90,9 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
         case "dflash" | "dspark":
             entry.flag("parallel_drafting")  # they always do
             threshold = given(confidence_threshold=entry.number("confidence_threshold", 0, 1)) if method == "dspark" else {}
-            return BlockConfig(entry.model(method, target), method, num_tokens, **threshold, **_sampling(entry), **_weights(entry))
+            tree, num_tokens = read_block_tree(entry, num_tokens)
+            settings = {**threshold, **_sampling(entry), **_weights(entry)}
+            return BlockConfig(entry.model(method, target), method, num_tokens, tree, **settings)
         case "uno":
             return _uno(entry, num_tokens)
         case "custom_class":

@@ -12,7 +12,18 @@ from typing import Any
 
 import yaml
 
-from .config import DynamicTree, EagleConfig, HiddenStatesConfig, MedusaConfig, ProposerConfig, SpeculativeConfig, StaticTree, SuffixConfig
+from .config import (
+    BlockConfig,
+    BlockTree,
+    DynamicTree,
+    EagleConfig,
+    HiddenStatesConfig,
+    MedusaConfig,
+    ProposerConfig,
+    SpeculativeConfig,
+    StaticTree,
+    SuffixConfig,
+)
 from .config_acceptance import check_acceptance, read_acceptance
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, ConfigEntry, SpeculativeConfigError, given, nearest
 from .config_methods import MAX_INT, read_proposer
@@ -27,9 +38,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),
-    **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress"), "dflash"),
+    **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress", "ddtree"), "dflash"),
 }
 """What other servers, papers, or a checkpoint's own config, call a method of ours."""
+DDTREE_TOP_K = 8
 
 
 def read_speculative_config(text: str, target: str | None = None) -> SpeculativeConfig:
@@ -102,7 +114,7 @@ def _depth(config: ProposerConfig) -> int | None:
     match config:
         case EagleConfig(tree=StaticTree(paths)) | MedusaConfig(tree=StaticTree(paths)):
             return len(paths[-1])
-        case EagleConfig(tree=DynamicTree(depth=depth)):
+        case EagleConfig(tree=DynamicTree(depth=depth)) | BlockConfig(tree=BlockTree(depth=depth)):
             return depth
         case SuffixConfig():
             return config.num_speculative_tokens or min(config.max_tree_depth, MAX_NUM_SPECULATIVE_TOKENS)
@@ -125,6 +137,8 @@ def _method(entry: ConfigEntry, target: str | None) -> str:
             return "ngram"
         if method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp, ...: one name per model type in older versions
             return "mtp"
+        if method == "ddtree":
+            entry.prefer("eagle_topk", DDTREE_TOP_K)
         method = OTHER_NAMES.get(method, method)
         if method in ("draft_model", "pard") and (parallel := entry.flag("parallel_drafting")) is not None:
             return "pard" if parallel else "draft_model"

@@ -1,4 +1,4 @@
-"""The tree that a speculative config asks for: vLLM's list of nodes, or SGLang's three numbers of a dynamic tree.
+"""The tree that a speculative config asks for: vLLM's list of nodes, or SGLang's three numbers of a tree that grows.
 
 A chain has no tree. `num_speculative_tokens` counts the nodes of a tree, the root left out.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from .config import DynamicTree, StaticTree, Tree
+from .config import BlockTree, DynamicTree, StaticTree, Tree
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, ConfigEntry, SpeculativeConfigError
 
 MAX_NODES = MAX_NUM_SPECULATIVE_TOKENS
 DEFAULT_DEPTH = 5  # SGLang's num_steps for Llama
+DEFAULT_BLOCK_NODES = 16
 
 Path = tuple[int, ...]
 
@@ -66,8 +67,22 @@ def _paths(name: str, value: Any) -> list[Path]:
     return [tuple(path) for path in value]
 
 
-def _dynamic_tree(entry: ConfigEntry, num_tokens: int | None) -> tuple[DynamicTree | None, int | None]:
-    """num_draft_tokens counts the root, as in SGLang. With eagle_topk 1, its default, the tree is a chain."""
+def read_block_tree(entry: ConfigEntry, num_tokens: int | None) -> tuple[BlockTree | None, int | None]:
+    """As read_tree, of a block. It is filled in at once: num_steps only says how many of its places are. Raises SpeculativeConfigError."""
+    top_k, depth, num_nodes = _numbers(entry, num_tokens)
+    if top_k == 1:
+        return None, num_nodes
+    num_nodes = num_nodes or max(DEFAULT_BLOCK_NODES, depth or 0)
+    if depth and depth > num_nodes:
+        raise SpeculativeConfigError(f"'num_steps' is {depth}, but a tree of {num_nodes} nodes has no path so long: lower it")
+    return BlockTree(top_k, num_nodes, depth or num_nodes), num_nodes
+
+
+def _numbers(entry: ConfigEntry, num_tokens: int | None) -> tuple[int, int | None, int | None]:
+    """(eagle_topk, num_steps, nodes or length of the chain), None = not said.
+
+    num_draft_tokens counts the root, as in SGLang. With eagle_topk 1, its default, the tree is a chain.
+    """
     top_k = entry.integer("eagle_topk", 1, MAX_NODES) or 1
     depth = entry.integer("num_steps", 1, MAX_NODES)
     num_draft_tokens = entry.integer("num_draft_tokens", 2, MAX_NODES + 1)
@@ -78,14 +93,20 @@ def _dynamic_tree(entry: ConfigEntry, num_tokens: int | None) -> tuple[DynamicTr
         if len(set(said.values())) > 1:
             listed = ", ".join(f"{key} = {length}" for key, length in said.items())
             raise SpeculativeConfigError(f"with 'eagle_topk' 1 guesses are a chain of one length, not {listed}; for a tree raise it")
-        return None, next(iter(said.values()), None)
-
+        return top_k, depth, next(iter(said.values()), None)
     num_nodes = num_tokens if num_draft_tokens is None else num_draft_tokens - 1
     if num_tokens is not None and num_nodes != num_tokens:
         raise SpeculativeConfigError(
             f"'num_speculative_tokens' {num_tokens} contradicts 'num_draft_tokens' {num_draft_tokens}, which counts the root too: "
             f"leave the first out or make the second {num_tokens + 1}"
         )
+    return top_k, depth, num_nodes
+
+
+def _dynamic_tree(entry: ConfigEntry, num_tokens: int | None) -> tuple[DynamicTree | None, int | None]:
+    top_k, depth, num_nodes = _numbers(entry, num_tokens)
+    if top_k == 1:
+        return None, num_nodes
     if depth is None:
         depth = min(DEFAULT_DEPTH, max(1, MAX_NODES // top_k), num_nodes or DEFAULT_DEPTH)
     if top_k * depth > MAX_NODES:

@@ -6,6 +6,7 @@ Tells what a checkpoint is made of and binds its programs; block_guessing.py run
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..kernels.layout import Executor
 from ..kernels.program import Program
@@ -15,7 +16,7 @@ from .block_heads import Correction, Heads
 from .block_parts import HeadParts
 from .block_program import TOKEN_MAP, block_program, context_program, stages
 from .checkpoint import Checkpoint
-from .config import BlockConfig
+from .config import BlockConfig, BlockTree
 from .config_entry import SpeculativeConfigError
 from .dflash2 import read_selector
 from .domino import read_domino
@@ -37,7 +38,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     checkpoint = Checkpoint(resources.find_folder(config.model, config.revision))
     tensors = DraftTensors(checkpoint, spellings)
     draft = read_draft(tensors, target)
-    num_tokens = _num_tokens(draft, config, checkpoint)
+    num_tokens, tree = _num_tokens(draft, config, checkpoint), _tree(draft, config, checkpoint)
     max_model_len = readable_length(draft.hf_config, target.max_model_len)
 
     def bind(program: Program) -> Executor:
@@ -65,7 +66,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
             Stage(context, block, kv, draft.causal[layers.start], next(iter(program.inputs), ""))
             for context, block, kv, layers, program in zip(contexts, blocks, opening.caches, parts, programs, strict=True)
         ]
-        guesser = BlockGuesser(run, drawing, draft.mask_token, draft.from_anchor, heads)
+        guesser = BlockGuesser(run, drawing, draft.mask_token, draft.from_anchor, heads, tree)
         features = Features(draft.taps, state_width, opening.num_blocks, opening.block_size)
         cache = OwnCache(max_model_len, num_tokens, target.vocab_size, Pairing(shift=0, first=0), features)
         kv_layers = tuple(layer for block in blocks for layer in block.kv_layers)
@@ -81,8 +82,19 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     )
 
 
+def _tree(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) -> BlockTree | None:
+    """No deeper than a block. Raises SpeculativeConfigError where guesses know those before them: then paths are not independent."""
+    if config.tree is None:
+        return None
+    if draft.kind != "DFlash":
+        raise SpeculativeConfigError(f"{checkpoint.folder} is a {draft.kind}, which guesses a chain: leave the tree out")
+    return replace(config.tree, depth=min(config.tree.depth, draft.max_tokens))
+
+
 def _num_tokens(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) -> int:
-    """The config's, else the checkpoint's, else a whole block's."""
+    """A tree's nodes, or the config's, else the checkpoint's, else a whole block's."""
+    if config.tree is not None:
+        return config.tree.num_nodes
     if config.num_speculative_tokens is None:
         return min(draft.num_speculative_tokens or draft.max_tokens, draft.max_tokens)
     if config.num_speculative_tokens > draft.max_tokens:

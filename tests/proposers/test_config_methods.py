@@ -8,6 +8,7 @@ import pytest
 
 from foretoken.proposers.config import (
     BlockConfig,
+    BlockTree,
     CustomConfig,
     DraftModelConfig,
     DynamicTree,
@@ -124,6 +125,13 @@ NETWORKS = [
     ({"method": "mlp_speculator", "model": "M", "quantization": "int4"}, MlpSpeculatorConfig("M", quantization="int4")),
     ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
     ({"method": "dflash2", "model": "M"}, BlockConfig("M", "dflash")),
+    ({"method": "DDTREE", "model": "M"}, BlockConfig("M", "dflash", 16, BlockTree(8, 16, 16))),
+    ({"method": "ddtree", "model": "M", "ddtree_budget": 9, "eagle_topk": 3}, BlockConfig("M", "dflash", 9, BlockTree(3, 9, 9))),
+    (
+        {"method": "dflash", "model": "M", "eagle_topk": 4, "num_steps": 7, "num_draft_tokens": 33},
+        BlockConfig("M", "dflash", 32, BlockTree(4, 32, 7)),
+    ),
+    ({"method": "dflash", "model": "M", "eagle_topk": 1, "num_steps": 7}, BlockConfig("M", "dflash", 7)),
     ({"method": "lilicorr", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "domino", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "xpress", "model": "M"}, BlockConfig("M", "dflash")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.proposers.config import DynamicTree, EagleConfig, StaticTree
+from foretoken.proposers.config import BlockConfig, BlockTree, DynamicTree, EagleConfig, StaticTree
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
 
@@ -91,3 +91,11 @@ def test_contradictions_are_said(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(SpeculativeConfigError) as caught:
         eagle(**keys)
     assert words in str(caught.value)
+
+
+def test_a_blocks_tree_has_room_for_its_longest_path() -> None:
+    asked = {"method": "dflash", "model": "M", "eagle_topk": 4, "num_steps": 9}
+    (block,) = parse_speculative_config(asked).proposers
+    assert isinstance(block, BlockConfig) and block.tree == BlockTree(4, 16, 9)
+    with pytest.raises(SpeculativeConfigError, match="'num_steps' is 9, but a tree of 8 nodes has no path so long"):
+        parse_speculative_config({**asked, "num_draft_tokens": 9})
