@@ -5,6 +5,7 @@ Knows no method. One object for one boot: networks are loaded, then caches are a
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from ..kernels.native import NotLowered
 from ..kernels.program import Program
 from ..kernels.quantised_checkpoint import read_quantisation
 from ..kernels.rope import UnsupportedModel
-from ..kernels.weights import WeightError, bind_program
+from ..kernels.weights import WeightError, bind_program, read_tensors, text_tensors
 from ..proposers import load, open_all
 from ..proposers.config import (
     DraftModelConfig,
@@ -46,7 +47,7 @@ from .cache_size import MIN_TOKENS, StateShare, cache_blocks, cache_budget, free
 from .config import EngineConfig, ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model import LoadedModel, load_model
-from .model_folder import Progress, find_adapter, find_folder
+from .model_folder import Progress, find_adapter, find_folder, weight_files
 from .network_plan import multiplies_fp8
 from .target_view import target_view
 
@@ -83,6 +84,7 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
         bind=loading.bind,
         load_draft=loading.load_draft,
         progress=progress,
+        exchange=None if target.plan.program is None or target.executor.state_layers else partial(loading.exchange, target.plan.program),
         load_adapter=None if target.adapters is None else partial(loading.load_adapter, target.adapters),
     )
     try:
@@ -246,6 +248,14 @@ class _Loading:
         kv_cache = plan.execution.kv_cache if program.is_frozen else None  # that of the cache that it reads
         execution = replace(plan.execution, quantization=wanted, kv_cache=kv_cache, narrow_head=True)
         return self._noted(bind_program(program, weights, execution, self._target.executor.bank))
+
+    def exchange(self, program: Program, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> Executor:
+        """program: the target's."""
+        own = program.exchanged(names)
+        own = replace(own, shared=frozenset(own.weights).difference(weights))
+        stored = text_tensors(read_tensors(weight_files(self._target.path)))  # a bank has no norms
+        every = ChainMap(dict(weights), dict(stored))
+        return self._noted(bind_program(own, every, self._target.plan.execution, self._target.executor.bank))
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:
         config, target = self._config.model, self._target

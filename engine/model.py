@@ -226,15 +226,18 @@ def _smaller(plan: NetworkPlan) -> str:
     return "use a smaller model, or free memory"
 
 
-SAME_NETWORKS = {"mimo": ("qwen2", "Qwen2ForCausalLM")}
-"""Model types that transformers lacks -> the type and architecture of the same network. MiMo is a Qwen2 with draft layers."""
+_ORTHRUS = ("qwen3", "Qwen3ForCausalLM")
+SAME_NETWORKS = {"mimo": ("qwen2", "Qwen2ForCausalLM"), "OrthrusLM": _ORTHRUS, "OrthrusForCausalLM": _ORTHRUS}
+"""Model types or architectures that transformers lacks -> those of the same network. MiMo is a Qwen2 with draft layers, Orthrus a Qwen3
+with a second set of attention weights."""
 
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:
     """config.json, if it is one that can be served without code of its own. Raises ModelLoadError."""
     raw = config_json(folder)
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
-    same = SAME_NETWORKS.get(str(model_type))
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    same = SAME_NETWORKS.get(str(model_type)) or SAME_NETWORKS.get(str(named))
     if same is not None:
         raw.pop("auto_map", None)
         model_type, architectures = same[0], [same[1]]

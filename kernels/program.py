@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 from .layout import KVLayerSpec, StateLayerSpec
 from .ops import (
@@ -97,6 +98,16 @@ class Program:
     slices: Mapping[str, RowsOf] = field(default_factory=dict)  # weights that a checkpoint has side by side in another one
     wide: frozenset[str] = frozenset()  # weights whose products are never made narrow, whatever becomes of others
     unread: frozenset[str] = frozenset()  # what a checkpoint may have for nobody
+
+    def exchanged(self, names: Mapping[str, str]) -> Program:
+        """The same, with other weights of the same shapes: name -> the name in its place."""
+
+        def of(value: Any) -> Any:
+            return tuple(map(of, value)) if isinstance(value, tuple) else names.get(value, value) if isinstance(value, str) else value
+
+        ops = tuple(replace(op, **{part.name: of(getattr(op, part.name)) for part in fields(op)}) for op in self.ops)
+        weights = {names.get(name, name): shape for name, shape in self.weights.items()}
+        return replace(self, ops=ops, weights=weights, wide=frozenset(names.get(name, name) for name in self.wide))
 
     @property
     def reads_batch(self) -> bool:

@@ -212,14 +212,14 @@ def is_part_of(name: str, rows: RowsOf) -> bool:
 
 
 def draft_layer_names(names: Iterable[str]) -> set[str]:
-    """Tensors of draft layers (MTP) in a target's checkpoint: they have names of their own, or lie in layers that read two states."""
+    """Tensors of a target's checkpoint that only guess: MTP layers, by their names or as layers that read two states; an Orthrus's."""
     names = set(names)
     doubled = tuple(name.removesuffix("eh_proj.weight") for name in names if _NUMBERED.fullmatch(name))
     return {name for name in names if name.startswith(doubled) or _OF_DRAFT_LAYERS.match(name)}
 
 
 _NUMBERED = re.compile(r"model\.layers\.\d+\.eh_proj\.weight")
-_OF_DRAFT_LAYERS = re.compile(r"(model\.)?mtp(_\w+)?\.")
+_OF_DRAFT_LAYERS = re.compile(r"(model\.)?mtp(_\w+)?\.|model\.layers\.\d+\.self_attn\.\w+_diff\.")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from .config import (
     MtpConfig,
     NgramCacheConfig,
     NgramConfig,
+    OrthrusConfig,
     PardConfig,
     PredictionConfig,
     ProposerConfig,
@@ -128,6 +129,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from . import dflash
 
             return dflash.load(config, resources)
+        case OrthrusConfig():
+            from . import orthrus
+
+            return orthrus.load(config, resources)
         case UnoConfig():
             from . import uno
 

@@ -131,12 +131,15 @@ def _context_of(feeds: Sequence[Feed], read: Sequence[Feed], context: Tensor, li
     return found
 
 
-def block_batch(feeds: Sequence[Feed], block_size: int, mask_token: int, from_anchor: bool, is_causal: bool) -> RaggedBatch:
-    """A row for each feed: its last known token and masks, so many that there are `count` guesses. At least one feed.
+def block_batch(
+    feeds: Sequence[Feed], block_size: int, mask_token: int, from_anchor: bool, is_causal: bool, spare: int = 0
+) -> RaggedBatch:
+    """A row for each feed: its last known token and masks, so many that there are `count` guesses, and `spare` ones that only others
+    see. At least one feed.
 
     Causal blocks are causal tokens; in others every token sees the whole block, so they are trees with all bits set.
     """
-    lengths = [feed.count + (0 if from_anchor else 1) for feed in feeds]
+    lengths = [feed.count + (0 if from_anchor else 1) + spare for feed in feeds]
     starts = [0, *accumulate(lengths)]
     firsts = [len(feed.row.token_ids) - 1 for feed in feeds]
     stops = [first + length for first, length in zip(firsts, lengths, strict=True)]
@@ -154,7 +157,8 @@ def block_batch(feeds: Sequence[Feed], block_size: int, mask_token: int, from_an
         lists.positions += range(first, stop)
         lists.add_slots(table, first, stop)
         lists.tree_mask += [0 if is_causal else _lowest_bits(stop - first)] * (stop - first)
-        lists.logits_indices += range(start + stop - first - feed.count, start + stop - first)
+        end = start + stop - first - spare
+        lists.logits_indices += range(end - feed.count, end)
     lists.full_logits += range(len(lists.logits_indices))
     return lists.batch()
 

@@ -176,6 +176,14 @@ class BlockConfig:
 
 
 @dataclass(frozen=True)
+class OrthrusConfig:
+    """The target's second set of attention weights. num_speculative_tokens None = the checkpoint's block."""
+
+    num_speculative_tokens: int | None = None
+    draft_sample_method: SampleMethod = "greedy"
+
+
+@dataclass(frozen=True)
 class UnoConfig:
     """The target itself, through an adapter that reads noise as the text to come. Keys are vLLM's; there `model` is `uno_lora_path`."""
 
@@ -231,6 +239,7 @@ ProposerConfig = (
     | MtpConfig
     | MlpSpeculatorConfig
     | BlockConfig
+    | OrthrusConfig
     | UnoConfig
     | PredictionConfig
     | CustomConfig

@@ -19,6 +19,7 @@ from .config import (
     MtpConfig,
     NgramCacheConfig,
     NgramConfig,
+    OrthrusConfig,
     PardConfig,
     PredictionConfig,
     ProposerConfig,
@@ -93,6 +94,10 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
             tree, num_tokens = read_block_tree(entry, num_tokens)
             settings = {**threshold, **_sampling(entry), **_weights(entry)}
             return BlockConfig(entry.model(method, target), method, num_tokens, tree, **settings)
+        case "orthrus":
+            if (model := entry.optional_model(method, target)) is not None and not is_same_model(model, target):
+                raise SpeculativeConfigError(f"{entry.name('model')} {model!r} is not the target, which brings an Orthrus's weights along")
+            return OrthrusConfig(num_tokens, **_sampling(entry))
         case "uno":
             return _uno(entry, num_tokens)
         case "custom_class":

@@ -31,7 +31,7 @@ from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "hydra", "mtp"),
-    *("mlp_speculator", "dflash", "dspark", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
+    *("mlp_speculator", "dflash", "dspark", "orthrus", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
     **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "hydra++": "hydra"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 _MEDUSA_HEAD = re.compile(r"^(?:medusa_heads?\.)?(?:blocks\.)?\d+\.(?:layers\.)?\d+\.(?:linear\.)?weight$")
 _LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+_OF_VIEW = re.compile(r"(model\.layers\.\d+\.self_attn\.\w+)_diff(\.(?:weight|bias))")
 _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
@@ -50,8 +51,9 @@ def detect_method(model: str, target: str | None = None) -> str:
     if not folder.is_dir():
         return _method_of_name(model) or "draft_model"
     method = method_of(folder) or "draft_model"
-    if method == "draft_model" and is_same_model(model, target) and has_mtp_layers(read_config(folder), tensor_shapes(folder)):
-        return "mtp"
+    if method == "draft_model" and is_same_model(model, target):
+        shapes = tensor_shapes(folder)
+        return "mtp" if has_mtp_layers(read_config(folder), shapes) else "orthrus" if view_names(shapes) else method
     return method
 
 
@@ -76,6 +78,11 @@ def has_mtp_layers(config: Mapping[str, Any], shapes: Shapes) -> bool:
     if any(_OWN_MTP.match(name) for name in shapes):
         return True
     return isinstance(num_layers, int) and any(int(match[1]) >= num_layers for name in shapes if (match := _LAYER.match(name)))
+
+
+def view_names(names: Iterable[str]) -> dict[str, str]:
+    """Of a target that is an Orthrus: each weight of which there is a second one -> that one."""
+    return {match[1] + match[2]: name for name in names if (match := _OF_VIEW.fullmatch(name))}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

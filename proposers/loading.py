@@ -104,5 +104,8 @@ class Resources:
     have in the same format are kept once."""
     corpora: Corpora | None = None  # what earlier requests have said, for methods that look there
     progress: Callable[[str], None] = lambda line: None
+    exchange: Callable[[Mapping[str, str], Mapping[str, Tensor]], Executor] | None = None
+    """(names of the target's weights -> those in their place, these weights) -> a network that runs over the target's own cache and
+    shares all its other weights. Raises what explains itself. None: the target is no program, or has recurrent layers."""
     load_adapter: Callable[[str, str | None], AdaptedTarget] | None = None
     """(folder or hub id of an adapter, revision) -> the target with it. Raises what explains itself. None: it has no room for one."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 ALWAYS = 1 << 30  # running requests: fixed k is to be measured wherever it is asked for
 TREE_KEYS = frozenset({"speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens", "num_branches", "use_tree"})
-OF_THEIR_OWN_LENGTH = frozenset({"medusa", "hydra", "mlp_speculator", "dflash", "dspark"})  # the checkpoint says how many guesses it makes
+OF_THEIR_OWN_LENGTH = frozenset({"medusa", "hydra", "mlp_speculator", "dflash", "dspark", "orthrus"})
+"""Methods whose checkpoint says how many guesses they make."""
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]

@@ -19,6 +19,7 @@ from foretoken.proposers.config import (
     MtpConfig,
     NgramCacheConfig,
     NgramConfig,
+    OrthrusConfig,
     PardConfig,
     PredictionConfig,
     ProposerConfig,
@@ -136,6 +137,8 @@ NETWORKS = [
     ({"method": "domino", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "xpress", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "dspark", "model": "M", "confidence_threshold": 0.5}, BlockConfig("M", "dspark", confidence_threshold=0.5)),
+    ({"method": "orthrus"}, OrthrusConfig()),
+    ({"method": "orthrus", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}, OrthrusConfig(3, "probabilistic")),
     ({"method": "uno", "uno_lora_path": "A"}, UnoConfig("A", 8, None, 0, 1, "probabilistic")),
     ({"method": "uno_adapter", "model": "A", "draft_sample_method": "greedy"}, UnoConfig("A", draft_sample_method="greedy")),
     (
