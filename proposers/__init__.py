@@ -105,6 +105,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from . import hydra
 
             return hydra.load(config, resources)
+        case MedusaConfig(method="redrafter"):
+            from . import redrafter
+
+            return redrafter.load(config, resources)
         case MedusaConfig():
             from . import medusa
 

@@ -99,7 +99,7 @@ class PardConfig:
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Medusa heads, or Hydra's, which know the guesses before them. No model: Medusa's are looked for in the target's folder."""
+    """Medusa heads, or Hydra's and ReDrafter, which know the guesses before them. No model: Medusa's lie in the target's folder."""
 
     model: str | None = None
     num_speculative_tokens: int | None = None
@@ -107,8 +107,8 @@ class MedusaConfig:
     tree: StaticTree | None = None
     quantization: Quantization | None = None
     revision: str | None = None
-    method: Literal["medusa", "hydra"] = "medusa"
-    draft_sample_method: SampleMethod = "greedy"  # of Hydra
+    method: Literal["medusa", "hydra", "redrafter"] = "medusa"
+    draft_sample_method: SampleMethod = "greedy"  # not of Medusa
 
 
 @dataclass(frozen=True)

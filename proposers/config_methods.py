@@ -82,6 +82,10 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
         case "hydra":
             settings = {**_heads(entry, num_tokens), **_sampling(entry), **_weights(entry)}
             return MedusaConfig(entry.model(method, target), method="hydra", **settings)
+        case "redrafter":
+            tree, num_tokens = read_static_tree(entry, num_tokens)
+            settings = {**_sampling(entry), **_weights(entry)}
+            return MedusaConfig(entry.model(method, target), num_tokens, tree=tree, method="redrafter", **settings)
         case "mtp":
             model = entry.optional_model(method, target)
             own = None if model is None or is_same_model(model, target) else model

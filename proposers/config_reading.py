@@ -30,11 +30,12 @@ from .config_methods import MAX_INT, read_proposer
 from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
-    *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "hydra", "mtp"),
+    *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "hydra", "redrafter", "mtp"),
     *("mlp_speculator", "dflash", "dspark", "orthrus", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "hydra++": "hydra"},
+    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp"},
+    **{"hydra++": "hydra", "recurrent_drafting": "redrafter"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),

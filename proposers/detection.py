@@ -138,6 +138,8 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
         return "dflash"
     if str(config.get("model_type")).endswith(("_mtp", "_assistant")):  # Gemma 4's assistants
         return "mtp"
+    if config.get("model_type") == "recurrent_drafting_drafter":
+        return "redrafter"
     if {"hydra_num_heads", "hydra_head_arch"} & config.keys():
         return "hydra"
     architecture = _architecture(config)
@@ -160,6 +162,8 @@ def _method_of_tensors(shapes: Shapes) -> str | None:
         return "eagle"
     if any(name.startswith("hydra_mlp.") for name in shapes):
         return "hydra"
+    if {"rnn_w.weight", "lm_head.0.linear.weight"} <= shapes.keys():
+        return "redrafter"
     if any("speculator.emb." in name for name in shapes):
         return "mlp_speculator"
     if {"runs.1", "next.1", "chance.1"} <= shapes.keys():

@@ -33,6 +33,7 @@ _HELD = {
     "mtp": "MTP layers",
     "ngram_cache": "an n-gram cache",
     "pard": "a PARD draft model",
+    "redrafter": "a ReDrafter",
     "uno": "an adapter",
 }
 _TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "tekken.json", "*.tiktoken")

@@ -43,9 +43,10 @@ TREES: dict[str, dict[str, Any]] = {
     "eagle3": {"eagle_topk": 2, "num_steps": 2, "num_draft_tokens": 6},
     "medusa": {"speculative_token_tree": TREE},
     "hydra": {"speculative_token_tree": TREE},
+    "redrafter": {"speculative_token_tree": TREE},
     "dflash": {"eagle_topk": 3, "num_draft_tokens": 9},
 }
-LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "mtp", "uno"), 3)
+LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "redrafter", "mtp", "uno"), 3)
 PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
 NOT_RECURRENT = ("uno",)  # which runs the target itself
 NAMED = {"gumiho": "eagle", "peagle": "eagle3", "pard2": "pard", "dflash2": "dflash"}  # found in a checkpoint of that method

@@ -44,6 +44,7 @@ TREES: dict[str, dict[str, Any]] = {
     "eagle3": {"eagle_topk": 3, "num_steps": 3, "num_draft_tokens": 8},
     "medusa": {"speculative_token_tree": TREE},
     "hydra": {"speculative_token_tree": TREE},
+    "redrafter": {"speculative_token_tree": TREE},
     "dflash": {"eagle_topk": 3, "num_draft_tokens": 9},
 }
 PARAMETERS: dict[str, dict[str, Any]] = {

@@ -107,6 +107,10 @@ NETWORKS = [
         {"method": "hydra", "model": "H", "hydra_choices": [[0], [1]], "draft_sample_method": "probabilistic"},
         MedusaConfig("H", 2, None, StaticTree(((0,), (1,))), None, None, "hydra", "probabilistic"),
     ),
+    (
+        {"method": "redrafter", "model": "R", "speculative_token_tree": [[0], [1]], "draft_sample_method": "probabilistic"},
+        MedusaConfig("R", 2, tree=StaticTree(((0,), (1,))), method="redrafter", draft_sample_method="probabilistic"),
+    ),
     ({"model": "E", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 5, "method": "eagle"}, EagleConfig("E", "eagle", 5)),
     ({"model": "E", "method": "eagle"}, EagleConfig("E", num_speculative_tokens=None)),
     ({"model": "E", "method": "eagle3", "num_speculative_tokens": 2}, EagleConfig("E", "eagle3", 2)),

@@ -116,6 +116,14 @@ def _hydra(s: Shapes) -> Made:
     return s.llama(hydra_num_layers=2, hydra_head_arch="prefix-mlp"), shapes
 
 
+def _redrafter(s: Shapes) -> Made:
+    inner = 48
+    shapes = {"rnn_w.weight": (s.hidden, s.hidden), "rnn_u.weight": (s.hidden, s.hidden), "rnn_u.bias": (s.hidden,)}
+    shapes |= {"input_proj.weight": (inner, 2 * s.hidden), "input_proj.bias": (inner,), "lm_head.1.weight": (s.vocab, inner)}
+    shapes |= {"lm_head.0.linear.weight": (inner, inner), "lm_head.0.linear.bias": (inner,)}
+    return {"model_type": "recurrent_drafting_drafter", "rnn": True, "num_draft_layers": 1, "exit_dim": inner}, shapes
+
+
 def _mlp_speculator(s: Shapes) -> Made:
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": s.vocab, "emb_dim": s.hidden,
@@ -234,6 +242,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "peagle": _peagle,
     "medusa": _medusa,
     "hydra": _hydra,
+    "redrafter": _redrafter,
     "mlp_speculator": _mlp_speculator,
     "mtp": _mtp,
     "dflash": _dflash,
