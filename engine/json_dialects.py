@@ -98,7 +98,7 @@ class _Document:
             self._write_choice(new)
         if "propertyNames" in new:
             self._write_names(new, self._meant(new["propertyNames"]))
-        return new
+        return _with_null(new) if new.pop("nullable", False) is True else new
 
     def _value(self, key: str, value: Any) -> Any:
         if key in _BY_NAME and isinstance(value, dict):
@@ -235,6 +235,16 @@ def _first_number(bound: float, up: bool, strictly: bool, across: Sequence[float
         exact += _LITTLE if up else -_LITTLE
     first = inward.plus(exact)
     return bound if first == Decimal(repr(bound)) else float(first)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """What OpenAPI 3.0 means by nullable. Within the schema where that can be said, as references may lead into it."""
+    null = {"type": "null"}
+    for key, added in (("enum", None), ("anyOf", null), ("type", "null")):
+        choices = [schema[key]] if isinstance(schema.get(key), str) else schema.get(key)
+        if isinstance(choices, list) and added not in choices:
+            schema[key] = [*choices, added]
+    return {"anyOf": [schema, null]} if schema.keys() & {"$ref", "allOf", "oneOf", "const"} else schema
 
 
 def _with_required(schema: Any, key: str) -> Any:

@@ -294,6 +294,8 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
         if not kinds:
             choices = value.get("enum", [value["const"]] if "const" in value else [])
             kinds.update(KINDS[type(choice)] for choice in (choices if isinstance(choices, list) else ()))
+        if kinds and value.get("nullable") is True:
+            kinds.add("null")
         ref = value.get("$ref")
         return kinds | named(referred(ref, schema), depth + 1) if isinstance(ref, str) else kinds
 

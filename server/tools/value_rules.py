@@ -37,6 +37,8 @@ class ValueRules(ABC):
 
     def value(self, schema: Any) -> str:
         match schema:
+            case {"nullable": bool(nullable), **rest}:
+                return self._one_of(self.value, [rest, {"type": "null"}] if nullable else [rest])
             case {"enum": [_, *_] as choices}:
                 return self._one_of(self.constant, choices)
             case {"const": value}:

@@ -65,14 +65,6 @@ def test_whole_streamed_and_asynchronous_agree(
     assert asyncio.run(bearer()) == block.text
 
 
-def test_raw_events(client: Any, fields: dict[str, Any]) -> None:
-    events = list(client.messages.create(**fields, stream=True))
-    kinds = [event.type for event in events]
-    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
-    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 1
-    assert events[0].message.usage.input_tokens > 0 and events[-2].usage.output_tokens > 0
-
-
 def test_a_conversation_with_a_tool(client: Any, fields: dict[str, Any]) -> None:
     asked = fields | {"messages": ASK_WEATHER, "tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     message = client.messages.create(**asked | {"max_tokens": 200})

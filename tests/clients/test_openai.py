@@ -134,31 +134,6 @@ def test_completions_with_logprobs_and_several_prompts(client: OpenAI, model_nam
     assert texts == [choice.text for choice in answer.choices]
 
 
-def test_responses_plain_streamed_and_followed(client: OpenAI, model_name: str) -> None:
-    more: Any = {"model": model_name, "temperature": 0, "max_output_tokens": 24}
-    whole = client.responses.create(**more, input="What is the capital of France?")
-    with client.responses.stream(**more, input="What is the capital of France?") as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        final = stream.get_final_response()
-    assert whole.output_text and text == final.output_text == whole.output_text
-    following = client.responses.create(**more, input="And of Italy?", previous_response_id=whole.id)
-    assert following.previous_response_id == whole.id
-    assert client.responses.retrieve(whole.id).output_text == whole.output_text
-    assert [item.type for item in client.responses.input_items.list(following.id)] == ["message"] * 3
-    client.responses.delete(whole.id)
-    with pytest.raises(NotFoundError):
-        client.responses.retrieve(whole.id)
-
-
-def test_responses_parse_and_call_tools(client: OpenAI, model_name: str) -> None:
-    more: Any = {"model": model_name, "temperature": 0, "max_output_tokens": 200, "input": "What is the capital of France?"}
-    assert isinstance(client.responses.parse(**more, text_format=Capital).output_parsed, Capital)
-    tool: Any = {"type": "function", "name": "capital", "parameters": Capital.model_json_schema(), "strict": False}
-    called = client.responses.create(**more, tools=[tool], tool_choice="required", parallel_tool_calls=False)
-    (call,) = [item for item in called.output if item.type == "function_call"]
-    assert Capital.model_validate_json(call.arguments)
-
-
 def test_embeddings(client: OpenAI, model_name: str) -> None:
     """The client asks for base64 by itself."""
     texts = ["one", "two"]

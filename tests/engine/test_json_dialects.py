@@ -88,6 +88,19 @@ DECIMAL = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[
         ({"type": "object", "properties": {"propertyNames": {"type": "null"}}}, ['{"propertyNames": null}'], ['{"propertyNames": 1}']),
         ({"type": "array", "uniqueItems": False}, ["[1, 1]"], []),
         ({"type": "string", "format": "password"}, ['"x"'], ["1"]),
+        ({"type": "number", "nullable": True}, ["1", "null"], ['""']),
+        ({"enum": ["a"], "type": "string", "nullable": True}, ['"a"', "null"], ['"b"']),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}], "nullable": True}, ["1", "null"], ['""']),
+        (
+            {
+                "type": "object", "$defs": {"a": {"const": 2, "nullable": False}}, "properties": {
+                    "a": {"$ref": "#/$defs/a", "nullable": True}, "b": {"$ref": "#/properties/c/items"},
+                    "c": {"type": "array", "items": {"const": 1}, "nullable": True},
+                },
+            },  # fmt: skip
+            ['{"a": 2, "b": 1, "c": [1]}', '{"a": null, "c": null}'],
+            ['{"b": null}', "null"],
+        ),
         ({"$ref": "#/$defs/List<größe>", "$defs": {"List<größe>": {"type": "integer"}}}, ["1"], ['""']),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["-9223372036854774784", "7"], ["-9223372036854775809"]),
         ({"type": ["integer", "null"], "minimum": -(2**63)}, ["-9223372036854774784", "null"], ["-9223372036854775809"]),

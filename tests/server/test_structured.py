@@ -14,6 +14,10 @@ EBNF = 'root ::= "a" | "b"'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
+def named(**described: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x"} | described}}
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -22,15 +26,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, GrammarSpec.json_object()),
         ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, GrammarSpec.json_schema({"type": "null"}, strict=False)),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, GrammarSpec.json_object()),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
-            GrammarSpec.json_schema(SCHEMA),
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-            GrammarSpec.json_schema(SCHEMA, strict=False),
-        ),
+        (named(), GrammarSpec.json_object()),
+        (named(schema=SCHEMA, strict=True), GrammarSpec.json_schema(SCHEMA)),
+        (named(schema=SCHEMA), GrammarSpec.json_schema(SCHEMA, strict=False)),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, GrammarSpec.json_schema(SCHEMA)),
         ({"structured_outputs": {"json": '{"type": "null"}'}}, GrammarSpec.json_schema('{"type": "null"}')),
         ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}}, GrammarSpec.regex("a+")),
@@ -80,17 +78,9 @@ def test_spellings(body: dict[str, Any], expected: GrammarSpec | None) -> None:
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "not supported"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema object"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, "response_format.json_schema.name", "name"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": [1]}}},
-            "response_format.json_schema.schema",
-            "must be an object",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": "yes"}}},
-            "response_format.json_schema.strict",
-            "true or false",
-        ),
+        (named(name=None, schema=SCHEMA), "response_format.json_schema.name", "name"),
+        (named(schema=[1]), "response_format.json_schema.schema", "must be an object"),
+        (named(schema=SCHEMA, strict="yes"), "response_format.json_schema.strict", "true or false"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "takes one of"),
         ({"structured_outputs": {"yaml": "x"}}, "structured_outputs", "no key 'yaml'"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),

@@ -344,16 +344,17 @@ BARE = {
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("by_token", [True, False])
-def test_bare_texts_have_the_length_that_was_asked_for(
+def test_bare_texts_have_the_length_that_was_asked_for_or_are_null(
     name: str, by_token: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    parameters = {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3}}, "required": ["a"]}
+    parameters = {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3, "nullable": True}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     spell = spell_by(tokenizer) if by_token else quoted
     spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell)
-    for text, fits in (("\n<é", True), ("", False), ("four", False)):
+    null = BARE[name].replace('<|"|>', "") % "null"
+    for text, fits in ((BARE[name] % "\n<é", True), (BARE[name] % "", False), (BARE[name] % "four", False), (null, True)):
         if by_token:
-            assert accepts(compiler, tokenizer, spec, BARE[name] % text) is fits
+            assert accepts(compiler, tokenizer, spec, text) is fits
         else:
             compiler.compile(spec or FORM)
 
