@@ -230,6 +230,9 @@ def _first_number(bound: float, up: bool, strictly: bool, across: Sequence[float
 
     Behind a whole number that is excluded it is the next one, if the bound across is less than 1 away: the library would let it in.
     """
+    widest = _LEAST if up else -_LEAST
+    if (bound < widest) if up else (bound > widest):
+        return widest
     exact, inward = Decimal(repr(bound)), _UP if up else _DOWN
     if strictly and exact == int(exact) and any(abs(Decimal(repr(other)) - exact) < 1 for other in across):
         exact += _LITTLE if up else -_LITTLE

@@ -101,6 +101,8 @@ DECIMAL = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[
             ['{"a": 2, "b": 1, "c": [1]}', '{"a": null, "c": null}'],
             ['{"b": null}', "null"],
         ),
+        ({"type": "number", "minimum": -3.4e38, "maximum": 1.7976931348623157e308}, ["-1", f"{10**18}.5"], [str(10**19)]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 2**64}, ["0.5"], ["0", "-1"]),
         ({"$ref": "#/$defs/List<größe>", "$defs": {"List<größe>": {"type": "integer"}}}, ["1"], ['""']),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["-9223372036854774784", "7"], ["-9223372036854775809"]),
         ({"type": ["integer", "null"], "minimum": -(2**63)}, ["-9223372036854774784", "null"], ["-9223372036854775809"]),
