@@ -61,6 +61,7 @@ class GrammarState:
 
     def __init__(self, grammar: CompiledGrammar, token_ids: Sequence[int]) -> None:
         self.error: str | None = None
+        self._failure: Exception | None = None
         self._grammar = grammar
         self._token_ids = token_ids
         self._start = self._num_known = len(token_ids)
@@ -74,25 +75,29 @@ class GrammarState:
         self._pool: list[Mask] = []
 
     def require(self) -> None:
-        """Raise InvalidRequest if the output cannot go on."""
+        """Raise InvalidRequest if the output cannot go on, or what was raised when its mask was made."""
         if self.mask(()) is None:
-            raise InvalidRequest(self.error or "the grammar cannot be followed")
+            raise self._failure or InvalidRequest(self.error or "the grammar cannot be followed")
 
     def mask(self, path: Sequence[int]) -> Mask | None:
-        """What may come behind a path; valid until the request grows. None: the grammar became too complex there.
+        """What may come behind a path; valid until the request grows. None: the grammar cannot be followed there.
 
         Behind an end, and behind what is not in the language, only ends may come.
         """
-        self._follow()
         key = tuple(path)
-        if key not in self._masks:
-            started = time.thread_time()
-            self._masks[key] = self._computed(key)
-            if (took := time.thread_time() - started) > SLOW_MASK_S:
-                self._slow_s += took
-                if self._slow_s > SLOW_MASKS_S:
-                    self.error = _SLOW
-        return self._masks[key]
+        try:
+            self._follow()
+            if key not in self._masks:
+                started = time.thread_time()
+                self._masks[key] = self._computed(key)
+                if (took := time.thread_time() - started) > SLOW_MASK_S:
+                    self._slow_s += took
+                    if self._slow_s > SLOW_MASKS_S:
+                        self.error = _SLOW
+        except Exception as error:  # masks are made between steps, too: raised there, it would end everybody's outputs
+            self._failure = None if key else error
+            self._broken(self._matcher, key, repr(error))
+        return self._masks.get(key)
 
     def forced(self, limit: int) -> list[int]:
         """The next tokens as long as the grammar leaves no choice, at most `limit`."""

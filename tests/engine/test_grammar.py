@@ -160,6 +160,21 @@ def test_a_grammar_that_breaks_on_the_way_ends_that_output_only() -> None:
     assert ids(other.mask(()))[0] == first
 
 
+def test_what_the_library_raises_ends_that_output_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(num_words: int) -> Mask:
+        raise MemoryError
+
+    state, tokens = opened(SCHEMA)
+    first = ids(state.mask(()))[0]
+    monkeypatch.setattr(grammar, "Mask", no_memory)
+    assert state.mask([first]) is None and state.legal([first], [-1]) == [] and state.forced(3) == []
+    state.require()  # what was guessed did no harm
+    state, _ = opened(SCHEMA)
+    assert state.forced(3) == [] and state.legal([first], [-1]) == []
+    with pytest.raises(MemoryError):
+        state.require()
+
+
 def test_tokens_from_outside_the_language_are_told() -> None:
     state, tokens = opened(GrammarSpec.choice(["no"]))
     tokens.append(vocab_size() - 1)
