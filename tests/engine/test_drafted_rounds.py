@@ -225,25 +225,6 @@ def test_the_time_of_drafting_is_the_drafters(drafting: LLM, watch: Watch) -> No
     assert after.step_seconds - before.step_seconds >= after.target_seconds - before.target_seconds + spent
 
 
-def test_more_requests_than_seats(tiny_target: Path, config: dict[str, Any], plain: LLM) -> None:
-    prompts = [f"{prompt} {i}" for i in range(3) for prompt in PROMPTS]
-    with LLM(tiny_target, fixed(config), **OPTIONS | {"max_num_seqs": 3}) as llm:
-        watch = Watch(core_of(llm))
-        each = [params({"temperature": 0, "max_tokens": 10 + i}) for i in range(len(prompts))]
-        assert say_the_same(llm, plain, prompts, each)
-        assert any(plan.ends_with_row for plan, _ in watch.calls)
-        core_of(llm).check()
-
-
-def test_a_cache_that_is_nearly_full(tiny_target: Path, config: dict[str, Any], plain: LLM) -> None:
-    with LLM(tiny_target, fixed(config), **OPTIONS | {"kv_cache_gb": 0.0028}) as llm:
-        watch = Watch(core_of(llm))
-        each = params({"temperature": 0, "max_tokens": 60})
-        assert say_the_same(llm, plain, PROMPTS, each)
-        core_of(llm).check()
-        assert watch.calls
-
-
 @pytest.mark.parametrize("seed", slow_but(range(2), range(8)))
 def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], plain: LLM, seed: int) -> None:
     """They come, wait for seats, are pushed out of a small cache, aborted and interrupted."""
@@ -265,7 +246,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
     expected = made(plain)
     drive(core_of(plain), expected)
     options = {name: value for name, value in OPTIONS.items() if name != "kv_cache_gb"}
-    with LLM(tiny_target, fixed(config), **options | {"num_gpu_blocks_override": 18, "max_num_seqs": 4}) as llm:
+    with LLM(tiny_target, fixed(config), **options | {"num_gpu_blocks_override": 12, "max_num_seqs": 4}) as llm:
         core = core_of(llm)
         watch, waiting, step = Watch(core), made(llm), 0
         requests = [*waiting]
@@ -283,7 +264,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
             if rng.random() < 0.03 and core.scheduler.running:
                 core.abort(rng.choice(core.scheduler.running).request_id)
                 core.check()
-        assert watch.calls and any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
+        assert core.scheduler.num_preemptions and any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
     for request, other in zip(requests, expected, strict=True):
         assert request.finish_reason in ("length", "abort")
         assert request.token_ids == other.token_ids[: len(request.token_ids)]

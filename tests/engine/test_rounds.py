@@ -169,39 +169,24 @@ def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[s
         assert watch is None or all(len(plan.rows) == 1 for plan, _ in watch.calls)
 
 
-def test_a_call_that_fails_costs_nothing_but_time(plain: LLM, looking: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    core = core_of(looking)
-    assert core.rounds is not None
-    run, failures = core.rounds.run, iter(range(2))
-
-    def broken(plan: RoundsPlan) -> RoundsVerdict:
-        if next(failures, None) is not None:
-            raise RuntimeError("broken")
-        return run(plan)
-
-    core.rounds.run = broken  # type: ignore[method-assign]
-    try:
-        outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
-    finally:
-        core.rounds.run = run  # type: ignore[method-assign]
-    assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
-    assert sum("tried again as one pass" in record.message for record in caplog.records) == 2
-    core.check()
-
-
-def test_where_every_call_fails_there_are_no_more(tiny_target: Path, plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("num_failing", [2, 1000])
+def test_calls_that_fail_cost_nothing_but_time(tiny_target: Path, plain: LLM, caplog: pytest.LogCaptureFixture, num_failing: int) -> None:
+    """After three in a row there are no more."""
     with LLM(tiny_target, LOOKUP, **OPTIONS) as llm:
-        core = core_of(llm)
+        core, failures = core_of(llm), iter(range(num_failing))
         assert core.rounds is not None
+        run = core.rounds.run
 
         def broken(plan: RoundsPlan) -> RoundsVerdict:
-            raise RuntimeError("broken")
+            if next(failures, None) is not None:
+                raise RuntimeError("broken")
+            return run(plan)
 
         core.rounds.run = broken  # type: ignore[method-assign]
-        outputs = llm.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
-        assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
-        assert sum("tried again as one pass" in record.message for record in caplog.records) == 3
-        assert sum("steps in rounds are off" in record.message for record in caplog.records) == 1
+        assert say_the_same(llm, plain, PROMPTS, params({"temperature": 0}))
+        assert sum("tried again as one pass" in record.message for record in caplog.records) == min(num_failing, 3)
+        assert sum("steps in rounds are off" in record.message for record in caplog.records) == (num_failing > 3)
+        core.check()
 
 
 def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch: Watch) -> None:
