@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..kernels.record import record
@@ -24,7 +25,24 @@ MAX_LOGPROB_TOKENS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_TOKENS = 1024
-_NOTHING: dict[str, Any] = {"logit_bias": dict, "bad_words": tuple, "stop": tuple, "stop_token_ids": tuple}
+_RANGES: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "n": (int, 1, MAX_CHOICES),
+    "temperature": (float, 0, 100),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 0.01, 100),
+    "frequency_penalty": (float, -2, 2),
+    "presence_penalty": (float, -2, 2),
+    "max_tokens": (int, 0, 2**31 - 1),
+    "min_tokens": (int, 0, 2**31 - 1),
+    "logprobs": (int, 0, 2**31 - 1),
+    "prompt_logprobs": (int, 0, 2**31 - 1),
+    "seed": (int, -(2**63), 2**63 - 1),
+}
+_OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
+_LISTS = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logprob_token_ids")
+_NOTHING: dict[str, Any] = {"logit_bias": dict, "bad_words": list, "stop": list, "stop_token_ids": list}
 """What None means for fields of SamplingParams that vLLM's scripts may give as None, which is the default there."""
 _WITHOUT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False), "length_penalty": (None, 1.0), "early_stopping": (None, False), "truncate_prompt_tokens": (None,),
@@ -126,41 +144,31 @@ class SamplingParams:
         for (name, without), value in zip((_WITHOUT | {"best_of": (None, self.n)}).items(), (*unserved, best_of), strict=True):
             if value not in without:
                 raise InvalidRequest(f"{name} is not served", name)
-        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
-        self.stop = tuple(stops)
-        if isinstance(self.bad_words, str):
-            self.bad_words = (self.bad_words,)
         self.speculation = Speculation.parse(self.speculation)
-        _integer("n", self.n, 1, MAX_CHOICES)
-        _in_range("temperature", self.temperature, 0, 100)
-        _in_range("top_p", self.top_p, 0, 1)
-        if self.top_p == 0:
-            raise InvalidRequest("top_p must be above 0; for greedy decoding use temperature 0", "top_p")
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _in_range("min_p", self.min_p, 0, 1)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _in_range("presence_penalty", self.presence_penalty, -2, 2)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
-        for name, num_best in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if num_best == -1:  # all tokens, as in vLLM
-                setattr(self, name, 2**31 - 1)
-            elif num_best is not None:
-                _integer(name, num_best, 0, 2**31 - 1)
-        if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
-            raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
         if self.seed == -1:  # any, as at vLLM and llama.cpp, whose clients write their default out
             self.seed = None
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
-        if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in stops):
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) == -1:  # all tokens, as in vLLM
+                setattr(self, name, 2**31 - 1)
+        for name, limits in _RANGES.items():
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                setattr(self, name, _number(name, value, *limits))
+        for name in _LISTS:
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, _listed(name, value))
+        if self.top_p == 0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding use temperature 0", "top_p")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
+        if self.logprob_token_ids and (self.logprobs is None or len(self.logprob_token_ids) > MAX_LOGPROB_TOKENS):
+            raise InvalidRequest(f"logprob_token_ids takes at most {MAX_LOGPROB_TOKENS} tokens, and needs logprobs", "logprob_token_ids")
+        if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not s or len(s) > MAX_STOP_CHARS for s in self.stop):
             raise InvalidRequest(
                 f"stop takes at most {MAX_STOPS} non-empty strings of at most {MAX_STOP_CHARS} characters", "stop"
             )
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias must be a dict of token ids and numbers, not {self.logit_bias!r:.60}", "logit_bias")
+        self.logit_bias = {_plain(token): _plain(bias) for token, bias in self.logit_bias.items()}
         if len(self.logit_bias) > MAX_BIASED_TOKENS:
             raise InvalidRequest(f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
         if any(not isinstance(b, (int, float)) or not abs(b) <= 100 for b in self.logit_bias.values()):
@@ -214,14 +222,28 @@ class SamplingParams:
         return self.speculation
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:  # a bool is no number
-        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}", name)
+def _plain(value: Any) -> Any:
+    """numpy's numbers, which loops over arrays give, as Python's; anything else as it is."""
+    if isinstance(value, (int, float, str)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # NaN is in no range
-        raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}", name)
+def _number(name: str, value: object, kind: type[int] | type[float], low: float, high: float) -> int | float:
+    number = _plain(value)
+    if isinstance(number, bool) or not isinstance(number, (int, kind)) or not low <= number <= high:  # NaN is in no range
+        told = "an integer" if kind is int else "a number"
+        raise InvalidRequest(f"{name} must be {told} from {low} to {high}, not {value!r}", name)
+    return number
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    """One string is a list of one."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} must be a list, not {value!r:.60}", name)
+    return [_plain(one) for one in value]
 
 
 class Status(enum.Enum):

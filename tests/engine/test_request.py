@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretoken.engine.errors import InvalidRequest
@@ -25,11 +25,12 @@ from foretoken.engine.request import SamplingParams, Speculation
         ("repetition_penalty", [0, float("inf")]),
         ("frequency_penalty", [-2.1, 2.1]),
         ("presence_penalty", [-2.1, 2.1]),
-        ("logit_bias", [{1: 101}, {1: float("nan")}, {1: "much"}, dict.fromkeys(range(1025), 0)]),
-        ("stop", ["", ["a", ""], ["x" * 257], ["a"] * 17, [5]]),
-        ("bad_words", [["a"] * 1025]),
-        ("allowed_token_ids", [[]]),
-        ("speculation", [{"k": 1}]),
+        ("logit_bias", [{1: 101}, {1: float("nan")}, {1: "much"}, dict.fromkeys(range(1025), 0), [1]]),
+        ("stop", ["", ["a", ""], ["x" * 257], ["a"] * 17, [5], 5]),
+        ("stop_token_ids", [5, {5: 1}]),
+        ("bad_words", [["a"] * 1025, 5, b"a"]),
+        ("allowed_token_ids", [[], 5]),
+        ("speculation", [{"k": 1}, "off", 5, ["off"]]),
         ("speculation.method", [5]),
         ("speculation.corpus_id", [5, "", "a.b", "../a", "x" * 65, "a\n"]),
     ],
@@ -43,24 +44,33 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
         assert (caught.value.param or "").startswith(field), value
 
 
-@pytest.mark.parametrize("value", ["off", 5, ["off"]])
-def test_speculation_is_an_object(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="must be an object such as {'method': 'off'}, not " + re.escape(repr(value))):
-        SamplingParams(speculation=value)
-
-
 def test_a_seed_of_minus_one_is_none() -> None:
     assert SamplingParams(seed=-1) == SamplingParams() and SamplingParams(seed=-2).seed == -2
 
 
 def test_none_is_each_ones_own_nothing() -> None:
-    one, other = (SamplingParams(logit_bias=None) for _ in range(2))  # pyright: ignore[reportArgumentType]
-    assert one.logit_bias == {} and one.logit_bias is not other.logit_bias
+    """As in scripts for vLLM."""
+    settings: dict[str, Any] = {"stop": None, "stop_token_ids": None, "bad_words": None, "logit_bias": None}
+    one, other = SamplingParams(**settings), SamplingParams(**settings)
+    assert one == SamplingParams() and one.logit_bias == {} and one.logit_bias is not other.logit_bias
 
 
 def test_one_string_is_a_list_of_one() -> None:
     params = SamplingParams(stop="END", bad_words="never")
-    assert (params.stop, params.bad_words) == (("END",), ("never",))
+    assert (params.stop, params.bad_words) == (["END"], ["never"])
+
+
+def test_numbers_of_numpy_are_numbers_and_what_is_read_once_is_kept() -> None:
+    counts, shares = np.arange(3, 5), np.array([0.5, 0.25], np.float32)
+    settings: dict[str, Any] = {
+        "seed": counts[0], "max_tokens": counts[1], "temperature": shares[0], "stop_token_ids": counts, "allowed_token_ids": iter([3, 4]),
+        "logit_bias": {counts[0]: shares[1]}, "stop": (word for word in ["a"]),
+    }  # fmt: skip
+    theirs = SamplingParams(**settings)
+    ours = SamplingParams(
+        seed=3, max_tokens=4, temperature=0.5, stop_token_ids=[3, 4], allowed_token_ids=[3, 4], logit_bias={3: 0.25}, stop="a"
+    )
+    assert theirs.clone() == ours and repr(theirs) == repr(ours)
 
 
 def test_min_tokens_stay_below_max_tokens() -> None:
@@ -72,8 +82,3 @@ def test_min_tokens_stay_below_max_tokens() -> None:
 def test_parameters_survive_replace() -> None:
     params = SamplingParams(stop=["a"], speculation={"method": "off", "num_speculative_tokens": 3, "corpus_id": "mine"})
     assert dataclasses.replace(params, temperature=0.5).speculation_settings == Speculation("off", 3, "mine")
-
-
-def test_none_is_nothing_as_in_scripts_for_vllm() -> None:
-    settings: Any = {"stop": None, "stop_token_ids": None, "bad_words": None, "logit_bias": None}
-    assert SamplingParams(**settings) == SamplingParams()
