@@ -6,8 +6,9 @@ import difflib
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from ..proposers.config import SpeculativeConfig
@@ -22,9 +23,10 @@ T = TypeVar("T")
 # Names of vLLM that differ from ours.
 RENAMED = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
 COUNTS = (
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_blocks", "threads"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "num_gpu_blocks_override", "threads"),
     *("max_loras", "max_lora_rank"),
 )
+ON_OR_OFF = ("enable_prefix_caching", "batch_invariant", "enable_lora", "disable_log_stats", "allow_synthetic_acceptance")
 LONGEST_UNSEEN_S = 0.1  # nobody watches the tokens of a script's call come, but Ctrl-C and the progress bar wait for a step's end
 ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OUR_NAMES = (
@@ -54,17 +56,21 @@ def engine_config(
     Warns once, with all names, about options of vLLM that mean nothing here.
     """
     _check_names(options)
-    values = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    values = {name: value for name, value in options.items() if value is not None}
     for name in ONE_DEVICE:
         if values.get(name, 1) != 1:
-            raise ConfigError(f"{name} {values[name]} is not available: an engine uses one device; found here: {devices_found()}")
+            raise ConfigError(f"{name} {values[name]!r} is not available: an engine uses one device; found here: {devices_found()}")
     if values.get("generation_config", "auto") not in ("auto", "vllm"):
         raise ConfigError("generation_config is 'auto', the model's own defaults of sampling, or 'vllm', none")
-    for name in COUNTS:
-        if name in values and (type(values[name]) is not int or values[name] < 1):
-            raise ConfigError(f"{name} must be a positive integer, not {values[name]!r}")
-    if not 0 < values.get("memory_share", 1) <= 1:
-        raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {values['memory_share']!r}")
+    _require(values, COUNTS, "a positive integer", Integral, lambda value: value > 0)
+    _require(values, ("seed",), "an integer", Integral, lambda _: True)
+    values |= {name: int(values[name]) for name in (*COUNTS, "seed") if name in values}  # numpy's too
+    _require(values, ("kv_cache_gb", "kv_cache_memory_bytes"), "a number above 0", Real, lambda value: 0 < value < math.inf)
+    _require(values, ("gpu_memory_utilization",), "a number above 0 and at most 1", Real, lambda value: 0 < value <= 1)
+    for name in ON_OR_OFF:
+        if values.get(name, False) not in (True, False):
+            raise ConfigError(f"{name} must be True or False, not {values[name]!r}")
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
     if "memory_share" in values:
         values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant
         values["gpu_memory_utilization"] = values["memory_share"]  # on a GPU it is the whole process's
@@ -94,6 +100,12 @@ def devices_found() -> str:
         return f"1 CPU ({os.cpu_count()} cores)"
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     return f"{count} GPU{'s' if count > 1 else ''} ({names})"
+
+
+def _require(values: Mapping[str, Any], names: Sequence[str], told: str, kind: type, fits: Callable[[Any], bool]) -> None:
+    for name in names:
+        if name in values and (not isinstance(value := values[name], kind) or isinstance(value, bool) or not fits(value)):
+            raise ConfigError(f"{name} must be {told}, not {value!r}")
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def parse_prompts(prompts: Prompt | Iterable[Prompt] | None) -> list[ParsedPromp
 
 def parse_conversations(messages: Iterable[Message] | Iterable[Iterable[Message]]) -> list[list[Message]]:
     """One conversation or several, as several. Raises TypeError."""
-    if isinstance(messages, (str, Mapping)):
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
         raise TypeError(f"{CONVERSATION}; generate() takes texts")
     listed: list[Any] = list(messages)
     conversations: list[list[Message]] = []

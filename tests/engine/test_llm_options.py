@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ def test_every_option_reaches_its_setting() -> None:
     config = made(
         max_model_len=256, max_num_seqs=7, max_num_batched_tokens=64, kv_cache_gb=0.5, dtype=torch.float32, seed=3,
         gpu_memory_utilization=0.6, enable_prefix_caching=False, served_model_name=["a", "b"], executor="torch",
-        num_gpu_blocks_override=9, tensor_parallel_size=1, quantization="INT8", kv_cache_dtype=torch.float32, threads=2,
+        num_gpu_blocks_override=np.int64(9), tensor_parallel_size=1, quantization="INT8", kv_cache_dtype=torch.float32, threads=2,
         disable_log_stats=True,
     )  # fmt: skip
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -64,9 +65,14 @@ def test_method_off_switches_off() -> None:
         ({"tensor_parallel_size": 4}, ["tensor_parallel_size 4", "one device", "found here"]),
         ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]),
         ({"gpu_memory_utilization": 0}, ["gpu_memory_utilization"]),
+        ({"gpu_memory_utilization": "0.9"}, ["gpu_memory_utilization must be a number", "'0.9'"]),
+        ({"kv_cache_gb": "1"}, ["kv_cache_gb must be a number", "'1'"]),
+        ({"kv_cache_gb": float("nan")}, ["kv_cache_gb", "nan"]),
+        ({"seed": 1.5}, ["seed must be an integer, not 1.5"]),
+        ({"enable_prefix_caching": "False"}, ["enable_prefix_caching must be True or False, not 'False'"]),
+        ({"tensor_parallel_size": "2"}, ["tensor_parallel_size '2'"]),
         ({"max_model_len": "512"}, ["max_model_len", "positive integer"]),
         ({"max_num_seqs": 0}, ["max_num_seqs"]),
-        ({"threads": 0}, ["threads", "positive integer"]),
         ({"quantization": "hqq"}, ["'hqq'", "int8 and int4"]),
         ({"kv_cache_dtype": "fp8_e5m2"}, ["'fp8_e5m2'", "int8 on CPUs and fp8 (e4m3) on GPUs"]),
         ({"kv_cache_dtype": "half"}, ["'half'", "auto, int8, fp8, fp8_e4m3, bfloat16, float32"]),
