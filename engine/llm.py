@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -35,7 +35,11 @@ from .stats import EngineStats
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .model import LoadedModel
+
 logger = logging.getLogger("foretoken.engine")
+Bar = bool | Callable[..., Any]
+"""Whether a call shows a bar, or what makes it, such as partial(tqdm, leave=False)."""
 
 BAR_INTERVAL_S = 0.2
 RECOMMENDED = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
@@ -83,7 +87,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -121,7 +125,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -155,7 +159,7 @@ class LLM:
                 prompts.append({"prompt": text, "prompt_token_ids": engine.intake.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request, priority=priority)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
+    def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: Bar = True) -> list[EmbeddingRequestOutput]:
         """Texts as vectors of length 1: the states of their last tokens, as of the server's embeddings. Raises InvalidRequest."""
         engine, parsed = self._running(), parse_prompts(prompts)
         texts: list[list[int]] = []
@@ -164,8 +168,7 @@ class LLM:
                 texts.append(_token_ids(engine, prompt))
                 engine.intake.check_text("the prompt", texts[-1])
         reading = Reading(texts, "last")
-        bar = tqdm(total=len(texts), unit="prompt", disable=not use_tqdm)
-        with self._at_work(), interrupts_held_back() as let_through, bar:
+        with self._at_work(), interrupts_held_back() as let_through, _bar(use_tqdm, total=len(texts), unit="prompt") as bar:
             try:
                 while not reading.done:
                     let_through()
@@ -186,6 +189,16 @@ class LLM:
         """What the model's generation_config.json recommends; generation_config="vllm" switches that off."""
         said = (self._has_defaults and read_json(self._running().model.path, "generation_config.json")) or {}
         return SamplingParams(**{ours: said[name] for name, ours in RECOMMENDED.items() if said.get(name) is not None})
+
+    @property
+    def model_config(self) -> LoadedModel:
+        """What is known of the model: max_model_len, hf_config, vocab_size."""
+        return self._running().model
+
+    @property
+    def llm_engine(self) -> LLM:
+        """Where scripts for vLLM look for model_config and get_tokenizer."""
+        return self
 
     def stats(self) -> EngineStats:
         """Totals since the start."""
@@ -228,13 +241,13 @@ class LLM:
             finally:
                 torch.set_num_threads(before)
 
-    def _run(self, engine: Engine, jobs: Sequence[Job], use_tqdm: bool) -> None:
+    def _run(self, engine: Engine, jobs: Sequence[Job], use_tqdm: Bar) -> None:
         """Step until every job has ended. Interrupted between two steps, it leaves nothing behind in the core."""
         core, tokenizer = engine.core, engine.tokenizer
         outputs = {request.request_id: job.output for job in jobs for request in job.requests}
         unfinished = set(outputs)
         with interrupts_held_back() as let_through:
-            progress = Progress(core.stats(), len(jobs)) if use_tqdm else None
+            progress = Progress(core.stats(), len(jobs), use_tqdm) if use_tqdm else None
             try:
                 for job in jobs:
                     for request in job.requests:
@@ -263,10 +276,10 @@ class LLM:
 class Progress:
     """The bar of a call: prompts done, tokens a second, and the share of drafts accepted."""
 
-    def __init__(self, before: EngineStats, num_prompts: int) -> None:
+    def __init__(self, before: EngineStats, num_prompts: int, use_tqdm: Bar) -> None:
         self._before = before
         self._start_time = self._shown_time = time.monotonic()
-        self._bar = tqdm(total=num_prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        self._bar = _bar(use_tqdm, total=num_prompts, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
 
     def is_due(self, now: float) -> bool:
         return now - self._shown_time >= BAR_INTERVAL_S
@@ -282,6 +295,10 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _bar(use_tqdm: Bar, **options: Any) -> tqdm[NoReturn]:
+    return use_tqdm(**options) if callable(use_tqdm) else tqdm(**options, disable=not use_tqdm)
 
 
 def _token_ids(engine: Engine, prompt: ParsedPrompt) -> list[int]:
