@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,20 +145,6 @@ def test_serve_ngram_by_old_flags(server_process: Callable[..., RunningServer], 
     assert server.stop() == 0
 
 
-@pytest.mark.slow  # only the form of the flag is new: what it asks for is tested above, a server that has it by test_real_server.py
-def test_serve_ngram_by_json(server_process: Callable[..., RunningServer], tiny_target: Path) -> None:
-    _speculated(server_process(tiny_target, "--speculative-config", NGRAM_JSON, "--max-model-len", 256, "--seed", 1))
-
-
-@pytest.mark.slow  # what the flags ask for is tested above, a server that has it by test_readme.py, its texts below
-def test_serve_a_draft_model(server_process: Callable[..., RunningServer], tiny_target: Path, tiny_draft: Path) -> None:
-    server = server_process(
-        *("--model", tiny_target, "--speculative-model", tiny_draft, "--num-speculative-tokens", 5, "--tensor-parallel-size", 1)
-    )
-    assert "draft_model" in server.log
-    _speculated(server)
-
-
 def _generate(llm: LLM, **params: object) -> list[list[int]]:
     settings = {"max_tokens": 24, "temperature": 0.0, "top_p": 1.0, "ignore_eos": True} | params
     outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings), use_tqdm=False)  # pyright: ignore[reportArgumentType]
@@ -170,27 +155,6 @@ def _generate(llm: LLM, **params: object) -> list[list[int]]:
 def plain_tokens(tiny_target: Path) -> list[list[int]]:
     """What the target says without any drafter."""
     return _generate(LLM(model=str(tiny_target), speculative_config={"method": "off"}))
-
-
-def test_two_llms_in_one_process(tiny_target: Path, tiny_draft: Path) -> None:
-    """The published comparison: the same prompts with and without a draft model, both models alive at once."""
-    plain = LLM(model=str(tiny_target), tensor_parallel_size=1, gpu_memory_utilization=0.6, speculative_config={"method": "off"})
-    drafted = LLM(
-        model=str(tiny_target),
-        speculative_config={"model": str(tiny_draft), "method": "draft_model", "num_speculative_tokens": 5},
-        tensor_parallel_size=1,
-        gpu_memory_utilization=0.6,
-    )
-    seconds: dict[str, float] = {}
-    texts: dict[str, list[list[int]]] = {}
-    for name, llm in {"baseline": plain, "speculative": drafted}.items():
-        start = time.perf_counter()
-        texts[name] = _generate(llm)
-        seconds[name] = time.perf_counter() - start
-    assert texts["baseline"] == texts["speculative"]
-    assert all(len(tokens) == 24 for tokens in texts["baseline"]) and min(seconds.values()) > 0
-    text = drafted.get_tokenizer().decode(texts["speculative"][0])
-    assert isinstance(text, str) and text
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])

@@ -60,6 +60,17 @@ def command(model: Path, files: tuple[Path, Path], *more: str) -> list[str]:
     return ["--input", str(files[0]), "--output", str(files[1]), str(model), *FLAGS, *more]
 
 
+def begun(num_answers: int, model: Path, files: tuple[Path, Path], *more: str) -> subprocess.Popen[str]:
+    """A process of the command that has written so many answers."""
+    argv = [sys.executable, "-m", "foretoken", "run-batch", *command(model, files, *more)]
+    running = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not files[1].exists() or files[1].read_bytes().count(b"\n") < num_answers:
+        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
+        time.sleep(0.002)
+    return running
+
+
 def test_every_kind_of_request_is_answered_and_mistakes_stop_nothing(
     tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,12 +120,7 @@ def test_every_kind_of_request_is_answered_and_mistakes_stop_nothing(
 def test_a_killed_run_goes_on_where_it_stopped(tiny_target: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     lines = [question(f"q{i}", max_tokens=100 + i % 7) for i in range(120)]
     write(files[0], [*lines, "nonsense"])
-    argv = [sys.executable, "-m", "foretoken", "run-batch", *command(tiny_target, files, "--concurrency", "3")]
-    running = subprocess.Popen(argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not files[1].exists() or files[1].read_bytes().count(b"\n") < 8:
-        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
-        time.sleep(0.002)
+    running = begun(8, tiny_target, files, "--concurrency", "3")
     running.kill()
     running.communicate()
     whole = files[1].read_bytes()
@@ -147,12 +153,7 @@ def test_a_corrected_line_is_asked(tiny_target: Path, files: tuple[Path, Path], 
 
 def test_a_signal_ends_it_and_loses_nothing(tiny_target: Path, files: tuple[Path, Path]) -> None:
     write(files[0], [question(f"q{i}", max_tokens=300) for i in range(200)])
-    argv = [sys.executable, "-m", "foretoken", "run-batch", *command(tiny_target, files)]
-    running = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not files[1].exists() or files[1].read_bytes().count(b"\n") < 2:
-        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
-        time.sleep(0.002)
+    running = begun(2, tiny_target, files)
     running.terminate()
     out, err = running.communicate(timeout=30)
     assert running.returncode == INTERRUPTED and "Traceback" not in err and "the same command goes on" in err
