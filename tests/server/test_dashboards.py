@@ -122,6 +122,9 @@ def test_the_economics_are_all_shown() -> None:
     wanted = {f"foretoken:proposer_{kind}_total" for kind in kinds}
     wanted |= {"foretoken:estimated_speedup", "foretoken:mean_draft_ceiling", "foretoken:speculation_off_reason"}
     assert wanted <= shown
+    lengths = [expression for expression in ASKED if "histogram_quantile" in expression and "mean_accepted_length" in expression]
+    # Prometheus takes what lies in the first bucket for spread from 0 on: half of requests without an accepted guess had 0.5 tokens.
+    assert lengths and all(re.fullmatch(r"clamp_min\(.*, 1\)", expression) for expression in lengths)
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
