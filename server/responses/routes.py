@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,6 +15,8 @@ from ..json_answer import JsonAnswer
 from ..serving import Serving
 from .create import Responses, followed
 from .store import ChainTooLong, Kept, NotKept
+
+logger = logging.getLogger("foretoken.server")
 
 PATH = "/v1/responses"
 MAX_PAGE, PAGE = 100, 20
@@ -62,7 +66,12 @@ def add_responses(app: FastAPI, serving: Serving) -> Responses:
             background.forget(run)
         await kept(request, response_id)
         assert responses.store is not None, "a kept response without a store"
-        await responses.store.delete(request.state.tenant, response_id)
+        try:
+            await responses.store.delete(request.state.tenant, response_id)
+        except sqlite3.OperationalError as error:  # a full disk
+            logger.error("the response %s could not be deleted: %s", response_id, error)
+            message = "the response is still there: the store cannot be written to; try again later"
+            raise ApiError(503, message, type="service_unavailable_error", code="store_not_writable") from None
         return {"id": response_id, "object": "response", "deleted": True}
 
     @app.post(PATH + "/{response_id}/cancel", response_model=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 from foretoken.server.app import create_app
 from foretoken.server.config import ServerConfig
+from foretoken.server.responses.store import ResponseStore
 
 PATH = "/v1/responses"
 
@@ -24,6 +26,17 @@ def test_a_response_is_read_back_and_deleted(api: TestClient) -> None:
         for response in (api.get(where), api.delete(where), api.get(where + "/input_items"), api.post(where + "/cancel")):
             assert response.status_code == 404 and response.json()["error"]["code"] == "response_not_found"
         assert refusal(api, previous_response_id=told["id"])["code"] == "previous_response_not_found"
+
+
+def test_a_response_that_cannot_be_deleted_is_still_there(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: ResponseStore, tenant: str, id: str) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(ResponseStore, "_delete", full)
+    where = f"{PATH}/{create(api)['id']}"
+    response = api.delete(where)
+    assert response.status_code == 503 and response.json()["error"]["code"] == "store_not_writable"
+    assert api.get(where).status_code == 200
 
 
 @pytest.mark.parametrize("id", ["x", "resp_0", "%00", "%ff", "..%2f", "'; DROP TABLE responses; --", "x" * 5000])
