@@ -128,15 +128,16 @@ def new_picture(text: str) -> Path:
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """`["https://a.example"]`, `https://a.example,https://b.example` or `*`."""
-    if not text.lstrip().startswith("["):
-        return tuple(origin.strip() for origin in text.split(",") if origin.strip())
-    try:
-        listed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not a JSON list: {error}") from None
-    if not all(isinstance(origin, str) for origin in listed):
-        raise argparse.ArgumentTypeError("every origin must be a string")
+    """`["https://a.example"]`, `https://a.example,https://b.example` or `*`: each as browsers send it, for any other would never match."""
+    listed = [origin.strip() for origin in text.split(",") if origin.strip()]
+    if text.lstrip().startswith("["):
+        try:
+            listed = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise argparse.ArgumentTypeError(f"not a JSON list: {error}") from None
+    for origin in listed:
+        if not (isinstance(origin, str) and re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#*@\sA-Z]+", origin)):
+            raise argparse.ArgumentTypeError(f"{json.dumps(origin)} is not * or an origin such as https://a.example, without a path")
     return tuple(listed)
 
 
