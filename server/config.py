@@ -6,6 +6,7 @@ The only place that reads settings from the environment. Each setting is taken f
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -28,6 +29,7 @@ LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 ENGINE_SETTINGS = ("max_queued_requests", "allow_synthetic_acceptance", "speculation_corpus_dir")  # EngineConfig's own
 
+_OF_A_SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|=\w+://)")
 _KEY_PRIORITY = re.compile(r"(.+):priority=(-?[0-9]{1,9})")
 
 T = TypeVar("T")
@@ -40,10 +42,25 @@ def variable(name: str) -> str | None:
 
 def variables(flags: Sequence[str]) -> dict[str, str]:
     """What the environment says of these flags, by name: `FORETOKEN_MAX_NUM_SEQS=8` -> {"max-num-seqs": "8"}."""
-    found = {flag: text for flag in flags if (text := variable("FORETOKEN_" + flag.upper().replace("-", "_")))}
+    found = {flag: text for flag in flags if (text := variable(_variable_of(flag)))}
     if found.get("port", "").startswith("tcp://"):  # Kubernetes sets FORETOKEN_PORT beside a Service named foretoken: that one's address
         del found["port"]
     return found
+
+
+def unread_variables(flags: Sequence[str]) -> list[str]:
+    """What to say of variables that are named like settings and are none. What Kubernetes says of Services is not meant for us."""
+    known = {"FORETOKEN_CACHE", *map(_variable_of, flags)}
+    said: list[str] = []
+    for name in sorted(os.environ):
+        if name.startswith("FORETOKEN_") and name not in known and not _OF_A_SERVICE.search(f"{name}={os.environ[name]}"):
+            near = difflib.get_close_matches(name.removeprefix("FORETOKEN_").lower().replace("_", "-"), flags, n=1)
+            said.append(f"{name} is no setting" + (f": did you mean {_variable_of(near[0])}?" if near else ""))
+    return said
+
+
+def _variable_of(flag: str) -> str:
+    return "FORETOKEN_" + flag.upper().replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,8 @@ class ServerConfig:
         if (variable("VLLM_ALLOW_RUNTIME_LORA_UPDATING") or "").lower() in ("1", "true"):
             config = replace(config, allow_runtime_lora_updating=True)
         speculative = config.engine.speculative
-        for warning in (*options.warnings, *_unapplied(options.values), *(speculative.warnings if speculative else ())):
+        said = (*options.warnings, *unread_variables(parser.settings), *_unapplied(options.values))
+        for warning in (*said, *(speculative.warnings if speculative else ())):
             print(f"foretoken: warning: {warning}", file=sys.stderr)
         return config, options.values
 

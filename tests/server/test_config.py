@@ -152,18 +152,25 @@ def test_every_flag_of_serve_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("FORETOKEN_INSECURE_NO_AUTH", "1")  # a switch
     monkeypatch.setenv("FORETOKEN_ENABLE_PREFIX_CACHING", "False")
     monkeypatch.setenv("FORETOKEN_BATCH_INVARIANT", "0")
-    monkeypatch.setenv("FORETOKEN_HELP", "1")  # no setting
+    monkeypatch.setenv("FORETOKEN_HELP", "1")
+    monkeypatch.setenv("FORETOKEN_MAX_NUM_SEQ", "9")
+    monkeypatch.setenv("FORETOKEN_CACHE", "kept")
     config = read()
+    assert capsys.readouterr().err.splitlines() == [
+        "foretoken: warning: FORETOKEN_HELP is no setting",
+        "foretoken: warning: FORETOKEN_MAX_NUM_SEQ is no setting: did you mean FORETOKEN_MAX_NUM_SEQS?",
+    ]
     assert config.engine.scheduler.max_num_seqs == 8 and config.request_timeout_s == 9 and config.insecure_no_auth
     assert not config.engine.cache.enable_prefix_caching
     monkeypatch.setenv("FORETOKEN_INSECURE_NO_AUTH", "perhaps")
     assert "environment: argument --insecure-no-auth" in refusal(capsys)
 
 
-def test_what_kubernetes_says_of_a_service_of_our_name_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_kubernetes_says_of_services_named_like_us_is_no_port(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"PORT": "tcp://10.0.0.1:80", "SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}.items():
         monkeypatch.setenv("FORETOKEN_" + name, value)
-    assert read().port == 8000
+        monkeypatch.setenv("FORETOKEN_API_" + name, value)
+    assert read().port == 8000 and not capsys.readouterr().err
 
 
 def test_flags_of_other_commands_are_no_variables() -> None:
@@ -197,7 +204,10 @@ def test_flags_of_other_commands_are_no_variables() -> None:
         (("--lora-paths", "a=b"), "here it is --lora-modules NAME=FOLDER"),
         (("--config", "/no/such/file"), "foretoken: error: --config /no/such/file cannot be read"),
         (("--dtype", "int3"), "--dtype"),
-        (("--allowed-origins", "[1]"), "must be a string"),
+        (("--allowed-origins", "[1]"), "1 is not * or an origin"),
+        (("--allowed-origins", "https://a.example, b.example"), '"b.example" is not * or an origin'),
+        (("--allowed-origins", "https://a.example/"), "without a path"),
+        (("--allowed-origins", "https://*.example"), "is not * or an origin"),
         (("--allowed-origins", "[x"), "not a JSON list"),
         (("--ssl-keyfile", "k.pem"), "put a proxy that ends TLS in front"),
         (("--port",), "expected one argument"),
