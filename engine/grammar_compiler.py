@@ -67,8 +67,17 @@ class GrammarCompiler:
         self._reading = threading.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, "foretoken-grammar")  # which start when there is something to do
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline; QueueFull if others take too long."""
+    def has(self, spec: GrammarSpec) -> bool:
+        """Whether it is compiled."""
+        with self._lock:
+            return spec in self._kept
+
+    def compile(self, spec: GrammarSpec, asked_at: float | None = None) -> CompiledGrammar:
+        """asked_at: since when one waits for it, by the monotonic clock; None = now.
+
+        Raises InvalidGrammar with what is wrong, also if it takes longer than the deadline; QueueFull if others take too long.
+        """
+        asked_at = time.monotonic() if asked_at is None else asked_at
         with self._lock:
             if spec in self._kept:
                 self._kept.move_to_end(spec)
@@ -81,7 +90,7 @@ class GrammarCompiler:
             return _compiled(spec, vocabulary)
 
         job = self._submit(work)
-        if not begun.wait(QUEUE_S) and job.cancel():
+        if not begun.wait(max(asked_at + QUEUE_S - time.monotonic(), 0)) and job.cancel():
             raise QueueFull("too many forms are being compiled", 1)
         try:
             compiled = job.result(self.deadline_s)

@@ -91,13 +91,18 @@ class Intake:
         """Token ids of a text. Raises InvalidRequest that names `param`; ContextTooLong, unread, if its bytes cannot fit the context."""
         return self._encode(text, param, add_special_tokens)
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Do now what would make `requests` slow: compiling a grammar may take seconds. May be called from any thread.
+    def is_prepared(self, params: SamplingParams) -> bool:
+        """Whether nothing would make `requests` slow."""
+        return (form := params.form) is None or ("_grammars" in vars(self) and self._grammars.has(form))  # to import it takes time, too
+
+    def prepare(self, params: SamplingParams, asked_at: float | None = None) -> None:
+        """Do now what would make `requests` slow: compiling a grammar may take seconds. May be called from any thread. asked_at: since
+        when, by the monotonic clock, it waits for others'; None = now.
 
         Raises InvalidGrammar, QueueFull.
         """
         if (form := params.form) is not None:
-            self._grammars.compile(form)
+            self._grammars.compile(form, asked_at)
 
     @property
     def max_tokens(self) -> int:

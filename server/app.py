@@ -160,7 +160,7 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         body = await serving.read(request, DetokenizeRequest)
         serving.require_model(body.model)
         tokens = serving.require_tokens(body.tokens, "tokens")
-        return {"prompt": await asyncio.to_thread(serving.chat_format.decode, tokens)}
+        return {"prompt": await serving.in_reader(lambda: serving.chat_format.decode(tokens))}
 
 
 def _add_health(app: FastAPI, serving: Serving) -> None:

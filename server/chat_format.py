@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,21 +43,27 @@ class ChatPrompt:
 class ChatFormat:
     """Renders and tokenizes for one model. Safe to use from several threads.
 
-    encode(text, add_special_tokens, param) -> token ids is the engine's own, which refuses what cannot fit the context.
+    encode(text, add_special_tokens, param) -> token ids is the engine's own, which refuses what cannot fit the context. threads: for
+    longer texts; None = the event loop's.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, encode: Callable[[str, bool, str], list[int]], written: Written | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable[[str, bool, str], list[int]],
+        written: Written | None = None,
+        threads: Executor | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._encode = encode
+        self._threads = threads
         self._template = ChatTemplate(tokenizer, written=written)
 
     async def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises InvalidRequest that names `param`."""
         if len(text) <= OFF_LOOP_CHARS:
             return self._encode(text, add_special_tokens, param)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens, param)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode, text, add_special_tokens, param)
 
     async def encode_chat(
         self,
@@ -84,7 +91,9 @@ class ChatFormat:
             return ChatPrompt(text, token_ids, messages[-1].text if continues else None)
 
         calls = any(message.tool_calls for message in messages)
-        return work() if chars <= OFF_LOOP_CHARS and not tools and not calls else await asyncio.to_thread(work)
+        if chars <= OFF_LOOP_CHARS and not tools and not calls:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

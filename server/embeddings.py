@@ -65,7 +65,7 @@ def add_embeddings(app: FastAPI, serving: Serving) -> None:
         if body.dimensions is not None and not 1 <= body.dimensions <= size:
             message = f"dimensions must be from 1 to {size:,}, the numbers in this model's vectors, not {body.dimensions:,}"
             raise ApiError(400, message, param="dimensions")
-        texts = await asyncio.to_thread(_token_ids, body, serving)
+        texts = await serving.in_reader(lambda: _token_ids(body, serving))
         vectors = await unless_gone(request.receive, _embedded(texts, body, None if adapter is None else adapter.name, serving))
         return await asyncio.to_thread(_answer, vectors, model, sum(map(len, texts)), body)
 

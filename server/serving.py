@@ -7,7 +7,8 @@ import logging
 import time
 import uuid
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,8 +40,12 @@ SYSTEM_FINGERPRINT = f"fp_foretoken_{__version__}"
 
 OFF_LOOP_BYTES = 64 * 2**10
 """Longer bodies are parsed in a thread: megabytes of small values take a second, in which no stream would move."""
+NUM_READERS = 2
+"""Threads in which long requests are read, however many come at once: with each more the event loop waits longer for its turn. With one
+a book would hold up all that are longer than a page."""
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Serving:
@@ -57,7 +62,8 @@ class Serving:
         self.metrics = Metrics(engine.stats, self.names.own[0], self.proposer_names, loaded.max_loras)
         self.embedder = Embedder(engine)
         self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
-        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written)
+        self.readers = ThreadPoolExecutor(NUM_READERS, "foretoken-reader")
+        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy
@@ -69,9 +75,14 @@ class Serving:
             raise ApiError(415, "send the body as Content-Type: application/json, without Content-Encoding", code="unsupported_media_type")
         raw = await request.body()
         request.state.arrival_time = time.monotonic()
-        body, num_unknown = _parsed(raw, model) if len(raw) <= OFF_LOOP_BYTES else await asyncio.to_thread(_parsed, raw, model)
+        is_short = len(raw) <= OFF_LOOP_BYTES
+        body, num_unknown = _parsed(raw, model) if is_short else await self.in_reader(lambda: _parsed(raw, model))
         self.metrics.on_unknown_fields(num_unknown)
         return body
+
+    async def in_reader(self, work: Callable[[], T]) -> T:
+        """What `work` returns, done in a thread for what is read of requests."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
     def require_model(self, name: str | None) -> str:
         """The model's or an adapter's name as asked for; without one, the first. Raises ApiError with the names there are."""
@@ -112,8 +123,9 @@ class Serving:
         if isinstance(params.prediction, str):  # it may be a whole file: tokenized where it blocks nobody
             prediction = await self.chat_format.encode(params.prediction, add_special_tokens=False, param="prediction")
             params = replace(params, prediction=prediction)
-        if params.grammar is not None:  # compiling may take seconds
-            await asyncio.to_thread(self.engine.engine.intake.prepare, params)
+        intake = self.engine.engine.intake
+        if params.grammar is not None and not intake.is_prepared(params):  # compiling may take seconds
+            await asyncio.to_thread(intake.prepare, params, time.monotonic())
         adapter = self.names.chosen(body)
         generation = Generation(
             self.engine,

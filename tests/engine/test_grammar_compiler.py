@@ -11,7 +11,7 @@ import pytest
 from grammars import accepts, compiled, compiler, encode, end_id, fresh_mask, opened, tokenizer, vocab_size
 
 from foretoken.engine import grammar_compiler
-from foretoken.engine.errors import InvalidGrammar
+from foretoken.engine.errors import InvalidGrammar, QueueFull
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
 
@@ -124,6 +124,10 @@ def test_the_deadline_is_of_a_grammar_not_of_those_before_it(monkeypatch: pytest
         assert len([*threads.map(lambda i: made.compile(spec_of([f"{i}"])), range(6))]) == 6
         monkeypatch.setattr(grammar_compiler, "QUEUE_S", 0.5)
         waiting = [threads.submit(made.compile, spec_of([f"later {i}"])) for i in range(3)]
+        time.sleep(0.2)  # both threads have one
+        with pytest.raises(QueueFull):  # it has waited for so long elsewhere
+            made.compile(spec_of(["late"]), asked_at=time.monotonic() - 0.5)
+        assert made.has(spec_of(["yes"])) and not made.has(spec_of(["late"]))
         assert sorted(type(one.exception()).__name__ for one in waiting) == ["NoneType", "NoneType", "QueueFull"]
 
 

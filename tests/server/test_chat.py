@@ -252,7 +252,7 @@ def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient,
         client.post(ROUTE, json={"messages": [{"role": "user", "content": text}]})
         prompts.append(fake.tokenizer.decode(fake.calls[-1].prompt))
     assert prompts == ["<|user|>fox<|end|><|assistant|>", "<|user|>foxy<|end|><|assistant|>"]
-    assert [thread.startswith("asyncio_") for thread in threads] == [False, True]  # the name of to_thread's pool
+    assert [thread.startswith("foretoken-reader_") for thread in threads] == [False, True]
 
 
 @pytest.mark.parametrize(("fields", "param"), [({"messages": [{"role": "user", "content": "a" * 10**5}]}, "messages"), ({}, "prediction")])

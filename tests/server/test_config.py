@@ -166,7 +166,7 @@ def test_every_flag_of_serve_may_be_a_variable(monkeypatch: pytest.MonkeyPatch, 
     assert "environment: argument --insecure-no-auth" in refusal(capsys)
 
 
-def test_what_kubernetes_says_of_services_named_like_us_is_no_port(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_kubernetes_says_of_services_is_no_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"PORT": "tcp://10.0.0.1:80", "SERVICE_HOST": "10.0.0.1", "PORT_80_TCP_ADDR": "10.0.0.1"}.items():
         monkeypatch.setenv("FORETOKEN_" + name, value)
         monkeypatch.setenv("FORETOKEN_API_" + name, value)
