@@ -242,8 +242,9 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         raw.pop("auto_map", None)
         model_type, architectures = same[0], [same[1]]
         raw.update(model_type=model_type, architectures=architectures)
-    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if "auto_map" in raw and (model_type not in CONFIG_MAPPING or not causal.intersection(architectures)):
+    # Published names differ from transformers' in letters (PhiMoEForCausalLM), or where the network is another family's (Exaone: Llama).
+    causal = {name.lower() for name in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), f"{model_type}ForCausalLM".replace("_", ""))}
+    if "auto_map" in raw and (model_type not in CONFIG_MAPPING or causal.isdisjoint(map(str.lower, architectures))):
         raise ModelLoadError(
             f"{folder} needs Python code of its own (auto_map in config.json), which is never run; "
             "use a version of the model that transformers knows by itself"

@@ -30,15 +30,20 @@ OTHER_NAMES = {
     "qwen3_vl_text": "qwen3",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
+    "exaone": "llama",
+    "internlm3": "llama",
+    "iquestcoder": "llama",
 }
-"""Text halves that are a family under another name: they share frequencies out to three positions of a token, which of text are one."""
+"""What is a family under another name. Text halves share frequencies out to three positions of a token, which of text are one."""
 
 
 def text_half(hf_config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the text model in one that can see as well, where decoder_program understands that; else the config as it is."""
-    text = _renamed(entry(hf_config, "text_config"))
+    """The config of the text model in one that can see as well, under its family's name, where decoder_program understands that; else
+    the config as it is."""
+    is_alone = hf_config.model_type in OTHER_NAMES
+    text = _renamed(hf_config if is_alone else entry(hf_config, "text_config"))
     made_for = next(iter(entry(hf_config, "architectures") or ()), "ForConditionalGeneration")
-    if hf_config.model_type not in COMPOSITES or not made_for.endswith(("ForConditionalGeneration", "ForCausalLM")):
+    if not (is_alone or hf_config.model_type in COMPOSITES) or not made_for.endswith(("ForConditionalGeneration", "ForCausalLM")):
         return hf_config
     if not isinstance(text, PreTrainedConfig) or text.model_type not in FAMILIES:
         return hf_config

@@ -1,4 +1,4 @@
-"""Names of the text model's tensors in checkpoints that can see or hear as well. Knows no tensors and no config."""
+"""Names of the text model's tensors in checkpoints that can see or hear as well, or are older. Knows no tensors and no config."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ _HEAD_OF = re.compile(r"(?:language_model\.)?(?=lm_head\.)")
 _DRAFTS_OF = re.compile(r"(?:model\.)?mtp(?:_\w+)?\.")
 _BACKBONE = re.compile(r"backbone\.(embeddings|norm_f|layers)\.")  # Nemotron-H
 _IN_BACKBONE = {"embeddings": "model.embed_tokens.", "norm_f": "model.norm.", "layers": "model.layers."}
+_EXAONE = {  # up to 3.5
+    "transformer.wte": "model.embed_tokens", "transformer.h.": "model.layers.", "transformer.ln_f": "model.norm",
+    ".ln_1": ".input_layernorm", ".ln_2": ".post_attention_layernorm", ".attn.attention.": ".self_attn.", ".out_proj": ".o_proj",
+    ".c_fc_0": ".gate_proj", ".c_fc_1": ".up_proj", ".c_proj": ".down_proj",
+}  # fmt: skip
 
 
 def text_name(name: str) -> str | None:
@@ -23,6 +28,10 @@ def text_name(name: str) -> str | None:
         return _IN_BACKBONE[prefix[1]] + name[prefix.end() :]
     if prefix := _HEAD_OF.match(name):
         return name[prefix.end() :]
+    if name.startswith("transformer."):
+        for theirs, ours in _EXAONE.items():
+            name = name.replace(theirs, ours)
+        return name
     return name if _DRAFTS_OF.match(name) else None
 
 
@@ -32,6 +41,6 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     A text model alone may be saved under the names that it has in a whole: names tell, and not the config.
     """
     names = list(names)
-    if not any(_TEXT_OF.match(name) or _BACKBONE.match(name) for name in names):
+    if not any(_TEXT_OF.match(name) or _BACKBONE.match(name) or ".mlp.c_fc_0." in name for name in names):
         return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL has its text model's names in front of nothing
     return {alone: name for name in names if (alone := text_name(name)) is not None}

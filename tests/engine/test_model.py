@@ -15,7 +15,8 @@ from decoding import Decoding
 from pairs import assert_near
 from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, MORE, random_model, save_tokenizer, tiny_config
+from tiny_models import FAMILIES, MORE, SIZES, random_model, save_tokenizer, tiny_config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ConfigError, ModelLoadError
@@ -146,6 +147,22 @@ def test_configs_that_cannot_be_served(folder: Path, entries: dict[str, Any], ph
     edit_config(folder, **entries)
     with pytest.raises(ModelLoadError, match=phrase):
         read_config(folder)
+
+
+@pytest.mark.parametrize(("kind", "published"), [("exaone", "Exaone"), ("internlm3", "InternLM3"), ("iquestcoder", "IQuestCoder")])
+@torch.no_grad()
+def test_llamas_that_were_published_with_code_of_their_own(tmp_path: Path, kind: str, published: str):
+    """transformers knows them by now, and saves them under the names that they were published with."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    model = random_model(CONFIG_MAPPING[kind](**SIZES, head_dim=16))
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    edit_config(tmp_path, architectures=[f"{published}ForCausalLM"], auto_map={"AutoModelForCausalLM": "mine.Model"})
+    loaded = load(tmp_path, executor="torch")
+    assert loaded.plan.program is not None
+    tokens = [5, 9, 13, 2, 60]
+    assert_near(Decoding(loaded.executor, max_len=8).feed([tokens]).logits, model(torch.tensor([tokens])).logits[0])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
