@@ -41,6 +41,8 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     A text model alone may be saved under the names that it has in a whole: names tell, and not the config.
     """
     names = list(names)
+    if {"embed_tokens.weight", "norm.weight"} <= {*names}:  # saved without the model around it, as Qwen3-Embedding is
+        return {name if name.startswith("lm_head.") else f"model.{name}": name for name in names}
     if not any(_TEXT_OF.match(name) or _BACKBONE.match(name) or ".mlp.c_fc_0." in name for name in names):
         return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL has its text model's names in front of nothing
     return {alone: name for name in names if (alone := text_name(name)) is not None}
