@@ -146,7 +146,7 @@ class TransformersExecutor(HasNoStates):
                 local_files_only=True,
                 output_loading_info=True,
             )
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # what model classes raise over odd settings
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # what model classes raise over odd settings
             if error.args == (ATTENTION,):  # looked up among attentions of the family's own
                 message = f"a {hf_config.model_type!r} model cannot be served: in transformers its attention cannot be replaced by another"
                 raise UnsupportedModel(message) from error

@@ -243,11 +243,14 @@ def test_missing_weights_are_not_made_up(tmp_path: Path):
         TransformersExecutor.load(tmp_path, deeper, torch.float32)
 
 
-def test_settings_that_make_no_model_are_told(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("config", "phrase"),
+    [(transformers.LlamaConfig(**{**GROUPED, "hidden_act": "weird"}), "'weird'"), (transformers.BltConfig(), "'num_hidden_layers'")],
+)
+def test_settings_that_make_no_model_are_told(tmp_path: Path, config: transformers.PretrainedConfig, phrase: str):
     random_model("llama").save_pretrained(tmp_path)
-    odd = transformers.LlamaConfig(**{**GROUPED, "hidden_act": "weird"})
-    with pytest.raises(UnsupportedModel, match=r"config\.json.*'weird'.*correct its settings"):
-        TransformersExecutor.load(tmp_path, odd, torch.float32)
+    with pytest.raises(UnsupportedModel, match=rf"config\.json.*{phrase}.*correct its settings"):
+        TransformersExecutor.load(tmp_path, config, torch.float32)
 
 
 @pytest.mark.parametrize(
