@@ -83,6 +83,8 @@ def load_model(
     if num_layers is not None:
         _keep_layers(hf_config, num_layers, folder)
     tokenizer = _load_tokenizer(folder, whole)
+    if tokenizer.chat_template is None:  # models that can see may keep it with what reads their images
+        tokenizer.chat_template = (read_json(folder, "chat_template.json") or {}).get("chat_template")
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
     executor, plan, adapters = load_executor(folder, hf_config, config, progress, native_quantization, bank, room)

@@ -114,6 +114,11 @@ def test_a_model_with_a_program_needs_no_network_class(folder: Path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_the_chat_template_of_a_model_that_can_see(folder: Path):
+    (folder / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert load(folder).tokenizer.chat_template == "{{ messages }}"
+
+
 def test_all_ends_are_found(folder: Path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load(folder).eos_token_ids == {2, 3, 7, 8}  # config, tokenizer, generation config
