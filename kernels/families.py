@@ -41,16 +41,7 @@ from .turned_pairs import qkv_of_pairs
 
 def llama(d: DecoderBuilder) -> Program:
     """Llama (Touvron et al. 2023; Grattafiori et al. 2024), and what shares its form, such as SmolLM2."""
-    d.refuse("layer_types", "sliding_window")
-    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, bias=bias)
-
-    def mlp(i: int, x: str) -> str:
-        return d.mlp(i, x, mlp_bias)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return _llama(d, d.flag("attention_bias"), d.flag("attention_bias"), d.flag("mlp_bias"))
 
 
 def mistral(d: DecoderBuilder) -> Program:
@@ -98,35 +89,29 @@ def arcee(d: DecoderBuilder) -> Program:
 
 def seed_oss(d: DecoderBuilder) -> Program:
     """Seed-OSS (ByteDance 2025): Llama with biases on q, k and v, and others where attention ends."""
-    d.refuse("layer_types", "sliding_window")
-    rope, bias, out_bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("attention_out_bias"), d.flag("mlp_bias")
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, bias=out_bias)
-
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
+    return _llama(d, d.flag("attention_bias"), d.flag("attention_out_bias"), d.flag("mlp_bias"))
 
 
 def helium(d: DecoderBuilder) -> Program:
     """Helium (Kyutai 2025): Llama that turns pairs."""
-    d.refuse("layer_types", "sliding_window")
-    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope)
-
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
+    return _llama(d, d.flag("attention_bias"), False, d.flag("mlp_bias"), pairs=True)
 
 
 def ernie4_5(d: DecoderBuilder) -> Program:
     """ERNIE 4.5 (Baidu 2025) without experts: Llama that turns pairs."""
+    bias = d.flag("use_bias")
+    return _llama(d, bias, bias, bias, pairs=True)
+
+
+def _llama(d: DecoderBuilder, bias: bool, out_bias: bool, mlp_bias: bool, pairs: bool = False) -> Program:
+    """bias: on q, k and v; out_bias: where attention ends."""
     d.refuse("layer_types", "sliding_window")
-    rope, bias = d.rope(), d.flag("use_bias")
+    rope = d.rope()
 
     def attention(i: int, x: str) -> str:
-        return d.attend(i, qkv_of_pairs(d, i, x, rope, bias), rope, bias=bias)
+        return d.attend(i, qkv_of_pairs(d, i, x, rope, bias) if pairs else d.qkv(i, x, bias), rope, bias=out_bias)
 
-    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, bias)))
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
 
 
 def hunyuan(d: DecoderBuilder) -> Program:
@@ -188,10 +173,7 @@ def smollm3(d: DecoderBuilder) -> Program:
     def attention(i: int, x: str) -> str:
         return d.attend(i, d.qkv(i, x, bias), rope if rotates[i] else "", windows[i], bias=bias)
 
-    def mlp(i: int, x: str) -> str:
-        return d.mlp(i, x, mlp_bias)
-
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return d.finish(pre_norm(d, d.embed(), attention, lambda i, x: d.mlp(i, x, mlp_bias)))
 
 
 def granite(d: DecoderBuilder) -> Program:
