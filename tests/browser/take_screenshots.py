@@ -5,6 +5,7 @@ URL: a server that has answered little so far; without one, one is started with 
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
-MAX_BYTES = 150_000
+MAX_BYTES = 50_000
+NUM_COLORS = 16
 FUNCTION = "Write a Python function that adds up a list."
 EDIT = "Rename the variable `total` to `amount`. Answer with the whole changed code and nothing else.\n\n```\n{code}\n```"
 CODE = "def total_price(items):\n    total = 0\n    for item in items:\n        total += item.price * item.quantity\n    return total"
@@ -106,8 +109,9 @@ def with_load(page: Any, url: str) -> None:
 
 
 def keep(page: Any, name: str) -> None:
-    path = IMAGES / f"page-{name}.png"
-    page.screenshot(path=path)
+    path = IMAGES / f"page-{name}.webp"
+    picture = Image.open(io.BytesIO(page.screenshot()))
+    picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE).save(path, lossless=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}  {size:,} bytes")
     assert size < MAX_BYTES, f"{path} is too large"
