@@ -187,8 +187,8 @@ def _results(evaluation: Mapping[str, Any]) -> Iterable[str]:
     ks = sorted({row["k"] for row in evaluation["acceptance"]})
     if ks:
         yield _acceptance(evaluation["acceptance"], K if K in ks else ks[-1])
-    yield "### Transcripts\n\nThe first three of each domain, as they came.\n\n" + "\n\n".join(
-        _transcript(domain, number, one) for domain, found in domains.items() for number, one in enumerate(found["transcripts"], 1))
+    yield "### Transcripts\n\nThe first of each domain, as it came.\n\n" + "\n\n".join(
+        _transcript(domain, one) for domain, found in domains.items() for one in found["transcripts"][:1])
 
 
 def _acceptance(rows: Sequence[Mapping[str, Any]], k: int) -> str:
@@ -210,7 +210,7 @@ def _acceptance(rows: Sequence[Mapping[str, Any]], k: int) -> str:
     )
 
 
-def _transcript(domain: str, number: int, one: Mapping[str, Any]) -> str:
+def _transcript(domain: str, one: Mapping[str, Any]) -> str:
     """A prompt and its answer, indented, so that nothing in them can be taken for Markdown."""
     said = [(message["role"], _said(message)) for message in one["messages"]]
     tools = ", ".join(tool["function"]["name"] for tool in one["tools"])
@@ -218,7 +218,7 @@ def _transcript(domain: str, number: int, one: Mapping[str, Any]) -> str:
     lines.append(f"[answer] {one['answer']}{' [cut off]' if one['finish_reason'] == 'length' else ''}")
     fault = f" (not well-formed: {one['fault']})" if one["fault"] else ""
     block = "\n".join(f"    {line}" for line in "\n".join(lines).splitlines())
-    return f"**{domain}, {number}**{fault}\n\n{block}"
+    return f"**{domain}**{fault}\n\n{block}"
 
 
 def _said(message: Mapping[str, Any]) -> str:

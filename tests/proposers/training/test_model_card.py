@@ -74,7 +74,7 @@ def test_a_card_says_what_the_files_say(family: Path, tmp_path: Path) -> None:
     assert "| ngram | 1.25 | 1.25 | 1.25 | 0.25 | 50% |" in card and "| medusa (k = 4) | 2.50 | 2.50 | 2.50 | 1.50 | 50% |" in card
     assert "| perplexity | 1.23 | 2.50 |" in card and "| tokens | 1,200 | 1,300 |" in card
     assert "16 of 16 answers were token for token" in card
-    assert "**json, 1** (not well-formed: does not parse)" in card and "\n# not a heading" not in card
+    assert "**json** (not well-formed: does not parse)" in card and "\n# not a heading" not in card
     assert "[... 800 more characters]" in card
     assert '    [tools on offer] get_time\n    [user] What time is it?\n    [assistant] get_time({"city": "Rome"})\n    [tool] noon' in card
     assert "    [answer] It is [cut off]" in card
