@@ -1,4 +1,4 @@
-"""MTP layers of every family that can be run against other code's numbers, whatever happens in between."""
+"""MTP layers of every family that can be run against other code's numbers, by themselves and in engines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import logging
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pretended_engine
 import pytest
 import torch
+from compared_guesses import check, check_steps
 from fixed_k import fixed
 from mtp_checkpoints import CONFIGS, GATED, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
-from pretended_engine import TORCH, Guess, accept
+from pretended_engine import TORCH, accept, text
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from variants import slow_but
@@ -24,11 +23,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVLayerSpec
-from foretoken.proposers.base import Draw
 
 NATIVE = native.availability().isa is not None
-text = partial(pretended_engine.text, vocab=300)
-at_random = partial(pretended_engine.at_random, vocab=300)
 EVERY = slow_but([*CONFIGS, "qwen3_5"], [*CONFIGS, *GATED])
 
 
@@ -36,18 +32,6 @@ EVERY = slow_but([*CONFIGS, "qwen3_5"], [*CONFIGS, *GATED])
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MtpTarget]:
     folder = tmp_path_factory.mktemp("mtp")
     return {name: write(name, folder / name) for name in (*CONFIGS, *GATED)}
-
-
-def check(target: MtpTarget, guesses: dict[str, Guess], count: int = 4) -> int:
-    """All rows that could guess; returns how many there were."""
-    able = [guess for guess in guesses.values() if guess.tokens]
-    for guess in able:
-        assert len(guess.tokens) == count
-        for i, (token, confidence) in enumerate(zip(guess.tokens, guess.confidence, strict=True)):
-            probs = target.probs(guess.text, guess.tokens[:i])
-            assert token == int(probs.argmax())
-            assert confidence == pytest.approx(float(probs[token]), abs=1e-4)
-    return len(able)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -59,99 +43,6 @@ def test_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) ->
 @pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", *GATED])
 def test_native_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
     check_steps(targets[name], Execution(torch.float32))
-
-
-def check_steps(target: MtpTarget, execution: Execution) -> None:
-    """One module, four guesses: its own state behind the norm is fed back. Rejected guesses leave nothing behind."""
-    engine = target.run(execution, num_speculative_tokens=4)
-    choose = at_random(0)
-    engine.add("a", text(1, 9))
-    engine.add("b", text(2, 2))
-    checked = 0
-    for step in range(6):
-        if step == 2:
-            engine.add("c", text(3, 14))
-        checked += check(target, engine.step(choose))
-    assert checked == 5 + 5 + 3
-
-
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_chunked_prefill_changes_nothing(targets: dict[str, MtpTarget], name: str, chunk: int) -> None:
-    target = targets[name]
-    engine = target.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 12))
-    for _ in range(-(-12 // chunk)):
-        check(target, engine.step(accept(0), chunk=chunk))
-    assert check(target, engine.step(accept(1))) == 1
-    assert check(target, engine.step(accept(4))) == 1
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_prefix_cache_hits_change_nothing(targets: dict[str, MtpTarget], name: str) -> None:
-    target = targets[name]
-    engine = target.run(num_speculative_tokens=4)
-    first = engine.add("a", text(1, 14))
-    engine.step(accept(0))
-    engine.step(accept(2))
-    assert engine.filled["a"] >= 12
-    assert engine.add("b", text(1, 12) + [33, 34], shared=first.table[:3]).computed == 12
-    engine.step(accept(1))
-    assert check(target, engine.step(accept(3))) == 2
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_the_order_of_the_batch_changes_nothing(targets: dict[str, MtpTarget], name: str) -> None:
-    def run(order: str) -> list[dict[str, Guess]]:
-        engine = targets[name].run(num_speculative_tokens=4)
-        for i, request in enumerate("abc"):
-            engine.add(request, text(i, 5 + 4 * i))
-        return [engine.step(accept(step), order=order) for step in range(4)]
-
-    for one, two in zip(run("abc"), run("cab"), strict=True):
-        assert {name: guess.tokens for name, guess in one.items()} == {name: guess.tokens for name, guess in two.items()}
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_steps_without_guesses_are_made_up_for(targets: dict[str, MtpTarget], name: str) -> None:
-    target = targets[name]
-    engine = target.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
-    for asks in (True, False, True):
-        assert not engine.step(accept(0), ceiling=0, asks=asks)["a"].tokens
-    assert check(target, engine.step(accept(4))) == 1
-    assert check(target, engine.step(accept(0), ceiling=2), 2) == 1
-
-
-def test_preempted_requests_start_anew(targets: dict[str, MtpTarget]) -> None:
-    target = targets["deepseek"]
-    engine = target.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
-    engine.step(accept(2))
-    engine.proposer.forget("a")
-    before = engine.requests.pop("a")
-    engine.add("a", before.tokens)
-    engine.step(accept(0))
-    assert check(target, engine.step(accept(2))) == 1
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_probs_are_what_guesses_are_drawn_from(targets: dict[str, MtpTarget], name: str) -> None:
-    target = targets[name]
-    engine = target.run(return_probs=True, num_speculative_tokens=3, draft_sample_method="probabilistic")
-    engine.add("a", text(1, 9), draw=Draw(1.0, 1, 0))
-    surprises = checked = 0
-    for _ in range(4):
-        guess = engine.step(at_random(0))["a"]
-        for i, token in enumerate(guess.tokens):
-            assert guess.probs is not None
-            probs = target.probs(guess.text, guess.tokens[:i])
-            assert torch.allclose(guess.probs[i], probs, atol=1e-4)
-            surprises += token != int(probs.argmax())
-            checked += 1
-    assert checked == 9 and surprises > 2
 
 
 def test_beyond_the_targets_length_nothing_is_guessed(targets: dict[str, MtpTarget]) -> None:

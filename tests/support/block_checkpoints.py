@@ -11,12 +11,13 @@ from typing import Any, Literal
 import eagle_reference
 import torch
 from block_reference import Reference, Shared, Spec, random_weights
-from pretended_engine import TORCH, PretendedEngine, block_size, opened
+from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
 from pretended_target import resources
 from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import Executor
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
 from foretoken.proposers.learned import LearnedProposer
@@ -306,6 +307,7 @@ class Drafter:
     method: Literal["dflash", "dspark"]
     target: eagle_reference.Target
     reference: Reference
+    bound: list[Executor] = field(default_factory=list)  # every network that was loaded
 
     @classmethod
     def write(cls, published: Published, folder: Path, **target: Any) -> Drafter:
@@ -325,8 +327,16 @@ class Drafter:
         )
         return cls(drafter, of_target, spec, published.method, pretended, Reference(spec, weights, shared))
 
+    def probs(self, guess: Guess, first: int = 0) -> Tensor:
+        return self.reference.probs(guess.text, len(guess.tokens), guess.tokens[:-1], first)
+
+    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
+        if self.spec.confidence:
+            return self.reference.confidences(guess.text, len(guess.tokens), guess.tokens).tolist()
+        return chosen(guess, probs)
+
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        given = resources(self.target, self.target_folder, execution, [])
+        given = resources(self.target, self.target_folder, execution, self.bound)
         return dflash.load(BlockConfig(str(self.folder), self.method, **settings), given)
 
     def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from eagle_reference import FINAL, Latent, Reference, Spec, Target, random_weights
-from pretended_engine import TORCH, PretendedEngine, block_size, opened
+from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
 from pretended_target import resources
 from safetensors.torch import save_file
 from torch import Tensor
@@ -215,6 +215,14 @@ class Drafter:
         (drafter / "config.json").write_text(json.dumps(published.config))
         save_file({"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}, of_target / "model.safetensors")
         return cls(drafter, of_target, published.spec, target, Reference(published.spec, weights, target))
+
+    def probs(self, guess: Guess, first: int = 0) -> Tensor:
+        if self.spec.parallel:
+            return self.reference.parallel_probs(guess.text, len(guess.tokens), first)
+        return torch.stack([self.reference.probs(guess.text, guess.tokens[:i], first) for i in range(len(guess.tokens))])
+
+    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
+        return chosen(guess, probs)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
         given = resources(self.target, self.target_folder, execution, self.bound)

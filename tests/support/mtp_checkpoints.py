@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 import transformers
-from pretended_engine import TORCH, PretendedEngine, block_size, opened
+from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tokenizer
 from torch import Tensor
@@ -137,16 +137,20 @@ class MtpTarget:
     def state(self, text: Sequence[int], boundary: int) -> Tensor:
         return _state(tuple(text), boundary)
 
-    def probs(self, text: Sequence[int], path: Sequence[int]) -> Tensor:
-        """[vocab] of the token behind text and then path, which are own guesses."""
-        tokens = list(text[1:])
-        states = torch.stack([self.state(text[: i + 1], -1) for i in range(len(text) - 1)])
+    def probs(self, guess: Guess, first: int = 0) -> Tensor:
+        """One module, whose own state behind the norm is fed back for each guess."""
+        assert first == 0
+        tokens, found = guess.text[1:], list[Tensor]()
+        states = torch.stack([self.state(guess.text[: i + 1], -1) for i in range(len(tokens))])
         with torch.no_grad():
-            output = self.after(tokens, states)
-            for token in path:
-                tokens, states = [*tokens, token], torch.cat([states, output[-1:]])
-                output = self.after(tokens, states)
-            return (output[-1] @ self.head.T).softmax(-1)
+            for token in guess.tokens:
+                output = self.after(tokens, states)[-1:]
+                found.append((output[0] @ self.head.T).softmax(-1))
+                tokens, states = [*tokens, token], torch.cat([states, output])
+        return torch.stack(found)
+
+    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
+        return chosen(guess, probs)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
         network: Any = load_program_executor([self.folder / "model.safetensors"], self.hf_config, execution)

@@ -61,6 +61,11 @@ class Guess:
         return [*self.path(self.parents[node]), node] if node >= 0 else []
 
 
+def chosen(guess: Guess, probs: Tensor) -> list[float]:
+    """Of the probabilities [guesses, V], those of the guesses."""
+    return probs[range(len(guess.tokens)), guess.tokens].tolist()
+
+
 Choose = Callable[[str, Guess], tuple[Sequence[int], int]]
 """(request, its guesses) -> accepted path of nodes, and the token behind it."""
 
