@@ -38,6 +38,7 @@ from .prompts import write_prompts
 from .run import Machine, say
 
 PROMPTS = "prompts.jsonl.gz"
+OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 GROUND_TRUTH_SHARE = 0.4             # of an MLP speculator's tokens: its first stage reads the target's own training text
 
 EXAMPLES = """\
@@ -185,12 +186,13 @@ def trainee_of(
 
 def publish(family: Path, out: Path) -> None:
     """Copy every file to its place; a reader sees the old file or the new one. Drafters that have the target's tokenizer link to it."""
-    shared = family / "target" / "tokenizer.json"
     for source in sorted(path for path in family.rglob("*") if path.is_file()):
         destination = out / source.relative_to(family)
         destination.parent.mkdir(parents=True, exist_ok=True)
         partial = destination.with_name(destination.name + ".partial")
-        if source.name == "tokenizer.json" and source != shared and shared.is_file() and filecmp.cmp(source, shared, shallow=False):
+        shared = family / "target" / source.name
+        is_shared = source.name in OF_TOKENIZER and source != shared and shared.is_file()
+        if is_shared and filecmp.cmp(source, shared, shallow=False):
             partial.unlink(missing_ok=True)
             partial.symlink_to(Path("..", "target", source.name))
         elif source.name == "tokenizer.json":

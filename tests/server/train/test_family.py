@@ -24,6 +24,9 @@ def test_a_published_tokenizer_is_the_same_in_fewer_bytes(space: str, tmp_path: 
     written.write_text(text, encoding="utf-8")
     (family / "pard").mkdir()
     (family / "pard" / "tokenizer.json").write_text(text, encoding="utf-8")
+    for name, template in (("target", "{{ 1 }}"), ("draft_model", "{{ 1 }}"), ("pard", "{{ 2 }}")):
+        (family / name).mkdir(exist_ok=True)
+        (family / name / "chat_template.jinja").write_text(template)
     publish(family, out)
     publish(family, out)  # over what is there
     published = out / "target" / "tokenizer.json"
@@ -32,3 +35,5 @@ def test_a_published_tokenizer_is_the_same_in_fewer_bytes(space: str, tmp_path: 
     assert (published.stat().st_size == TOKENIZER.stat().st_size) == (space == "Ġ")
     link = out / "pard" / "tokenizer.json"
     assert link.is_symlink() and link.read_bytes() == published.read_bytes()
+    same, other = (out / name / "chat_template.jinja" for name in ("draft_model", "pard"))
+    assert same.is_symlink() and same.read_text() == "{{ 1 }}" and not other.is_symlink() and other.read_text() == "{{ 2 }}"
