@@ -1,4 +1,5 @@
-"""Small drafters as programs on every executor, against plain formulas: pass after pass, blocks of 64, networks without a cache."""
+"""Small drafters as programs on every executor, against plain formulas: passes and chains, blocks of 64, networks without a cache,
+shared weights."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, Op, RMSNorm
 from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
+from foretoken.kernels.weight_bank import WeightBank
 
 H, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM = 32, 97, 41, 4, 2, 8
 EPS = 1e-3
@@ -118,15 +120,15 @@ def eagle_by_hand(w: dict[str, Tensor], tokens: Tensor, features: Tensor, positi
     return out, norm(out, w["out_norm"]) @ w["head"].T
 
 
-Make = Callable[[Program, dict[str, Tensor]], Executor]
+Make = Callable[..., Executor]
 
 
-def on_torch(program: Program, weights: dict[str, Tensor]) -> Executor:
-    return TorchExecutor(program, weights, torch.float32)
+def on_torch(program: Program, weights: dict[str, Tensor], bank: WeightBank | None = None) -> Executor:
+    return TorchExecutor(program, weights, torch.float32, bank)
 
 
-def natively(program: Program, weights: dict[str, Tensor]) -> Executor:
-    return NativeExecutor(program, weights, Execution(torch.float32))
+def natively(program: Program, weights: dict[str, Tensor], bank: WeightBank | None = None) -> Executor:
+    return NativeExecutor(program, weights, Execution(torch.float32), bank=bank)
 
 
 needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
@@ -206,6 +208,71 @@ def run_eagle(executor: Executor, draws: Draws | None, by_steps: bool = False) -
 
 
 COUNTS = (5, 1, 12)
+
+
+@on_both
+def test_a_chain_feeds_states_back(make: Make) -> None:
+    weights = weights_of(EAGLE)
+    chain = run_eagle(make(EAGLE, weights), None)
+    for row, (text, feature, count) in enumerate(zip(*texts(), COUNTS, strict=True)):
+        for step in range(count):
+            out, logits = eagle_by_hand(weights, text, feature, torch.arange(1, len(text) + 1))
+            best = logits[-1].argmax()
+            assert chain.token_ids[row, step] == weights["d2t"][best]
+            assert float(chain.confidence[row, step]) == pytest.approx(float(logits[-1].softmax(-1)[best]), abs=1e-4)
+            text, feature = torch.cat([text, weights["d2t"][best, None]]), torch.cat([feature, out[-1:]])
+
+
+@on_both
+def test_a_chain_of_another_vocabulary_draws_under_the_noise_of_token_ids(make: Make) -> None:
+    """As over the same scores of all token ids: what the map leaves out is never drawn."""
+    weights, limit = weights_of(EAGLE), VOCAB - 30  # some of the map's ids may not be chosen
+    draws = Draws(torch.tensor([0.0, 0.7, 1.3]), torch.tensor([5, 6, 7]), torch.tensor([10, 20, 30]), limit, keep_logits=True)
+    chain = run_eagle(make(EAGLE, weights), draws)
+    assert chain.logits is not None and chain.logits.shape == (3, max(COUNTS), DRAFT_VOCAB)
+    kept = weights["d2t"] < limit
+    for row, count in enumerate(COUNTS):
+        temperature = float(draws.temperatures[row])
+        for step in range(count):
+            spread = torch.full((1, limit), -torch.inf)
+            spread[0, weights["d2t"][kept]] = chain.logits[row, step][kept]
+            key = noise.keys([5 + row], [10 + 10 * row + step])
+            expected = noise.sample(spread / temperature, key) if temperature else spread.argmax(-1)
+            assert chain.token_ids[row, step] == expected[0]
+            assert float(chain.confidence[row, step]) == pytest.approx(float(spread.softmax(-1)[0, expected[0]]), abs=1e-4)
+
+
+SHARING = replace(EAGLE, shared=frozenset({"embed", "head"}))
+
+
+@on_both
+def test_shared_weights_are_kept_once(make: Make) -> None:
+    """The second network needs no tensors for what the first has, and answers as if it had them."""
+    weights = weights_of(SHARING)
+    own = {name: weight for name, weight in weights.items() if name not in SHARING.shared}
+    bank = make(EAGLE, weights).bank
+    other = make(SHARING, own, bank)
+    assert other.bank is bank
+    chains = [run_eagle(executor, None).token_ids.tolist() for executor in (other, make(SHARING, weights))]
+    for mine, alone, count in zip(*chains, COUNTS, strict=True):
+        assert mine[:count] == alone[:count]
+    with pytest.raises(KeyError):
+        make(SHARING, own)
+
+
+@needs_native
+def test_a_narrow_drafter_reads_the_shared_head_as_it_is() -> None:
+    """int8 products of its own beside the target's head in bfloat16: no second copy of the head."""
+    weights = weights_of(SHARING)
+    own = {name: weight for name, weight in weights.items() if name not in SHARING.shared}  # a second copy would need the tensor
+    target = NativeExecutor(EAGLE, weights, Execution(torch.bfloat16))
+    drafter = NativeExecutor(SHARING, own, Execution(torch.bfloat16, "int8"), bank=target.bank)
+    tokens, features = texts()
+    batch = shifted([Row(text.tolist(), 1, [2 * row, 2 * row + 1]) for row, text in enumerate(tokens)], False)
+    exact, narrow = (e.run(batch, e.allocate(8, BLOCK_SIZE), (), {"feature": torch.cat(features)}).logits for e in (target, drafter))
+    assert exact is not None and narrow is not None
+    assert not torch.equal(exact, narrow)
+    assert float((exact - narrow).norm() / exact.norm()) < 0.05
 
 
 @needs_native
