@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 from pretended_engine import TORCH, Guess, PretendedEngine, block_size, opened
 from torch import Tensor
@@ -25,7 +26,7 @@ from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.base import Head
 from foretoken.proposers.training.heads.dflash import DFlash
-from foretoken.proposers.training.loop import Plan, Run, Trainee
+from foretoken.proposers.training.loop import Losses, Plan, Run, Trainee
 from foretoken.proposers.training.optimizer import OptimizerSettings
 from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
 from foretoken.proposers.training.schedule import Schedule
@@ -213,6 +214,15 @@ class Training:
 
     def metrics(self) -> dict[str, float]:
         return {name.removeprefix("held_out_"): value for name, value in self.run.evaluate().items()}
+
+
+def loss_of_two_documents(head: Head) -> Losses:
+    """Side by side in a batch; it must be what they have alone."""
+    one, other = texts(2, 11, seed=6)
+    losses = head.loss(Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22)))
+    alone = sum(float(head.loss(document(text)).total.detach()) for text in (one, other))
+    assert float(losses.total.detach()) == pytest.approx(alone, rel=1e-4)
+    return losses
 
 
 def rounded(head: Head) -> None:

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, UnshiftedStream, block_states, check_export, document, rounded, texts
+from training_heads import (
+    VOCAB,
+    Tapped,
+    Training,
+    UnshiftedStream,
+    block_states,
+    check_export,
+    document,
+    loss_of_two_documents,
+    rounded,
+    texts,
+)
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
@@ -62,10 +73,7 @@ def test_the_loss_is_the_published_one(target: Tapped) -> None:
 def test_documents_do_not_see_each_other(target: Tapped) -> None:
     torch.manual_seed(0)
     head = DFlash(target.frozen, replace(SETTINGS, anchor_share=1.0))
-    one, other = texts(2, 11, seed=6)
-    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
-    alone = sum(float(head.loss(document(text)).total.detach()) for text in (one, other))
-    assert float(head.loss(packed).total.detach()) == pytest.approx(alone, rel=1e-4)
+    loss_of_two_documents(head)
 
 
 def test_anchors_are_a_share_of_each_document_and_change(target: Tapped) -> None:

@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 from taught_target import TaughtTarget
 from torch import Tensor
 from torch.nn.functional import silu
-from training_heads import HIDDEN, Training, UnshiftedStream, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, Training, UnshiftedStream, check_guesses, document, loss_of_two_documents, rounded, texts
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
 from foretoken.proposers.detection import detect_method
 from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings
-from foretoken.proposers.training.packing import Packed
 
 QUIET = EagleSettings(noise=0.0)
 
@@ -120,12 +119,7 @@ def test_noise_belongs_to_the_batch_and_to_training(target: TaughtTarget) -> Non
 
 def test_documents_do_not_see_each_other(target: TaughtTarget) -> None:
     head = disturbed(target, QUIET)
-    one, other = texts(2, 11, seed=6)
-    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
-    alone = [head.loss(document(text)) for text in (one, other)]
-    losses = head.loss(packed)
-    assert float(losses.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in alone), rel=1e-4)
-    assert losses.weight == 18
+    assert loss_of_two_documents(head).weight == 18
 
 
 def test_without_the_shift_it_is_worse(target: TaughtTarget, trained: tuple[Eagle, Training], tmp_path: Path) -> None:

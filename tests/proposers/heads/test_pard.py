@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import save_tokenizer
 from torch import Tensor
-from training_heads import TinyTarget, Training, UnshiftedStream, document, llama_config, rounded, texts
+from training_heads import TinyTarget, Training, UnshiftedStream, document, llama_config, loss_of_two_documents, rounded, texts
 from transformers import LlamaForCausalLM
 
 from foretoken.engine.boot import Engine, boot
@@ -135,10 +135,7 @@ def test_far_guesses_are_dropped_by_their_share(target: Whole) -> None:
 
 def test_documents_do_not_see_each_other(target: Whole) -> None:
     head = Pard(target.frozen, PardSettings(target.draft, num_tokens=4, min_retention=1.0))
-    one, other = texts(2, 11, seed=6)
-    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
-    alone = sum(float(head.loss(document(text)).total.detach()) for text in (one, other))
-    assert float(head.loss(packed).total.detach()) == pytest.approx(alone, rel=1e-4)
+    loss_of_two_documents(head)
 
 
 def test_a_wrong_shift_is_worse(target: Whole, trained: tuple[Pard, Training], tmp_path: Path) -> None:
