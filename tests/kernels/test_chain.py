@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
+from decoding import BLOCK_SIZE, ragged
 from torch import Tensor
 
 from foretoken.kernels import noise
@@ -10,8 +13,6 @@ from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.layout import Draws, RaggedBatch
 from foretoken.kernels.torch_kv import TorchKV
 from foretoken.kernels.transformers_model import TransformersExecutor
-
-BLOCK_SIZE = 4
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +30,8 @@ PROMPTS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [20]]
 
 def prompts_batch(sampled: list[int]) -> RaggedBatch:
     """All prompts from the start, with a chain behind each of the sampled rows; four blocks a row."""
-    starts = torch.tensor([0, *(len(p) for p in PROMPTS)]).cumsum(0)
-    tables = torch.arange(4 * len(PROMPTS)).flip(0).view(len(PROMPTS), 4).int()
-    places = torch.cat([torch.arange(len(p)) for p in PROMPTS])
-    rows = torch.arange(len(PROMPTS)).repeat_interleave(starts.diff())
-    return RaggedBatch(
-        token_ids=torch.tensor(sum(PROMPTS, [])),
-        positions=places,
-        slot_mapping=(tables[rows, places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE).long(),
-        query_start_loc=starts.int(),
-        seq_lens=starts.diff().int(),
-        block_tables=tables,
-        num_causal=starts.diff().int(),
-        tree_mask=torch.zeros(len(places), dtype=torch.int64),
-        logits_indices=starts[1:][sampled] - 1,
-        full_logits=torch.arange(0),
-        block_size=BLOCK_SIZE,
-    )
+    batch = ragged([(prompt, 0, [15 - 4 * row - place for place in range(4)]) for row, prompt in enumerate(PROMPTS)], all_logits=False)
+    return replace(batch, logits_indices=batch.logits_indices[sampled], full_logits=torch.arange(0))
 
 
 def logits_by_hand(executor: TransformersExecutor, tokens: list[int]) -> Tensor:
