@@ -90,7 +90,7 @@ class Chat:
         try:
             return self._turn()
         except KeyboardInterrupt:
-            print(self._painter.dim("  (Ctrl-D or /quit ends)"))
+            print("\n" + self._painter.dim("  (Ctrl-D or /quit ends)"))  # below what was being typed
             return True
 
     def _turn(self) -> bool:

@@ -57,7 +57,10 @@ class Commands:
         if command is None:
             found = [known for known in self.by_name if known.startswith(name)]
             if len(found) != 1:
-                return self._refuse(f"there is no {name}; /help lists what there is")
+                if "\n" not in line:
+                    return self._refuse(f"there is no {name}; /help lists what there is")
+                self._conversation.ask(line)  # code that begins with a comment, a log
+                return Next.ANSWER
             command = self.by_name[found[0]]
         return command.run(argument.strip())
 

@@ -73,3 +73,4 @@ class Prompt:
         readline.set_completer_delims(" \n")
         readline.set_completer(complete)
         readline.parse_and_bind("tab: complete")
+        readline.parse_and_bind("set enable-bracketed-paste on")  # lines that are pasted together are one message

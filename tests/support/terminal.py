@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ANSI = re.compile(r"\x1b\[\?2004l\r|\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:

@@ -74,8 +74,6 @@ def test_a_session_at_a_terminal(server: RunningServer, tmp_path: Path) -> None:
         assert "system message: Be brief." in terminal.wait_for("> ")
         terminal.type("/stats\n")
         assert "3 answers: " in terminal.wait_for("> ")
-        terminal.type("/nothing\n")
-        assert "there is no /nothing; /help lists" in terminal.wait_for("> ")
         terminal.type("/help\n")
         assert all(len(line) <= 80 for line in terminal.wait_for("> ").splitlines())
         terminal.type("\x04")
@@ -118,17 +116,6 @@ def test_an_address_or_key_that_is_none(url: str, key: str, says: str) -> None:
     assert ended.returncode in (1, 69) and says in ended.stderr and ended.stderr.count("\n") == 1
 
 
-def test_no_color_is_respected(server: RunningServer, tmp_path: Path) -> None:
-    settings = environment(NO_COLOR="1", XDG_STATE_HOME=str(tmp_path))
-    with Terminal(argv(server.url, "--max-tokens", "20"), settings) as terminal:
-        terminal.wait_for("> ")
-        terminal.type("one two one two\n")
-        terminal.wait_for("]\n> ")
-        terminal.type("/quit\n")
-        assert terminal.end() == 0
-    assert "\x1b[3" not in terminal.shown and "\x1b[2m" not in terminal.shown
-
-
 def test_a_refusal_is_told_and_the_question_taken_back(server: RunningServer) -> None:
     typed = "/speculation nobody\nhello\n/speculation auto\nhello\n/speculation nobody\n/regenerate\n/save -\n"
     ended = piped(server.url, typed, "--max-tokens", "5")
@@ -137,10 +124,21 @@ def test_a_refusal_is_told_and_the_question_taken_back(server: RunningServer) ->
     Path("-").unlink()
 
 
+def test_lines_that_are_pasted_together_are_one_message(tmp_path: Path) -> None:
+    with other_server() as url, Terminal(argv(url), environment(XDG_STATE_HOME=str(tmp_path))) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("\x1b[200~// one\nx = 2\x1b[201~")
+        terminal.wait_for("x = 2")
+        terminal.type("\n")
+        assert "You said // one\nx = 2" in terminal.wait_for("]\n> ")
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
     with other_server() as url, Terminal(argv(url), environment(XDG_STATE_HOME=str(tmp_path))) as terminal:
         terminal.wait_for("> ")
-        terminal.interrupt("(Ctrl-D or /quit ends)\n> ")
+        terminal.type("half a")
+        terminal.wait_for("half a")
+        terminal.interrupt("\n  (Ctrl-D or /quit ends)\n> ")  # below what was typed
         terminal.type("slowly\n")
         terminal.wait_for("You said ")
         terminal.interrupt("[stopped]\n> ")
