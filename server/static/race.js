@@ -3,7 +3,7 @@
 
 import { Answer } from "./answer.js";
 import { streamChat } from "./api.js";
-import { announce, byId, el, rate, seconds } from "./dom.js";
+import { byId, el, rate, seconds } from "./dom.js";
 import { reachable } from "./inspector.js";
 import { timeOf } from "./message.js";
 import { Rendering } from "./rendering.js";
@@ -88,8 +88,8 @@ export class Race {
     this.running?.abort();
     cancelAnimationFrame(this.frame);
     const running = (this.running = new AbortController());
-    this.guessing = new Lane("with", this.page.look());
-    this.plain = new Lane("without", this.page.look());
+    this.lanes = ["with", "without"].map((name) => new Lane(name, this.page.look()));
+    [this.guessing, this.plain] = this.lanes;
     byId("race-legend").replaceChildren();
     byId("race-prompt").textContent = history.at(-1).content;
     this.state("running");
@@ -105,9 +105,9 @@ export class Race {
       }
     }
     if (this.running === running) {
-      this.state(this.plain.run && this.guessing.run ? "done" : "stopped");
+      this.state(this.lanes.every(({ run }) => run) ? "done" : "stopped");
       this.running = null;
-      if (this.plain.run && this.guessing.run && this.pace > 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.replay();
+      if (this.lanes.every(({ run }) => run) && this.pace > 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.replay();
     }
   }
 
@@ -152,7 +152,7 @@ export class Race {
   }
 
   finish() {
-    for (const lane of [this.guessing, this.plain]) lane.done();
+    for (const lane of this.lanes) lane.done();
     const [fast, slow] = [this.guessing.run, this.plain.run];
     const ratio = slow.time / fast.time;
     (ratio >= 1 ? this.guessing : this.plain).section.classList.add("won");
@@ -177,22 +177,22 @@ export class Race {
     const start = performance.now();
     this.state("replaying");
     byId("race-pace").textContent = pace > 1 ? `Replay, ${pace} times slower: each step is one pass of the target.` : "Replay: each step is one pass of the target.";
-    for (const lane of [this.guessing, this.plain]) lane.rendering = (lane.text.replaceChildren(), new Rendering(lane.text, lane.look));
+    for (const lane of this.lanes) lane.rendering = (lane.text.replaceChildren(), new Rendering(lane.text, lane.look));
     cancelAnimationFrame(this.frame);
     const draw = () => {
       const elapsed = (performance.now() - start) / 1000 / pace;
-      const ended = [this.guessing, this.plain].map((lane) => lane.replay(elapsed));
+      const ended = this.lanes.map((lane) => lane.replay(elapsed));
       if (!ended.includes(false)) {
-        for (const lane of [this.guessing, this.plain]) lane.done();
+        for (const lane of this.lanes) lane.done();
         this.state("done");
       } else this.frame = requestAnimationFrame(draw);
     };
     draw();
   }
 
+  /** A live region of the dialog's own: outside of an open one nothing is heard. */
   say(...parts) {
     this.verdict.replaceChildren(...parts);
-    announce(this.verdict.textContent);
   }
 
   /** running, replaying, done or stopped */
