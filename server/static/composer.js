@@ -1,6 +1,6 @@
 // The box that one writes in. What is typed is kept until it is sent, through reloads and failures too.
 
-import { byId, notice } from "./dom.js";
+import { byId, focusBox, isSending, notice } from "./dom.js";
 import { keep, kept } from "./keeping.js";
 
 export class Composer {
@@ -27,7 +27,7 @@ export class Composer {
   }
 
   onKey(event) {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    if (isSending(event)) {
       event.preventDefault();
       if (!this.page.isRunning()) this.send();
     }
@@ -46,7 +46,7 @@ export class Composer {
       this.remember();
       this.page.send(text);
     }
-    this.box.focus();
+    focusBox(this.box);
   }
 
   remember() {

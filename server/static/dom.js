@@ -17,6 +17,18 @@ export function button(text, className, onClick, label = "") {
   return element;
 }
 
+const isTouched = () => matchMedia("(pointer: coarse)").matches;
+
+/** Not where a keyboard would come up on the screen and cover what there is to read. */
+export function focusBox(box) {
+  if (!isTouched()) box.focus();
+}
+
+/** A keyboard on the screen has no Shift+Enter: there Enter breaks the line. */
+export function isSending({ key, shiftKey, isComposing }) {
+  return key === "Enter" && !shiftKey && !isComposing && !isTouched();
+}
+
 export const byId = (id) => document.getElementById(id);
 
 export function svg(name, attributes = {}, ...children) {
@@ -50,9 +62,8 @@ export function notice(text, action = null) {
   hiding = setTimeout(() => (bar.hidden = true), action ? 12000 : 5000);
 }
 
-/** Copies, and says so on the button; where the browser does not allow it, says that. */
+/** Copies, and says so on the button, a "Copy"; where the browser does not allow it, says that. */
 export async function copy(text, pressed) {
-  const before = pressed.textContent;
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else copySelected(text, pressed);
@@ -62,7 +73,7 @@ export async function copy(text, pressed) {
     notice("The browser did not allow copying. Select the text and copy it yourself.");
     return;
   }
-  setTimeout(() => (pressed.textContent = before), 1500);
+  setTimeout(() => (pressed.textContent = "Copy"), 1500);
 }
 
 /** For pages of plain http from another machine, to which browsers give no clipboard. Throws if this is not allowed either. */

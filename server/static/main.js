@@ -5,7 +5,7 @@ import { ChatList } from "./chat_list.js";
 import { Chats, history } from "./chats.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
-import { button, byId, notice } from "./dom.js";
+import { button, byId, focusBox, notice } from "./dom.js";
 import { Inspector } from "./inspector.js";
 import { KeyDialog } from "./key_dialog.js";
 import { MetricsView } from "./metrics.js";
@@ -50,7 +50,7 @@ const composer = new Composer({
 });
 const list = new ChatList(chats, conversation, () => {
   views.drawer("chats", false);
-  composer.box.focus();
+  focusBox(composer.box);
 });
 const metrics = new MetricsView((reading) => sources.know(reading.proposers), meet);
 const views = new Views(

@@ -1,7 +1,7 @@
 // One message of the transcript as an element: what was said, what it cost, and what one can do with it.
 
 import { Answer } from "./answer.js";
-import { button, copy, el, rate, seconds } from "./dom.js";
+import { button, copy, el, isSending, rate, seconds } from "./dom.js";
 import { reachable } from "./inspector.js";
 import { Rendering } from "./rendering.js";
 
@@ -39,7 +39,7 @@ export function userMessage(message, look, actions) {
         event.preventDefault();
         back();
       }
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (isSending(event)) {
         event.preventDefault();
         form.requestSubmit();
       }

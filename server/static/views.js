@@ -1,6 +1,6 @@
 // The two tabs, the drawers at the sides, and the switches for colours and markdown.
 
-import { byId } from "./dom.js";
+import { byId, focusBox } from "./dom.js";
 import { keep, kept } from "./keeping.js";
 
 const TABS = ["chat", "metrics"];
@@ -68,7 +68,7 @@ export class Views {
     const panel = byId(name);
     panel.classList.toggle("open", open);
     byId(`${name}-toggle`).setAttribute("aria-expanded", String(open));
-    if (open) panel.querySelector("button, textarea, input").focus();
+    if (open) focusBox(panel.querySelector("button, textarea, input"));
   }
 }
 
