@@ -69,7 +69,7 @@ class Blocks {
     }
     if (deeper && line.startsWith(">")) return this.quote();
     if (deeper && LIST.test(line)) return this.list();
-    if (line.includes("|") && isTableRule(this.text(this.at + 1))) return this.table();
+    if (this.isTable(this.at)) return this.table();
     return this.paragraph();
   }
 
@@ -156,6 +156,10 @@ class Blocks {
     return { lines, blank: blank || (pending.length > 0 && LIST.test(this.text(this.at).trim())) };
   }
 
+  isTable(i) {
+    return this.text(i).includes("|") && isTableRule(this.text(i + 1));
+  }
+
   table() {
     const row = (i) => cells(this.source, this.lines[i]).map((cell) => inline(this.source, [cell]));
     const head = row(this.at);
@@ -176,7 +180,7 @@ class Blocks {
 
   interrupts(i) {
     const line = this.text(i).trim();
-    return Boolean(this.fence(i)) || /^#{1,6} /.test(line) || line.startsWith(">") || LIST.test(line) || isRule(line);
+    return Boolean(this.fence(i)) || /^#{1,6} /.test(line) || line.startsWith(">") || LIST.test(line) || isRule(line) || this.isTable(i);
   }
 }
 

@@ -92,6 +92,10 @@ def test_markdown_can_be_switched_off_while_an_answer_is_written(tab: Any) -> No
     tab.finished()
     assert tab.answer.locator(".plain-text").count() == 1 and tab.page.locator(".message").count() == 2
     assert tab.answer.text_content() == tab.stored()[-1]["answer"]["content"]
+    tab.page.get_by_role("button", name="Edit your message and ask again").click()
+    tab.page.fill(".edit-box", "half written")
+    tab.page.check("#formatted")
+    assert tab.page.locator(".edit-box").input_value() == "half written" and tab.answer.locator(".plain-text").count() == 0
 
 
 def rendered(tab: Any, source: str) -> str:
@@ -127,6 +131,7 @@ MARKDOWN = {
         "<div><table><thead><tr><th>a</th><th>b</th></tr></thead>"
         "<tbody><tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"
     ),
+    "As here:\n|a|\n|-|": "<p>As here:</p><div><table><thead><tr><th>a</th></tr></thead><tbody></tbody></table></div>",
     "see [the *docs*](https://a.org/b_(c)) now": "<p>see <a>the <em>docs</em></a> now</p>",
     "https://a.org/x. And [b](c) [d]": "<p><a>https://a.org/x</a>. And [b](c) [d]</p>",
     "<b>x</b> &amp; a < b": "<p><b>x</b> &amp; a < b</p>",
@@ -156,53 +161,46 @@ def test_texts_made_to_be_slow_are_not(tab: Any) -> None:
         assert took < 2000, (source[:20], took)
 
 
+SAID = """
+  const { Answer } = await import("/page/answer.js");
+  const answer = new Answer();
+  const utf8 = new TextEncoder();
+  /** tokens: [text or its bytes, proposer] */
+  const add = (delta, tokens, finish = null) => answer.add({ choices: [{
+    delta, finish_reason: finish,
+    logprobs: { content: tokens.map(([said]) => ({ token: "", bytes: [...(said.buffer ? said : utf8.encode(said))], logprob: -0.5 })) },
+    speculation: tokens.map(([, proposer]) => ({ token_id: 0, proposer })),
+  }] });
+"""
+
+
 def test_tokens_follow_the_text_through_markdown_held_back_pieces_and_emoji(tab: Any) -> None:
     """Bytes of one character in several tokens, markers without text, and a chunk that brings tokens before their text."""
     script = """async () => {
-      const { Answer } = await import("/page/answer.js");
-      const utf8 = new TextEncoder();
-      const said = (bytes) => ({ token: "", bytes: [...bytes], logprob: -0.5, top_logprobs: [] });
-      const chunk = (content, parts, finish = null) => ({ choices: [{
-        delta: { content }, finish_reason: finish,
-        logprobs: { content: parts.map(([bytes]) => said(bytes)) },
-        speculation: parts.map(([, proposer]) => ({ token_id: 0, proposer })),
-      }] });
       const smile = utf8.encode("🙂");
-      const answer = new Answer();
-      answer.add(chunk("", [[utf8.encode("<think>"), null]]));
-      answer.add(chunk("Hi", [[utf8.encode("Hi"), null], [smile.slice(0, 2), "ngram"], [smile.slice(2), "ngram"]]));
-      answer.add(chunk("🙂!", [[utf8.encode("!"), null]]));
-      answer.add(chunk("", [[utf8.encode("<|end|>"), "ngram"]], "stop"));
+      add({ content: "" }, [["<think>", null]]);
+      add({ content: "Hi" }, [["Hi", null], [smile.slice(0, 2), "ngram"], [smile.slice(2), "ngram"]]);
+      add({ content: "🙂!" }, [["!", null]]);
+      add({ content: "" }, [["<|end|>", "ngram"]], "stop");
       const cut = (a) => a.tokens.map((t) => [a.text.slice(t.start, t.end), t.proposer, t.position]);
       return [cut(answer), cut(Answer.from(JSON.parse(JSON.stringify(answer)))), answer.passes];
     }"""
-    placed, again, passes = tab.page.evaluate(script)
-    assert placed == [
-        ["", None, 0],
-        ["Hi", None, 0],
-        ["", "ngram", 1],
-        ["🙂", "ngram", 2],
-        ["!", None, 0],
-        ["", "ngram", 1],
-    ]
-    assert again == placed and passes == 4
+    placed, again, passes = tab.page.evaluate(script.replace("{", "{" + SAID, 1))
+    expected = [["", None, 0], ["Hi", None, 0], ["", "ngram", 1], ["🙂", "ngram", 2], ["!", None, 0], ["", "ngram", 1]]
+    assert placed == again == expected and passes == 4
 
 
 def test_tokens_are_found_behind_white_space_that_ends_reasoning(tab: Any) -> None:
     """Such a token has the last letters of the reasoning and the white space before its end marker, which the text lacks."""
     script = """async () => {
-      const { Answer } = await import("/page/answer.js");
-      const answer = new Answer();
-      const add = (delta, tokens, finish = null) => answer.add({ choices: [{
-        delta, finish_reason: finish,
-        logprobs: { content: tokens.map((token) => ({ token, bytes: [...new TextEncoder().encode(token)], logprob: -0.5 })) },
-        speculation: tokens.map((token) => ({ token_id: 0, proposer: "ngram" })),
-      }] });
-      add({ reasoning: "Yes" }, ["<think>", "\\n", "Yes"]);
-      add({ reasoning: "." }, [".\\n\\n"]);
-      add({}, ["</think>", "\\n\\n"]);
-      add({ content: "It is." }, ["It", " is", "."]);
-      add({}, ["<|im_end|>"], "stop");
+      const pieces = [
+        [{ reasoning: "Yes" }, ["<think>", "\\n", "Yes"]],
+        [{ reasoning: "." }, [".\\n\\n"]],
+        [{}, ["</think>", "\\n\\n"]],
+        [{ content: "It is." }, ["It", " is", "."]],
+        [{}, ["<|im_end|>"], "stop"],
+      ];
+      for (const [delta, tokens, finish] of pieces) add(delta, tokens.map((token) => [token, "ngram"]), finish);
       return answer.tokens.map((t) => answer.text.slice(t.start, t.end));
     }"""
-    assert tab.page.evaluate(script) == ["", "", "Yes", ".", "", "", "It", " is", ".", ""]
+    assert tab.page.evaluate(script.replace("{", "{" + SAID, 1)) == ["", "", "Yes", ".", "", "", "It", " is", ".", ""]
