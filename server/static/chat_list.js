@@ -51,7 +51,7 @@ export class ChatList {
   }
 
   open(chat) {
-    this.conversation.open(chat);
+    if (chat !== this.conversation.chat) this.conversation.open(chat);
     this.onOpen();
   }
 

@@ -84,7 +84,7 @@ export function history(messages) {
 /** The first words of the first message. */
 export function titleOf(chat) {
   const line = (chat.messages.find(({ role }) => role === "user")?.content ?? "").trim().split("\n")[0];
-  return line.length > 48 ? `${line.slice(0, 47).trimEnd()}…` : line || "New chat";
+  return line.length > 48 ? `${line.slice(0, 47).replace(/\p{Cs}$/u, "").trimEnd()}…` : line || "New chat";
 }
 
 /** The conversation as a file that other programs can read. */

@@ -3,7 +3,7 @@
 import { Answer } from "./answer.js";
 import { Failure, streamChat } from "./api.js";
 import { history, snapshot } from "./chats.js";
-import { announce, byId, notice } from "./dom.js";
+import { announce, byId, focusBox, notice } from "./dom.js";
 import { ModelMessage, userMessage } from "./message.js";
 
 export class Conversation {
@@ -40,11 +40,13 @@ export class Conversation {
     byId("scroller").scrollTop = this.chat.messages.length ? byId("scroller").scrollHeight : 0;
   }
 
-  /** All messages anew in another form; who reads further up stays about there. */
+  /** All messages anew in another form, but one that is being changed; who reads further up stays about there. */
   redraw() {
     const scroller = byId("scroller");
     const place = atEnd() ? 1 : scroller.scrollTop / scroller.scrollHeight;
-    this.show();
+    [...this.transcript.children].forEach((shown, i) => {
+      if (!shown.querySelector(".editor")) shown.replaceWith(this.element(this.chat.messages[i], i));
+    });
     scroller.scrollTop = place * scroller.scrollHeight;
   }
 
@@ -164,11 +166,11 @@ function spoken({ answer, failure }, wasStopped) {
   return `${wasStopped ? "Stopped" : "Answer"}: ${answer.content || "nothing"}`;
 }
 
-/** What was pressed may be gone, and who came by keyboard must be somewhere. Touch would be shown a keyboard on its screen. */
+/** What was pressed may be gone, and who came by keyboard must be somewhere. */
 function keepFocus() {
   const { activeElement } = document;
   const isLost = activeElement === document.body || activeElement.closest("[hidden]");
-  if (isLost && !matchMedia("(pointer: coarse)").matches) byId("prompt").focus();
+  if (isLost) focusBox(byId("prompt"));
 }
 
 function atEnd() {

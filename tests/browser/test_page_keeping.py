@@ -22,8 +22,15 @@ def test_a_reload_in_the_middle_of_an_answer_keeps_what_came(tab: Any) -> None:
     assert tab.page.get_by_role("button", name="Regenerate the answer").is_visible()
 
 
+def test_a_title_ends_with_no_half_of_a_character(tab: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "a" * 46 + "😀 and more"}]}
+    assert tab.page.evaluate("async (chat) => (await import('/page/chats.js')).titleOf(chat)", chat) == "a" * 46 + "…"
+
+
 def test_a_chat_deleted_in_the_middle_of_its_answer_does_not_come_back(tab: Any) -> None:
     tab.ask_for_much()
+    tab.page.get_by_role("button", name=STORY, exact=True).click()
+    assert tab.page.locator(".message.model[aria-busy=true]").count() == 1, "who opens the chat that is open stops nothing"
     tab.page.get_by_role("button", name=f"Delete {STORY}").click()
     tab.page.wait_for_timeout(300)
     assert tab.page.locator(".chat-title").count() == 0
@@ -65,19 +72,6 @@ def test_two_tabs_that_write_in_one_chat_at_once_have_two_chats(tab: Any) -> Non
     assert questions(tab) == [[FILES, STORY], [FILES, STORY, FUNCTION]]
     assert tab.page.locator(".chat-title").count() == second.locator(".chat-title").count() == 2
     assert tab.page.locator(".message.user").count() == 2, "each tab stays at its own"
-
-
-def test_who_shall_guess_is_kept_through_a_reload(tab: Any) -> None:
-    choices = tab.page.get_by_label("Who guesses")
-    tab.page.click("#settings-toggle")
-    tab.until("document.querySelectorAll('#setting-method option').length > 2")
-    choices.select_option("draft_model")
-    tab.page.reload()
-    tab.page.click("#settings-toggle")
-    tab.until("document.querySelectorAll('#setting-method option').length > 3")
-    assert choices.input_value() == "draft_model"
-    tab.ask(FILES)
-    assert tab.sent[-1]["speculation"] == {"method": "draft_model"}
 
 
 def test_metrics_begin_anew_with_a_server_that_was_started_again(tab: Any) -> None:
