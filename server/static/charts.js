@@ -10,7 +10,6 @@ class Card {
   constructor(parent, title, note) {
     this.figures = el("p", "figures");
     this.drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
-    this.top = el("span", "", "");
     const frame = el("div", "frame", this.drawing);
     this.footer = el("div", "scale");
     this.title = title;
@@ -31,9 +30,8 @@ export class LineChart extends Card {
     super(parent, title, note);
     this.span = span;
     this.most = most;
-    this.left = el("span", "", `${Math.round(span / 60)} min ago`);
-    this.footer.append(this.left, el("span", "", "now"));
-    this.top.className = "top";
+    this.footer.append(el("span", "", `${Math.round(span / 60)} min ago`), el("span", "", "now"));
+    this.top = el("span", "top");
     this.drawing.parentElement.append(this.top);
   }
 

@@ -173,12 +173,11 @@ export class MetricsView {
 const last = (points) => points.at(-1)?.value ?? null;
 /** The latest value there is, as a figure. */
 function known(points, show) {
-  const value = lastKnown(points);
-  if (value === null) return ["–", "nothing yet"];
-  return [show(value), last(points) === null ? "the last time" : ""];
+  const latest = points.findLast(({ value }) => value !== null);
+  if (!latest) return ["–", "nothing yet"];
+  return [show(latest.value), latest === points.at(-1) ? "" : "the last time"];
 }
 
-const lastKnown = (points) => points.findLast(({ value }) => value !== null)?.value ?? null;
 const percent = (value) => `${(100 * value).toFixed(value && value < 0.1 ? 1 : 0)} %`;
 
 /** null where there is nothing to share. */

@@ -79,7 +79,7 @@ export class Settings {
 
   /** The models that the server has, its own first; a choice where there are several. */
   showModels(names) {
-    this.chosen.replaceChildren(...names.map((name) => Object.assign(el("option", "", name), { value: name })));
+    this.chosen.replaceChildren(...names.map((name) => new Option(name, name)));
     if (names.length && !names.includes(this.values.model)) this.values.model = ""; // one of another server
     this.chosen.value = this.values.model || names[0] || "";
     this.chosen.closest(".field").hidden = names.length < 2;
@@ -93,9 +93,7 @@ export class Settings {
   /** The proposers that the server has, for the choice. */
   showProposers(names) {
     const choices = [["", "whoever pays most"], ...names.map((name) => [name, `${name} first`]), ["off", "nobody: no speculation"]];
-    this.method.replaceChildren(
-      ...choices.map(([value, text]) => Object.assign(el("option", "", text), { value })),
-    );
+    this.method.replaceChildren(...choices.map(([value, text]) => new Option(text, value)));
     this.method.value = this.values.method ?? "";
     if (this.method.selectedIndex < 0) this.method.value = this.values.method = ""; // a proposer of another server
   }

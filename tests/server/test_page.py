@@ -21,13 +21,6 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted(STATIC.glob("*.js"))
 
 
-def test_the_page_is_served(client: TestClient) -> None:
-    answer = client.get("/")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "<title>Foretoken</title>" in answer.text
-
-
 @pytest.mark.parametrize("address", PAGE_FILES)
 def test_every_file_has_its_type_and_the_headers_that_keep_the_page_to_itself(client: TestClient, address: str) -> None:
     answer = client.get(address)
