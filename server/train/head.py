@@ -48,8 +48,10 @@ def train_draft(options: DraftOptions) -> None:
     training, sources = options.training, options.training.sources
     machine = Machine.choose(training.device, training.precision)
     folder = WorkFolder.claim(sources, {"model": options.model, **asdict(options.prompting), **asdict(options.sizes)})
+    if not folder.has(ANSWERS):
+        load_target(options.model, machine)                  # what is no target is refused before it has answered for hours
     data = prepare(sources, options.model, options.prompting, folder, ground_truth=False)
-    target = FrozenTarget.load(data.target, machine.device)
+    target = load_target(options.model, machine)
     torch.manual_seed(sources.seed)
     model = Shape(**asdict(options.sizes)).build(target.config.vocab_size)
     for name in ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
@@ -74,9 +76,13 @@ def train_head(options: HeadOptions) -> None:
     begun = {"model": options.model, "method": options.method, **asdict(options.prompting)}
     begun |= {name: str(value) for name, value in asdict(settings).items()}
     folder = WorkFolder.claim(sources, begun)
+    if not folder.has(ANSWERS):
+        target = load_target(options.model, machine)
+        make_head(target, settings, torch.ones(len(target.head), dtype=torch.int64))
+        del target
     data = prepare(sources, options.model, options.prompting, folder, ground_truth=staged)
     torch.manual_seed(sources.seed)
-    target = FrozenTarget.load(data.target, machine.device)
+    target = load_target(options.model, machine)
     head = make_head(target, settings, _counts(data, target))
     if staged:
         train(head, folder, TEXT, training, machine, FIRST_STAGE)
@@ -86,6 +92,14 @@ def train_head(options: HeadOptions) -> None:
         data.tokenizer.save_pretrained(sources.out)
     wanted, most = options.num_speculative_tokens or SERVED_TOKENS, most_guesses(settings)
     _finish(options.method, options.model, sources.out, curves, wanted if most is None else min(wanted, most))
+
+
+def load_target(model: str, machine: Machine) -> FrozenTarget:
+    """Raises DataError for one that drafters are not trained for."""
+    try:
+        return FrozenTarget.load(find_folder(model, None, log.info), machine.device)
+    except ValueError as error:
+        raise DataError(f"--model {model}: {error}") from error
 
 
 def settings_of(method: str, num_speculative_tokens: int | None, given: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from running_server import environment
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
@@ -223,6 +223,21 @@ def test_a_draft_of_other_tokens_is_not_adapted(trained: Path, corpus: Path, tmp
     error = capsys.readouterr().err
     assert "--set draft=foretoken-demo/draft_model: token id" in error and "the target's own vocabulary" in error
     assert not (tmp_path / "pard.work").exists(), "it is known before the target has answered anything"
+
+
+@pytest.mark.parametrize("method", ["mtp", "uno", "pard"])
+def test_what_a_head_cannot_be_made_for_is_said_before_the_target_answers(
+    method: str, trained: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = tmp_path / "windows"
+    config = AutoConfig.from_pretrained(trained).to_dict() | {"model_type": "mistral", "sliding_window": 8}
+    MistralForCausalLM(MistralConfig.from_dict(config)).save_pretrained(windows)
+    AutoTokenizer.from_pretrained(trained).save_pretrained(windows)
+    model = ["--model", str(trained), "--set", f"draft={windows}"] if method == "pard" else ["--model", str(windows)]
+    out = tmp_path / "head"
+    assert main(["head", "--method", method, *model, "--data", str(corpus), "--out", str(out), *QUICK, *ASKING]) == DATA
+    assert re.search("needs a (target of type|target whose layers all|draft whose layers all)", capsys.readouterr().err)
+    assert [path.name for path in out.with_name("head.work").iterdir()] == ["settings.json"]
 
 
 def test_fetch_data_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
