@@ -22,6 +22,11 @@ class Teacher:
     hidden: Tensor                   # [N, teacher width]
     head: Tensor                     # [vocabulary, teacher width]; rows in the student's order
     weight: float                    # in [0, 1]: 1 learns from the teacher alone
+    softcap: float | None = None     # of its logits
+
+    def probs(self, rows: slice) -> Tensor:
+        logits = (self.hidden[rows] @ self.head.T).float()
+        return (logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()).softmax(-1)
 
 
 class _Fused(torch.autograd.Function):
@@ -43,8 +48,7 @@ class _Fused(torch.autograd.Function):
             losses[rows] = -probs.gather(1, label)[:, 0].clamp_min(1e-20).log()
             probs.scatter_add_(1, label, torch.full(label.shape, (teacher.weight if teacher else 0.0) - 1.0))
             if teacher is not None:
-                opinion = (teacher.hidden[rows] @ teacher.head.T).float().softmax(-1)
-                probs.sub_(opinion, alpha=teacher.weight)
+                probs.sub_(teacher.probs(rows), alpha=teacher.weight)
             grad = probs.mul_(weight).to(dtype)
             if hidden_grad is not None:
                 hidden_grad[rows] = grad @ matrix

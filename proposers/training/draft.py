@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import LlamaForCausalLM
 
-from .cross_entropy import Teacher, linear_cross_entropy
+from .cross_entropy import linear_cross_entropy
 from .frozen import FrozenTarget, product_type
 from .loop import Losses, Trainee
 from .packing import Packed
@@ -38,7 +38,7 @@ class DraftTrainee(Trainee):
         dtype = product_type(hidden)
         teacher = None
         if self.teacher_weight:
-            teacher = Teacher(self.target(batch).last[rows].to(dtype), self.target.head.to(dtype), self.teacher_weight)
+            teacher = self.target.teacher(self.target(batch).last[rows].to(dtype), self.target.head.to(dtype), self.teacher_weight)
         total, right = linear_cross_entropy(hidden.to(dtype), self.model.lm_head.weight, labels[rows], weights[rows], teacher)
         weight = float(weights.sum())
         return Losses(total, weight, {"loss": (float(total.detach()), weight), "accuracy_1": (float(right.sum()), weight)})

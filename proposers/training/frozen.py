@@ -1,6 +1,6 @@
 """A frozen target that heads are trained against: what it makes of a batch of packed documents. Trains nothing.
 
-Works for every transformers model whose decoder layers lie in `model.model.layers` and whose attention can be replaced.
+Works for every transformers model whose decoder layers lie in `model.model.layers`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from . import packed_attention
+from .cross_entropy import Teacher
 from .packing import Packed
+
+LAST = -1                            # in place of a layer's index: behind the final norm
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,25 @@ class FrozenTarget:
     """Called with a batch, gives its Features. May be called by several threads at once. Not a module: nothing of it is trained."""
 
     def __init__(self, model: PreTrainedModel):
+        """Raises ValueError for a model whose layers lie elsewhere."""
         self.model: Any = model.eval().requires_grad_(False)
         self.config: Any = model.config
         self._calls = threading.local()
-        for index, layer in enumerate(self.model.model.layers):
+        try:
+            layers = self.model.model.layers
+        except AttributeError as error:
+            raise ValueError(f"targets of type {self.config.model_type} can be served, but drafters are not trained for them") from error
+        for index, layer in enumerate(layers):
             layer.register_forward_hook(self._keep(index))
+        self.packs = attends_to_all(model)
+        if self.packs:
+            model.set_attn_implementation(packed_attention.NAME)
 
     @staticmethod
     def load(folder: Path, device: torch.device | None = None) -> FrozenTarget:
-        """Float32 weights of the model in `folder`, with packed attention."""
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=packed_attention.NAME)
+        """Float32 weights of the model in `folder`. Raises ValueError."""
+        # "eager" is the one attention that has the sinks and caps of every family.
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         return FrozenTarget(model.to(device or torch.device("cpu")))
 
     def _keep(self, index: int) -> Any:
@@ -53,28 +67,53 @@ class FrozenTarget:
     @torch.no_grad()
     def __call__(self, batch: Packed, layers: Sequence[int] = ()) -> Features:
         """States behind the final norm and behind the decoder layers `layers`."""
-        self._calls.kept = dict.fromkeys(layers)         # filled by the layers' hooks
-        last = self.model.model(
-            input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, bounds=batch.bounds,
-        ).last_hidden_state[0]
-        kept: dict[int, Any] = self._calls.kept
+        bounds = [(0, batch.bounds[-1])] if self.packs else list(pairwise(batch.bounds))
+        more = {"bounds": batch.bounds} if self.packs else {}
+        parts: list[dict[int, Any]] = []
+        for start, end in bounds:
+            self._calls.kept = dict.fromkeys(layers)     # filled by the layers' hooks
+            ids, positions = batch.token_ids[None, start:end], batch.positions[None, start:end]
+            output = self.model.model(input_ids=ids, position_ids=positions, use_cache=False, **more)
+            parts.append({**self._calls.kept, LAST: output.last_hidden_state})
         self._calls.kept = {}
-        dtype = product_type(last)
-        return Features(last.to(dtype), {index: kept[index][0].to(dtype) for index in layers})
+        states = {index: torch.cat([part[index][0] for part in parts]) for index in (*layers, LAST)}
+        dtype = product_type(states[LAST])
+        return Features(states[LAST].to(dtype), {index: states[index].to(dtype) for index in layers})
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[..., hidden]: what its first layer reads of tokens, which heads that share the embedding read, too."""
+        return self.model.get_input_embeddings()(token_ids) * getattr(self.config, "embedding_multiplier", 1.0)
 
     @property
     def embedding(self) -> Tensor:
         """[vocabulary, hidden]"""
         return self.model.get_input_embeddings().weight
 
-    @property
+    @cached_property
     def head(self) -> Tensor:
-        """[vocabulary, hidden]"""
-        return self.model.get_output_embeddings().weight
+        """[vocabulary, hidden], at the scale of its logits."""
+        config, weight = self.config, self.model.get_output_embeddings().weight
+        scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
+        return weight if scale == 1.0 else weight * scale
+
+    def teacher(self, hidden: Tensor, head: Tensor, weight: float) -> Teacher:
+        """Its probabilities. hidden: [N, hidden], of its last states; head: of its rows, in the student's order."""
+        return Teacher(hidden, head, weight, getattr(self.config, "final_logit_softcapping", None))
 
     @property
     def num_layers(self) -> int:
         return len(self.model.model.layers)
+
+
+def attends_to_all(model: PreTrainedModel) -> bool:
+    """Whether each layer sees a document's tokens so far by attention alone, and all of them: what packed attention knows.
+
+    Where a window, sinks, caps of scores or recurrences are, there is a window or a convolution.
+    """
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return not kinds and window is None and not any(isinstance(module, nn.Conv1d) for module in model.modules())
 
 
 def product_type(like: Tensor) -> torch.dtype:

@@ -33,9 +33,9 @@ from .drafter_data import learned_counts
 from .head import make_head, settings_of
 from .ngram_cache import make_ngram_cache
 from .options import Parser
-from .parts import Paths, leave_facts, processor, run_of, some
+from .parts import Paths, leave_facts, processor, run_of
 from .prompts import write_prompts
-from .run import Machine, say
+from .run import Machine, say, some
 
 PROMPTS = "prompts.jsonl.gz"
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -16,8 +16,6 @@ from ...proposers.training.loop import Run, Trainee
 from ...proposers.training.packing import Packed, PackedStream, mean_tokens
 from .run import Machine, say
 
-HELD_OUT_BATCHES = 8
-
 
 @dataclass(frozen=True)
 class Paths:
@@ -63,10 +61,6 @@ def run_of(trainee: Trainee, stream: PackedStream, training: Training, work: Pat
     if not run.train(say):
         raise KeyboardInterrupt
     return run
-
-
-def some(stream: PackedStream) -> list[Packed]:
-    return [stream[number] for number in range(min(HELD_OUT_BATCHES, len(stream)))]
 
 
 def leave_facts(run: Run, folder: Path, prefix: str = "") -> None:

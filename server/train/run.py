@@ -20,7 +20,7 @@ from ...kernels.native import availability, usable_cores
 from ...proposers.training.encoding import AnyDocument
 from ...proposers.training.loop import Plan, Run, Trainee
 from ...proposers.training.optimizer import OptimizerSettings
-from ...proposers.training.packing import Document, PackedStream, mean_tokens, write
+from ...proposers.training.packing import Document, Packed, PackedStream, mean_tokens, write
 from ...proposers.training.reading import DataError, read_data
 from .options import Sources, Training
 
@@ -164,10 +164,15 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _held_out(path: Path, batch_tokens: int) -> list[Any]:
+def _held_out(path: Path, batch_tokens: int) -> list[Packed]:
     try:
         stream = PackedStream([path], batch_tokens)
     except ValueError:
         log.warning("nothing is held out of so little data: the curves show training only")
         return []
+    return some(stream)
+
+
+def some(stream: PackedStream) -> list[Packed]:
+    """Enough of it to evaluate with."""
     return [stream[number] for number in range(min(HELD_OUT_BATCHES, len(stream)))]

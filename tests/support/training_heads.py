@@ -26,7 +26,7 @@ from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.base import Head
 from foretoken.proposers.training.heads.dflash import DFlash
-from foretoken.proposers.training.loop import Losses, Plan, Run, Trainee
+from foretoken.proposers.training.loop import Plan, Run, Trainee
 from foretoken.proposers.training.optimizer import OptimizerSettings
 from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
 from foretoken.proposers.training.schedule import Schedule
@@ -155,6 +155,15 @@ def document(tokens: Sequence[int]) -> Packed:
     return Packed(torch.tensor(list(tokens)), torch.ones(len(tokens), dtype=torch.bool), (0, len(tokens)))
 
 
+def check_documents_apart(head: Head) -> None:
+    """Two documents in a batch lose what each loses by itself."""
+    one, other = texts(2, 11, seed=6)
+    both = head.loss(Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22)))
+    alone = [head.loss(document(text)) for text in (one, other)]
+    assert both.weight == pytest.approx(sum(losses.weight for losses in alone))
+    assert float(both.total.detach()) == pytest.approx(sum(float(losses.total.detach()) for losses in alone), rel=1e-4)
+
+
 def texts(count: int, length: int, seed: int, lag: int = 1) -> list[list[int]]:
     """Every token says which one comes `lag` places later; but one in eight comes from nowhere."""
     successor = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0)).tolist()
@@ -214,15 +223,6 @@ class Training:
 
     def metrics(self) -> dict[str, float]:
         return {name.removeprefix("held_out_"): value for name, value in self.run.evaluate().items()}
-
-
-def loss_of_two_documents(head: Head) -> Losses:
-    """Side by side in a batch; it must be what they have alone."""
-    one, other = texts(2, 11, seed=6)
-    losses = head.loss(Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22)))
-    alone = sum(float(head.loss(document(text)).total.detach()) for text in (one, other))
-    assert float(losses.total.detach()) == pytest.approx(alone, rel=1e-4)
-    return losses
 
 
 def rounded(head: Head) -> None:

@@ -76,7 +76,7 @@ class DFlash(Head):
         context = self.hidden_norm(self.fc(states))[None]
         masks = torch.full_like(blocks.numbers, self.mask_token)
         token_ids = torch.where(blocks.offsets == 0, batch.token_ids[blocks.places][blocks.numbers], masks)
-        hidden = self.target.model.get_input_embeddings()(token_ids)[None]
+        hidden = self.target.embed(token_ids)[None]
         rope = self.rotary(hidden, blocks.positions[None])
         text_rope = self.rotary(hidden, batch.positions[None])
         for layer in self.layers:

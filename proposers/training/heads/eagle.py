@@ -17,7 +17,7 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from ..cross_entropy import Teacher, linear_cross_entropy
+from ..cross_entropy import linear_cross_entropy
 from ..frozen import FrozenTarget, product_type
 from ..loop import Losses
 from ..packing import Packed
@@ -57,7 +57,7 @@ class Eagle(Head):
         states: [N, hidden], of the tokens before, the target's or this head's own; positions: [N], of those.
         unroll: of the steps before on the same tokens; this one is added.
         """
-        embedded = self.target.model.get_input_embeddings()(token_ids)
+        embedded = self.target.embed(token_ids)
         read = self.fc(torch.cat([embedded, states.to(embedded.dtype)], -1))[None]
         return self.layer(read, position_embeddings=self.rotary(read, positions[None]), unroll=unroll)[0]
 
@@ -86,7 +86,7 @@ class Eagle(Head):
             tokens, guessed = starts[rows], state[rows]
             wanted = last[tokens + depth]
             total, right = linear_cross_entropy(
-                guessed.to(product_type(guessed)), head, labels[tokens], weights[tokens], Teacher(wanted, head, 1.0))
+                guessed.to(product_type(guessed)), head, labels[tokens], weights[tokens], self.target.teacher(wanted, head, 1.0))
             distance = smooth_l1_loss(guessed.float(), wanted.float(), reduction="none").mean(-1).sum()
             totals.append(self.settings.state_weight * distance + self.settings.token_weight * total)
             metrics[f"accuracy_{depth}"] = float(right.sum()), float(len(rows))

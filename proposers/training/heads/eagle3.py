@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from ..cross_entropy import Teacher, linear_cross_entropy
+from ..cross_entropy import linear_cross_entropy
 from ..frozen import Features, FrozenTarget, product_type
 from ..loop import Losses
 from ..packing import Packed
@@ -76,7 +76,7 @@ class Eagle3(Head):
         state: [N, hidden], fused from the target's, or this head's own of the step before; token_ids: [N], that each state
         chose; positions: [N], of the states. unroll: of the steps before on the same tokens; this one is added.
         """
-        embedded = self.target.model.get_input_embeddings()(token_ids)
+        embedded = self.target.embed(token_ids)
         return self.midlayer(embedded[None], state[None], self.rotary(state, positions[None]), unroll)[0]
 
     def states(self, batch: Packed, features: Features) -> Iterator[tuple[Tensor, Tensor]]:
@@ -110,7 +110,7 @@ class Eagle3(Head):
                 self.lm_head.weight,
                 rows_of_labels[known],
                 torch.ones(len(known), device=known.device),
-                Teacher(features.last[starts[known] + depth], target_head, 1.0),
+                self.target.teacher(features.last[starts[known] + depth], target_head, 1.0),
             )
             totals.append(self.settings.decay ** (depth - 1) * total)
             metrics[f"accuracy_{depth}"] = float(right.sum()), float(len(learned))

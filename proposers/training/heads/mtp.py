@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from ..frozen import FrozenTarget
 from ..loop import Losses
@@ -67,7 +66,7 @@ class Mtp(Head):
         states: [N, hidden], the target's behind its final norm, or this layer's own of the step before; token_ids, positions: [N],
         of the token that each state chose. unroll: of the steps before on the same tokens; this one is added.
         """
-        embedded = embedding(token_ids, self.target.embedding)
+        embedded = self.target.embed(token_ids)
         read = self.input_proj(torch.cat([self.hidden_layernorm(states), self.token_layernorm(embedded)], -1))[None]
         rope = self.target.model.model.rotary_emb(read, positions[None])
         return self.final_layernorm(self.layer(read, position_embeddings=rope, unroll=unroll)[0])

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from ..block_attention import TEXT_AND_BLOCKS, Blocks
 from ..cross_entropy import linear_cross_entropy
-from ..frozen import FrozenTarget, product_type
+from ..frozen import FrozenTarget, attends_to_all, product_type
 from ..loop import Losses
 from ..packing import Packed
 from .base import Head
@@ -38,10 +38,12 @@ class Pard(Head):
     """The whole draft model, its embedding one row longer: the mask's, which begins as the mean of all."""
 
     def __init__(self, target: FrozenTarget, settings: PardSettings):
-        """Raises ValueError if the draft has fewer tokens than the target."""
+        """Raises ValueError if the draft has fewer tokens than the target, or attention of another kind."""
         super().__init__(target)
         self.settings = settings
         model: Any = AutoModelForCausalLM.from_pretrained(settings.draft, dtype=torch.float32, attn_implementation=TEXT_AND_BLOCKS)
+        if not attends_to_all(model):
+            raise ValueError(f"pard needs a draft whose layers all attend to the whole text: those of {settings.draft} do not")
         self.mask_token: int = model.config.vocab_size
         if self.mask_token < target.config.vocab_size:
             raise ValueError(f"{settings.draft} has {self.mask_token} tokens, the target has {target.config.vocab_size}")

@@ -55,8 +55,10 @@ class Uno(Head):
     """An adapter for every linear layer of the target's decoder layers."""
 
     def __init__(self, target: FrozenTarget, settings: UnoSettings | None = None):
-        """The target's attention is replaced: from then on it is called with blocks."""
+        """The target's attention is replaced: from then on it is called with blocks. Raises ValueError if it is of another kind."""
         super().__init__(target)
+        if not target.packs:
+            raise ValueError(f"uno needs a target whose layers all attend to the whole text, not a {target.config.model_type} with others")
         self.settings = settings or UnoSettings()
         model = target.model
         model.set_attn_implementation(TEXT_AND_BLOCKS)

@@ -16,9 +16,9 @@ from training_heads import (
     Training,
     UnshiftedStream,
     block_states,
+    check_documents_apart,
     check_export,
     document,
-    loss_of_two_documents,
     rounded,
     texts,
 )
@@ -72,8 +72,7 @@ def test_the_loss_is_the_published_one(target: Tapped) -> None:
 
 def test_documents_do_not_see_each_other(target: Tapped) -> None:
     torch.manual_seed(0)
-    head = DFlash(target.frozen, replace(SETTINGS, anchor_share=1.0))
-    loss_of_two_documents(head)
+    check_documents_apart(DFlash(target.frozen, replace(SETTINGS, anchor_share=1.0)))
 
 
 def test_anchors_are_a_share_of_each_document_and_change(target: Tapped) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, block_states, check_export, document, loss_of_two_documents, rounded, texts
+from training_heads import VOCAB, Tapped, Training, block_states, check_documents_apart, check_export, document, rounded, texts
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
@@ -73,8 +73,7 @@ def test_the_loss_knows_the_true_token_before(target: Tapped, share: float) -> N
 
 
 def test_blocks_do_not_see_each_other(target: Tapped) -> None:
-    head = made(target, replace(SETTINGS, anchor_share=1.0))
-    loss_of_two_documents(head)
+    check_documents_apart(made(target, replace(SETTINGS, anchor_share=1.0)))
 
 
 def test_it_begins_as_a_dflash_and_learns_more(target: Tapped, tmp_path: Path) -> None:

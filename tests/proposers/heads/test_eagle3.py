@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from taught_target import TaughtTarget
 from torch import Tensor
 from torch.nn.functional import embedding
-from training_heads import HIDDEN, VOCAB, Training, UnshiftedStream, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, VOCAB, Training, check_guesses, document, rounded, texts
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
@@ -140,13 +140,6 @@ def test_prompts_and_other_documents_change_only_what_is_counted(target: TaughtT
     assert float(losses.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in alone), rel=1e-4)
     learn = torch.arange(22) >= 16
     assert head.loss(Packed(packed.token_ids, learn, packed.bounds)).metrics["accuracy_3"][1] == 6
-
-
-def test_without_the_shift_it_is_worse(target: TaughtTarget, trained: tuple[Eagle3, Training], tmp_path: Path) -> None:
-    right = trained[1].after
-    wrong = Training(made(target), tmp_path, lr=2e-2, stream=UnshiftedStream).after
-    print(right, wrong)
-    assert wrong["loss"] > 1.05 * right["loss"] and wrong["accuracy_3"] < right["accuracy_3"] - 0.1
 
 
 def test_the_draft_vocabulary_is_what_is_said_most(target: TaughtTarget, tmp_path: Path) -> None:

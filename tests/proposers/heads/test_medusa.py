@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_guesses, document, rounded, texts
 
 from foretoken.proposers import medusa
 from foretoken.proposers.config import MedusaConfig
@@ -68,11 +68,6 @@ def test_the_loss_is_the_published_one(target: TinyTarget) -> None:
         assert losses.metrics[f"accuracy_{number + 1}"][1] == len(labels)
     assert losses.weight == len(text) - 2
     assert float(losses.total.detach()) == pytest.approx(expected, rel=1e-4)
-
-
-def test_without_the_shift_guesses_are_worse(target: TinyTarget, tmp_path: Path) -> None:
-    right, wrong = accuracy_with_and_without_shift(lambda: Medusa(target.frozen, SETTINGS), tmp_path, lr=1e-1)
-    assert right > wrong + 0.2
 
 
 def test_layouts_are_the_published_ones(target: TinyTarget, tmp_path: Path) -> None:

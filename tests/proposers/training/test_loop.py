@@ -77,15 +77,10 @@ def test_a_killed_run_resumes_bit_for_bit(stream: PackedStream, tmp_path: Path) 
                 assert torch.equal(one, other)
 
 
-def test_the_parts_of_a_step_add_up(stream: PackedStream, tmp_path: Path) -> None:
-    """Two batches side by side on two threads give the gradient of one batch that holds both."""
+def test_a_step_is_the_same_on_one_thread_and_on_two(stream: PackedStream, tmp_path: Path) -> None:
     alone = Run(trainee(), stream, replace(PLAN, workers=1), tmp_path / "alone")
     side_by_side = Run(trainee(), stream, PLAN, tmp_path / "both")
     assert alone.step() == side_by_side.step()
-    whole = [alone.gradients(stream[i]) for i in range(2)]
-    weight = sum(part[0] for part in whole)
-    metrics = {name: tuple(sum(part[2][name][i] for part in whole) for i in (0, 1)) for name in ("loss",)}
-    assert metrics["loss"][1] == pytest.approx(weight)
 
 
 def test_a_batch_has_the_same_gradients_whatever_runs_beside_it(stream: PackedStream, tmp_path: Path) -> None:

@@ -114,13 +114,6 @@ def test_a_longer_run_must_say_better_and_changes_what_the_shorter_one_is_asked(
     assert found[(2,)] == (3, pytest.approx(15 / 17)), "the twelve behind 1 are not its own"
 
 
-def test_rare_runs_are_left_out(tmp_path: Path) -> None:
-    documents = [document([1, 2])] * 3 + [document([3, 4])] * 4
-    assert as_table(count_runs(packed(tmp_path, documents), CountLimits(min_count=4))).keys() == {(3,)}
-    assert as_table(count_runs(packed(tmp_path, documents), CountLimits(min_count=3))).keys() == {(1,), (3,)}
-    assert as_table(count_runs(packed(tmp_path, documents), CountLimits(min_count=5))) == {}
-
-
 def test_the_most_helpful_runs_stay(tmp_path: Path) -> None:
     documents = [document([token, token + 1] * (token + 2)) for token in range(0, 30, 2) for _ in range(2)]
     file = packed(tmp_path, documents)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.proposers.training import packed_attention
-from foretoken.proposers.training.packed_attention import BLOCK, NAME
+from foretoken.proposers.training.packed_attention import BLOCK
 
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 1, 3, 40), (0, BLOCK + 7, 2 * BLOCK + 30)])
@@ -29,17 +28,3 @@ def test_attention_and_gradients(bounds: tuple[int, ...], heads: int, kv_heads: 
     torch.testing.assert_close(out, expected)
     for one, other in zip(grads, torch.autograd.grad(expected, (query, key, value), grad), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_a_model_sees_each_document_alone() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    model = LlamaForCausalLM(config)
-    ids, bounds = torch.randint(0, 50, (1, 20)), (0, 7, 20)
-    with torch.no_grad():
-        alone = torch.cat([model(input_ids=ids[:, a:b]).logits for a, b in ((0, 7), (7, 20))], 1)
-        model.set_attn_implementation(NAME)
-        positions = torch.tensor([[*range(7), *range(13)]])
-        packed = model(input_ids=ids, position_ids=positions, use_cache=False, bounds=bounds).logits
-    torch.testing.assert_close(packed, alone)

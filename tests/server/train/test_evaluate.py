@@ -22,7 +22,6 @@ from foretoken.server.bench.load_client import Answer
 from foretoken.server.train import acceptance as train_acceptance
 from foretoken.server.train import answers as train_answers
 from foretoken.server.train import speed as train_speed
-from foretoken.server.train.cells import Cells
 from foretoken.server.train.evaluate import main
 from foretoken.server.train.members import FamilyFolder
 from foretoken.server.train.report import acceptance_plot, speed_plot, speed_table
@@ -138,17 +137,6 @@ def test_speed_of_one_cell(servers: str, prompts: Path, tmp_path: Path, monkeypa
         assert found["speedup"] == pytest.approx(found["tokens_per_s"] / found["plain_tokens_per_s"], rel=0.01)
     assert "| 2 | 1 | draft_model |" in (out / "speed.md").read_text()
     assert (out / "speed.png").exists() and (out / "acceptance.png").exists()
-
-
-def test_a_half_written_result_is_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "cells.jsonl"
-    Cells(path).put("speed", 0.7, result={"x": 1})
-    with path.open("ab") as lines:
-        lines.write(b'{"key": ["speed", 1.0], "result": {"x"')
-    cells = Cells(path)
-    assert cells.get("speed", 0.7) == {"x": 1} and cells.get("speed", 1.0) is None
-    cells.put("speed", 1.0, result={"x": 2})
-    assert Cells(path).get("speed", 1.0) == {"x": 2}
 
 
 def test_a_family_is_what_its_folders_hold(tmp_path: Path) -> None:
