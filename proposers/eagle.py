@@ -49,7 +49,8 @@ def load(config: EagleConfig, resources: Resources) -> LoadedProposer:
 
     num_tokens = config.num_speculative_tokens or draft.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
     if draft.further_heads:
-        num_tokens = _within(NUM_SERIAL + len(draft.further_heads), config.num_speculative_tokens, checkpoint)
+        most = NUM_SERIAL + len(draft.further_heads)
+        num_tokens = min(config.num_speculative_tokens or most, most)
     if config.tree is not None:
         num_tokens = len(config.tree.paths) if isinstance(config.tree, StaticTree) else config.tree.num_nodes
     state_width = len(draft.taps) * target.hidden_size
@@ -76,14 +77,6 @@ def _guesser(draft: EagleDraft, config: EagleConfig, network: Network, drawing: 
     if draft.mask_token is not None:
         return ParallelGuesser(network, drawing, draft.mask_token, draft.mask_state)
     return ChainGuesser(network, drawing) if config.tree is None else TreeGuesser(network, drawing, config.tree)
-
-
-def _within(most: int, asked: int | None, checkpoint: Checkpoint) -> int:
-    if asked is not None and asked > most:
-        raise SpeculativeConfigError(
-            f"'num_speculative_tokens' is {asked}, but the Gumiho in {checkpoint.folder} guesses {most} tokens at most: lower it"
-        )
-    return asked or most
 
 
 def _kind(draft: EagleDraft) -> str:
@@ -114,9 +107,9 @@ class _Encoder:
 def _found(draft: EagleDraft, checkpoint: Checkpoint) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     read = "last state" if not draft.has_encoder else f"states before layers {', '.join(map(str, draft.taps))}"
-    count = int(draft.hf_config.num_hidden_layers)
-    layers = f"{count} layer{'s' * (count > 1)}{' with latent attention' * draft.has_latent_attention}"
-    heads = f" and {len(draft.further_heads)} heads behind them" if draft.further_heads else ""
+    num_layers, num_heads = int(draft.hf_config.num_hidden_layers), len(draft.further_heads)
+    layers = f"{num_layers} layer{'s' * (num_layers > 1)}{' with latent attention' * draft.has_latent_attention}"
+    heads = f" and {num_heads} heads behind them, {NUM_SERIAL + num_heads} guesses at most" if num_heads else ""
     embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
     vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
     lines = [
