@@ -1,8 +1,8 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
 settings checked.
 
-Knows the layouts of z-lab (DFlash, DFlash 2), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress), Meta (Muse
-Glimmer's assistant) and `speculators`. Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), Tencent (DFlare), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress),
+Meta (Muse Glimmer's assistant) and `speculators`. Knows no program.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -33,15 +34,26 @@ _ALIASES = {
     "confidence_head.proj": ("confidence_head.proj", "confidence_proj"),  # as NVIDIA's exporter has it, which nests no head
     **{part: (part, *(f"{of}.{part}" for of in _OF_DOMINO)) for part in ("prefix_gru", "embed_proj.0", "embed_proj.2")},
 }
-Kind = Literal["DFlash", "DSpark", "DFlash 2", "LiLiCorr", "Domino", "XPress"]
-"""Drafters that differ in what stands behind the block."""
+Kind = Literal["DFlash", "DFlare", "DSpark", "DFlash 2", "LiLiCorr", "Domino", "XPress"]
+"""Drafters that differ in what stands behind the block; in a DFlare it is what its layers read of the target."""
 
 _OTHERS = (  # drafters that grew out of DFlash: parts of their tensors' names
-    ("Domino with fused layers or projected states", re.compile(r"(^|\.)(layer_fusion_weights$|hidden_proj\.)")),
+    ("Domino with projected states", re.compile(r"(^|\.)hidden_proj\.")),
     ("DFlash with attention sinks", re.compile(r"self_attn\.(sinks|attention_sink_bias)")),
     ("multi-head latent attention", re.compile(r"kv_a_proj_with_mqa")),
     ("mixture-of-experts", re.compile(r"\.experts\.")),
 )
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How a DFlare mixes the states of the tapped layers, for each of its own layers anew, where others have fc (Tencent 2026, arXiv
+    2606.02091)."""
+
+    shares: tuple[tuple[float, ...], ...]  # of each layer: what each tapped one counts
+    norms: tuple[str, ...]  # of each layer, over the mixture; () = hidden_norm, over each state before they are mixed
+    keys: str  # the projections that make a layer's entries of it
+    values: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class BlockDraft:
     token_ids: Tensor | None  # [rows of the head] int64; None = rows are the target's ids
     markov: Literal["vanilla", "gated", "rnn"] | None
     has_confidence: bool
+    fusion: Fusion | None  # of a DFlare
     conv_taps: int  # of the convolutions around each sublayer, 0 = there are none
     conv_groups: int
     num_speculative_tokens: int | None  # what the checkpoint asks for
@@ -77,13 +90,15 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
     """Raises SpeculativeConfigError where it cannot be read, or not beside this target."""
     checkpoint = tensors.checkpoint
     settings = BlockSettings(checkpoint.folder, checkpoint.config)
-    _refuse_other_networks(tensors, settings)
-    num_layers = tensors.num_layers()
     kind = _kind(tensors, settings)
+    _refuse_other_networks(tensors, settings, kind)
+    num_layers = tensors.num_layers()
     hf_config = _layer_config(tensors, settings, num_layers, kind)
     is_dspark = kind == "DSpark"
     taps = settings.taps(num_layers, target.num_layers)
-    _check_encoder(tensors, taps, target)
+    fusion = _fusion(tensors, num_layers, len(taps), int(hf_config.hidden_size), target) if kind == "DFlare" else None
+    if fusion is None:
+        _check_encoder(tensors, taps, target)
     embedding = _embedding(tensors, settings, hf_config, target)
     head, token_ids = _head(tensors, settings, hf_config, target, embedding)
     if kind == "LiLiCorr":
@@ -109,6 +124,7 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         token_ids=token_ids,
         markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target) if is_dspark else None,
         has_confidence=is_dspark and tensors.has("confidence_head.proj.weight"),
+        fusion=fusion,
         conv_taps=conv_taps,
         conv_groups=conv_groups,
         num_speculative_tokens=checkpoint.num_speculative_tokens,
@@ -124,11 +140,13 @@ def spellings(name: str) -> list[str]:
     return [prefix + spelling for spelling in [*torchs, *names] for prefix in ("", "model.")]
 
 
-def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings) -> None:
+def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings, kind: Kind) -> None:
     folder, names = settings.folder, tensors.checkpoint.names
-    kinds = [kind for kind, pattern in _OTHERS if any(pattern.search(name) for name in names)]
-    if kind := next(iter([*kinds, *settings.other_kinds()]), None):
-        raise SpeculativeConfigError(f"{folder} is a {kind} drafter, which is not supported: take one of {', '.join(get_args(Kind))}")
+    others = [other for other, pattern in _OTHERS if any(pattern.search(name) for name in names)]
+    if kind != "DFlare" and (tensors.has("layer_fusion_weights") or settings.find("fusion_mode") is not None):
+        others.append(f"{kind} with fused layers")
+    if other := next(iter([*others, *settings.other_kinds()]), None):
+        raise SpeculativeConfigError(f"{folder} is a {other} drafter, which is not supported: take one of {', '.join(get_args(Kind))}")
     if masks := sorted(folder.glob("mask_embedding.*")):
         raise SpeculativeConfigError(
             f"{masks[0]} keeps the mask token's embedding outside the checkpoint, which is not supported: take a DFlash whose mask token "
@@ -145,6 +163,8 @@ def _kind(tensors: DraftTensors, settings: BlockSettings) -> Kind:
         return "XPress"
     if settings.is_called("domino") or any("prefix_gru." in name for name in names):
         return "Domino"
+    if settings.is_called("dflare") or any(name.endswith(".k_proj_target.weight") for name in names):
+        return "DFlare"
     if settings.is_called("dflash2") or any("candidate_selector." in name for name in names):
         return "DFlash 2"
     is_dspark = settings.is_dspark or any("markov_head." in name or "confidence_head." in name for name in names)
@@ -190,6 +210,23 @@ def _check_encoder(tensors: DraftTensors, taps: tuple[int, ...], target: TargetV
             f"fc.weight in {tensors.checkpoint.folder} reads states of {read} numbers, but the target's layers "
             f"{', '.join(map(str, taps))} have {len(taps)} x {target.hidden_size}: take the drafter that was trained for this target"
         )
+
+
+def _fusion(tensors: DraftTensors, num_layers: int, num_taps: int, width: int, target: TargetView) -> Fusion:
+    folder = tensors.checkpoint.folder
+    if width != target.hidden_size:
+        raise SpeculativeConfigError(
+            f"{folder} mixes states of {width} numbers, the target's have {target.hidden_size}: take the drafter that was trained for it"
+        )
+    is_mixed_first = tensors.has("fusion_weights")  # as `speculators` has it
+    weights = tensors.take("fusion_weights" if is_mixed_first else "layer_fusion_weights", num_layers, num_taps)
+    has_own = tensors.has("model.layers.0.self_attn.k_proj_target.weight")
+    return Fusion(
+        shares=tuple(map(tuple, torch.softmax(weights.float(), -1).tolist())),
+        norms=tuple(f"fusion_norms.{i}.weight" for i in range(num_layers)) if is_mixed_first else (),
+        keys="k_proj_target" if has_own else "k_proj",
+        values="v_proj_target" if has_own else "v_proj",
+    )
 
 
 def _embedding(tensors: DraftTensors, settings: BlockSettings, hf_config: PreTrainedConfig, target: TargetView) -> Table:

@@ -35,6 +35,7 @@ class Stage:
     kv: KVTensors
     is_causal: bool
     input: str = ""  # of `block`: where it takes the state of the stage before; "" = it embeds
+    states: tuple[str, ...] = (FEATURE,)  # of `context`: where it takes the target's, all in one or each tapped layer's; then c is its own
 
 
 class BlockGuesser:
@@ -88,9 +89,10 @@ class BlockGuesser:
         if not feeds:
             return torch.zeros(0, dtype=torch.float32) if self._reads_context else None
         batch = replace(batch_lists(feeds, block_size).batch(), logits_indices=_NOTHING)
-        inputs = {FEATURE: states.contiguous()}
+        names = self._stages[0].states
+        inputs = {name: part.contiguous() for name, part in zip(names, states.chunk(len(names), -1), strict=True)}
         for i, stage in enumerate(self._stages):
-            wanted = (FINAL,) if i == 0 and (len(self._stages) > 1 or self._reads_context) else ()
+            wanted = (FINAL,) if i == 0 and len(names) == 1 and (len(self._stages) > 1 or self._reads_context) else ()
             output = stage.context.run(batch, stage.kv, wanted, inputs)
             if wanted:
                 inputs = {CONTEXT: output.hidden[FINAL].float().contiguous()}

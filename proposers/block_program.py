@@ -6,7 +6,7 @@ stage, with programs of its own: a batch has one mask for all layers of a progra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,9 +14,9 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.fuse import fuse
-from ..kernels.ops import Attention, Embed, Linear, Op, RMSNorm
+from ..kernels.ops import Add, Attention, Embed, Linear, Op, RMSNorm, Scale
 from ..kernels.program import Program, row_program
-from .block_checkpoint import BlockDraft
+from .block_checkpoint import BlockDraft, Fusion
 from .guessing import FEATURE
 
 TOKEN_MAP = "token_map"
@@ -81,13 +81,17 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
 
     The first stage makes c of the FEATURE input, the states of all tapped layers side by side, and hands it on as FINAL; later
     stages have it as the input CONTEXT. block: the stage's other program, whose cache layers these are. is_read: c is wanted even
-    where there is but one stage.
+    where there is but one stage. Of a DFlare every stage has all states, an input for each, and makes a c for each layer.
     """
     eps, width = float(draft.hf_config.rms_norm_eps), int(draft.hf_config.hidden_size)
     weights: dict[str, tuple[int, ...]] = {}
     ops: list[Op] = []
-    inputs = {CONTEXT: width}
-    if layers.start == 0:
+    inputs, keys, values = {CONTEXT: width}, "k_proj", "v_proj"
+    read = dict.fromkeys(layers, CONTEXT)
+    if (fusion := draft.fusion) is not None:
+        inputs, keys, values = {f"{FEATURE}.{i}": width for i in range(len(draft.taps))}, fusion.keys, fusion.values
+        read = _mixed(fusion, layers, list(inputs), eps, ops, weights, width)
+    elif layers.start == 0:
         inputs = {FEATURE: len(draft.taps) * state_width}
         weights = {"fc.weight": (width, len(draft.taps) * state_width), "hidden_norm.weight": (width,)}
         ops = [
@@ -99,11 +103,11 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
         name, spec = f"{layer(i)}.self_attn", block.kv_layers[i - layers.start]
         attention = attentions[i - layers.start]
         parts: list[str] = []
-        for part, rows in (("k_proj", spec.num_kv_heads * spec.k_dim), ("v_proj", spec.num_kv_heads * spec.v_dim)):
+        for part, rows in ((keys, spec.num_kv_heads * spec.k_dim), (values, spec.num_kv_heads * spec.v_dim)):
             weights[f"{name}.{part}.weight"] = (rows, width)
             bias = (f"{name}.{part}.bias",) if has(f"{name}.{part}.bias") else ()
             weights |= {b: (rows,) for b in bias}
-            ops.append(Linear((CONTEXT,), (f"{name}.{part}",), (f"{name}.{part}.weight",), bias))
+            ops.append(Linear((read[i],), (f"{name}.{part}",), (f"{name}.{part}.weight",), bias))
             parts.append(f"{name}.{part}")
         if attention.k_norm:
             weights[attention.k_norm] = (spec.k_dim,)
@@ -116,12 +120,37 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
         vocab_size=0,
         max_model_len=block.max_model_len,
         boundaries=(),
-        final=CONTEXT if layers.start == 0 and (is_read or layers.stop < len(draft.causal)) else "",
+        final=CONTEXT if fusion is None and layers.start == 0 and (is_read or layers.stop < len(draft.causal)) else "",
         logits="",
         best=None,
         inputs=inputs,
     )
     return fuse(program)
+
+
+def _mixed(
+    fusion: Fusion, layers: range, states: Sequence[str], eps: float, ops: list[Op], weights: dict[str, tuple[int, ...]], width: int
+) -> dict[int, str]:
+    """Adds the ops and weights that make what each layer reads of the states; the buffers that it stands in."""
+    if not fusion.norms:
+        weights["hidden_norm.weight"] = (width,)
+        ops += [RMSNorm((state,), (f"{state}.normed",), "hidden_norm.weight", eps) for state in states]
+        states = [f"{state}.normed" for state in states]
+    read: dict[int, str] = {}
+    for i in layers:
+        total = ""
+        for t, (state, share) in enumerate(zip(states, fusion.shares[i], strict=True)):
+            part = f"{i}.share.{t}"
+            ops.append(Scale((state,), (part,), share))
+            if total:
+                ops.append(Add((total, part), (f"{i}.mixed.{t}",)))
+            total = f"{i}.mixed.{t}" if total else part
+        if fusion.norms:
+            weights[fusion.norms[i]] = (width,)
+            ops.append(RMSNorm((total,), (f"{i}.normed",), fusion.norms[i], eps))
+            total = f"{i}.normed"
+        read[i] = total
+    return read
 
 
 def product_program(weight: str, rows: int, columns: int) -> Program:

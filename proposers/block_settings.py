@@ -103,7 +103,7 @@ class BlockSettings:
     def other_kinds(self) -> list[str]:
         """Drafters of the same family that are none of those that are read."""
         kinds: list[str] = []
-        if self._speculators not in (None, "dflash", "dflash2", "dspark", "domino", "xpress"):
+        if self._speculators not in (None, "dflash", "dflash2", "dflare", "dspark", "domino", "xpress"):
             kinds.append(str(self._speculators))
         if self.find("projector_type") not in (None, "dflash", "dspark", "dflash2", "lilicorr", "domino", "xpress"):
             kinds.append(str(self.find("projector_type")))
@@ -111,7 +111,7 @@ class BlockSettings:
             kinds.append("DFlash with attention sinks or scaled values")
         if not self.flag("is_neox_style", True):
             kinds.append("DFlash whose rotary pairs lie side by side ('is_neox_style' false)")
-        if self.find("fusion_mode") is not None or self.flag("use_correction_target_fusion", False):
+        if self.flag("use_correction_target_fusion", False):
             kinds.append("Domino with fused layers")
         return kinds
 

@@ -39,7 +39,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),
-    **dict.fromkeys(("dflash2", "lilicorr", "domino", "xpress", "ddtree"), "dflash"),
+    **dict.fromkeys(("dflash2", "dflare", "lilicorr", "domino", "xpress", "ddtree"), "dflash"),
 }
 """What other servers, papers, or a checkpoint's own config, call a method of ours."""
 DDTREE_TOP_K = 8

@@ -24,7 +24,7 @@ _OF_VIEW = re.compile(r"(model\.layers\.\d+\.self_attn\.\w+)_diff(\.(?:weight|bi
 _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
-    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash"), ("lilicorr", "dflash")),
+    *(("dspark", "dspark"), ("dflash_qwen3", "dspark"), ("dflash", "dflash"), ("dflare", "dflash"), ("lilicorr", "dflash")),
     *(("eagle3", "eagle3"), ("p-eagle", "eagle3"), ("peagle", "eagle3"), ("eagle-", "eagle"), ("gumiho", "eagle"), ("medusa", "medusa")),
     ("hydra-vicuna", "hydra"),
     *(("speculator.mtp", "mtp"), ("-accelerator", "mlp_speculator"), ("arctic-lstm-speculator", "mlp_speculator")),
@@ -132,7 +132,10 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     """Settings that only one format has."""
     kind = config.get("speculators_model_type")
     if isinstance(kind, str):
-        names = {"peagle": "eagle3", "dflash2": "dflash", "domino": "dflash", "xpress": "dflash", "independent": "draft_model"}
+        names = {
+            **{"peagle": "eagle3", "independent": "draft_model"},
+            **dict.fromkeys(("dflash2", "dflare", "domino", "xpress"), "dflash"),
+        }
         return names.get(kind, kind)
     if config.get("model_type") == ASSISTANT:
         return "dflash"
@@ -145,7 +148,7 @@ def _declared_method(config: Mapping[str, Any]) -> str | None:
     architecture = _architecture(config)
     if "dspark" in architecture or {"markov_rank", "dspark_config"} & config.keys() or "markov_rank" in nested(config, "dflash_config"):
         return "dspark"
-    is_called = any(name in architecture for name in ("dflash", "lilicorr", "domino", "xpress"))
+    is_called = any(name in architecture for name in ("dflash", "dflare", "lilicorr", "domino", "xpress"))
     if is_called or {"dflash_config", "selector_rank"} & config.keys():
         return "dflash"
     return None

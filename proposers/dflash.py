@@ -53,17 +53,18 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     blocks = [bind(program) for program in programs]
     heads = _heads(HeadParts(draft, tensors, target, bind), config)
     is_read = heads is not None and heads.correction is not None and heads.correction.reads_context
-    contexts = [
-        bind(context_program(draft, layers, program, tensors.has, target.hidden_size, is_read))
+    makers = [
+        context_program(draft, layers, program, tensors.has, target.hidden_size, is_read)
         for layers, program in zip(parts, programs, strict=True)
     ]
+    contexts, states = [bind(program) for program in makers], tuple(makers[0].inputs)
     checkpoint.refuse_unread_norms()
     state_width = len(draft.taps) * target.hidden_size
 
     def open(opening: Opening) -> LearnedProposer:
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         run = [
-            Stage(context, block, kv, draft.causal[layers.start], next(iter(program.inputs), ""))
+            Stage(context, block, kv, draft.causal[layers.start], next(iter(program.inputs), ""), states)
             for context, block, kv, layers, program in zip(contexts, blocks, opening.caches, parts, programs, strict=True)
         ]
         guesser = BlockGuesser(run, drawing, draft.mask_token, draft.from_anchor, heads, tree)
@@ -86,7 +87,7 @@ def _tree(draft: BlockDraft, config: BlockConfig, checkpoint: Checkpoint) -> Blo
     """No deeper than a block. Raises SpeculativeConfigError where guesses know those before them: then paths are not independent."""
     if config.tree is None:
         return None
-    if draft.kind != "DFlash":
+    if draft.kind not in ("DFlash", "DFlare"):
         raise SpeculativeConfigError(f"{checkpoint.folder} is a {draft.kind}, which guesses a chain: leave the tree out")
     return replace(config.tree, depth=min(config.tree.depth, draft.max_tokens))
 
@@ -119,7 +120,7 @@ def _heads(parts: HeadParts, config: BlockConfig) -> Heads | None:
 def read_correction(parts: HeadParts) -> Correction | None:
     """What stands behind the block of a drafter of this kind. Raises SpeculativeConfigError."""
     match parts.draft.kind:
-        case "DFlash":
+        case "DFlash" | "DFlare":
             return None
         case "DSpark":
             return read_markov(parts)

@@ -137,6 +137,7 @@ NETWORKS = [
         BlockConfig("M", "dflash", 32, BlockTree(4, 32, 7)),
     ),
     ({"method": "dflash", "model": "M", "eagle_topk": 1, "num_steps": 7}, BlockConfig("M", "dflash", 7)),
+    ({"method": "dflare", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "lilicorr", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "domino", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "xpress", "model": "M"}, BlockConfig("M", "dflash")),

@@ -74,6 +74,12 @@ def speculators(spec: Spec, kind: str, sizes: Mapping[str, Any] = {}, **more: An
     return Published(spec, config, "dspark" if kind == "dspark" else "dflash", more=left_over)
 
 
+def dflare(spec: Spec, sizes: Mapping[str, Any] = {}) -> Published:
+    """Tencent's: z-lab's form."""
+    published = z_lab(replace(spec, fusion="norm first"), sizes)
+    return replace(published, config={**published.config, "architectures": ["DFlareQwen3Model"]})
+
+
 def dflash2(spec: Spec, sizes: Mapping[str, Any] = {}, **more: Any) -> Published:
     inner = {"block_size": spec.block_size, "selector_rank": spec.rank, "selector_top_k": spec.selector_top}
     convolutions = {"conv_kernel_size": spec.conv_taps, "conv_group_size": spec.hidden // spec.conv_groups}
@@ -212,6 +218,10 @@ def _published() -> dict[str, Published]:
         "speculators, sliding": speculators(replace(slides, causal=(True, False)), "dflash", sliding),
         "speculators, open windows": speculators(slides, "dflash", sliding, sliding_window_non_causal=True),
         "speculators, from anchor": speculators(replace(base, from_anchor=True), "dflash", sample_from_anchor=True),
+        "dflare": dflare(base),
+        "dflare, sliding": dflare(replace(slides, causal=(True, False)), sliding),
+        "dflare, speculators": speculators(replace(base, fusion="mix first"), "dflare"),
+        "dflare, speculators, the block's own keys": speculators(replace(base, fusion="mix first", own_keys=False), "dflare"),
         "dflash2": dflash2(
             replace(convolved, windows=(7, 7), logits_scale=0.4, softcap=3.0),
             all_sliding,

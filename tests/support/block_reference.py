@@ -38,6 +38,8 @@ class Spec:
     markov: str = ""
     rank: int = 8
     confidence: str = ""  # "h" or "h, markov"
+    fusion: str = ""  # DFlare: "norm first", as Tencent's, or "mix first", as `speculators` has it
+    own_keys: bool = True  # of what a DFlare has mixed
     conv_taps: int = 0
     conv_groups: int = 0
     selector_top: int = 0  # of rank `rank`
@@ -72,8 +74,14 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         noise = torch.randn(shape, generator=generator) * size
         weights[name] = 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
 
-    matrix("fc.weight", spec.hidden, len(spec.taps) * spec.target_hidden)
-    matrix("hidden_norm.weight", spec.hidden)
+    if spec.fusion:
+        weights[f"{'' if spec.fusion == 'mix first' else 'layer_'}fusion_weights"] = torch.randn(
+            len(spec.causal), len(spec.taps), generator=generator
+        )
+    else:
+        matrix("fc.weight", spec.hidden, len(spec.taps) * spec.target_hidden)
+    if spec.fusion != "mix first":
+        matrix("hidden_norm.weight", spec.hidden)
     matrix("norm.weight", spec.hidden)
     for i in range(len(spec.causal)):
         layer = f"layers.{i}"
@@ -84,6 +92,10 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
             if spec.bias:
                 matrix(f"{layer}.self_attn.{part}_proj.bias", heads * spec.head_dim)
         matrix(f"{layer}.self_attn.o_proj.weight", spec.hidden, spec.heads * spec.head_dim)
+        for part in "kv" if spec.fusion and spec.own_keys else "":
+            matrix(f"{layer}.self_attn.{part}_proj_target.weight", spec.kv_heads * spec.head_dim, spec.hidden)
+        if spec.fusion == "mix first":
+            matrix(f"fusion_norms.{i}.weight", spec.hidden)
         for part in "qk":
             matrix(f"{layer}.self_attn.{part}_norm.weight", spec.head_dim)
         matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
@@ -229,13 +241,12 @@ class Reference:
 
     def _places(self, text: Sequence[int], count: int, first: int) -> Tensor:
         """All of a block, the last known token's own before the others."""
-        context = self._context(text, first)
         tokens = torch.tensor([text[-1]] + [self.spec.mask_token] * (count - 1 if self.spec.from_anchor else count))
         x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
         for i in range(len(self.spec.causal)):
             layer = f"layers.{i}"
             x = x + self._around(
-                f"{layer}.attention_conv", self._norm(f"{layer}.input_layernorm", x), lambda y, i=i: self._attention(i, y, context, first)
+                f"{layer}.attention_conv", self._norm(f"{layer}.input_layernorm", x), lambda y, i=i: self._attention(i, y, text, first)
             )
             x = x + self._around(
                 f"{layer}.mlp_conv", self._norm(f"{layer}.post_attention_layernorm", x), lambda y, layer=layer: self._mlp(layer, y)
@@ -244,9 +255,25 @@ class Reference:
 
     def _context(self, text: Sequence[int], first: int) -> Tensor:
         """[len(text) - 1 - first, hidden] what layers read of the target."""
-        states = [torch.cat([self._shared.state(text[: i + 1], tap) for tap in self.spec.taps]) for i in range(first, len(text) - 1)]
-        width = len(self.spec.taps) * self.spec.target_hidden
-        return self._norm("hidden_norm", self._linear("fc", torch.stack(states) if states else torch.zeros(0, width)))
+        return self._norm("hidden_norm", self._linear("fc", self._states(text, first).flatten(1)))
+
+    def _states(self, text: Sequence[int], first: int) -> Tensor:
+        """[len(text) - 1 - first, taps, target_hidden]"""
+        of_all = [torch.stack([self._shared.state(text[: i + 1], tap) for tap in self.spec.taps]) for i in range(first, len(text) - 1)]
+        return torch.stack(of_all) if of_all else torch.zeros(0, len(self.spec.taps), self.spec.target_hidden)
+
+    def _entries(self, i: int, text: Sequence[int], first: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the context in layer i, before norm and rotation."""
+        name, part, context = f"layers.{i}.self_attn", "proj", None
+        if self.spec.fusion:
+            part = "proj_target" if self.spec.own_keys else "proj"
+            states, is_mixed_first = self._states(text, first), self.spec.fusion == "mix first"
+            shares = self._w[f"{'' if is_mixed_first else 'layer_'}fusion_weights"][i].softmax(-1)
+            states = states if is_mixed_first else self._norm("hidden_norm", states)
+            context = (states * shares[:, None]).sum(1)
+            context = self._norm(f"fusion_norms.{i}", context) if is_mixed_first else context
+        context = self._context(text, first) if context is None else context
+        return self._linear(f"{name}.k_{part}", context), self._linear(f"{name}.v_{part}", context)
 
     def _mlp(self, layer: str, y: Tensor) -> Tensor:
         gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
@@ -276,13 +303,14 @@ class Reference:
         best = logits.topk(self.spec.selector_top).indices
         return torch.full_like(logits, -torch.inf).index_copy(0, best, (logits + self._w[f"{name}.successor_codebook"] @ context)[best])
 
-    def _attention(self, i: int, x: Tensor, context: Tensor, first: int) -> Tensor:
+    def _attention(self, i: int, x: Tensor, text: Sequence[int], first: int) -> Tensor:
         spec, name = self.spec, f"layers.{i}.self_attn"
-        both, known = torch.cat([context, x]), len(context)
-        at = torch.arange(first, first + len(both))
+        keys, values = self._entries(i, text, first)
+        known = len(keys)
+        at = torch.arange(first, first + known + len(x))
         q = self._norm(f"{name}.q_norm", self._linear(f"{name}.q_proj", x).view(len(x), -1, spec.head_dim))
-        k = self._norm(f"{name}.k_norm", self._linear(f"{name}.k_proj", both).view(len(both), -1, spec.head_dim))
-        v = self._linear(f"{name}.v_proj", both).view(len(both), -1, spec.head_dim)
+        keys, values = torch.cat([keys, self._linear(f"{name}.k_proj", x)]), torch.cat([values, self._linear(f"{name}.v_proj", x)])
+        k, v = self._norm(f"{name}.k_norm", keys.view(len(at), -1, spec.head_dim)), values.view(len(at), -1, spec.head_dim)
         q, k = self._rotate(q, at[known:]), self._rotate(k, at)
         k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(spec.head_dim)

@@ -170,6 +170,14 @@ def _dflash(s: Shapes) -> Made:
     return config, _block_layers(s, 2)
 
 
+def _dflare(s: Shapes) -> Made:
+    config, shapes = _dflash(s)
+    del shapes["fc.weight"]
+    for i in range(2):
+        shapes |= {f"layers.{i}.self_attn.{part}_proj_target.weight": (KV_HEADS * HEAD_DIM, s.hidden) for part in "kv"}
+    return {**config, "architectures": ["DFlareQwen3Model"]}, {**shapes, "layer_fusion_weights": (2, 2)}
+
+
 def _dflash2(s: Shapes) -> Made:
     config, shapes = _dflash(s)
     config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
@@ -246,6 +254,7 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "mlp_speculator": _mlp_speculator,
     "mtp": _mtp,
     "dflash": _dflash,
+    "dflare": _dflare,
     "dflash2": _dflash2,
     "dspark": _dspark,
     "uno": _uno,
