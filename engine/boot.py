@@ -13,7 +13,7 @@ from ..kernels.graphs import CaptureReport, GraphExecutor
 from ..kernels.layout import MAX_TREE_TOKENS
 from ..kernels.rounds import RoundsExecutor
 from ..kernels.state_slots import StateSlots
-from ..proposers.config import MtpConfig, SpeculativeConfig, UnoConfig
+from ..proposers.config import MtpConfig, OrthrusConfig, SpeculativeConfig, UnoConfig
 from ..proposers.proposer_set import ProposerSet
 from .adapters import Adapters, room_for
 from .committer import Committer
@@ -127,13 +127,13 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
 
 
 def _choose_and_load(config: EngineConfig, model: LoadedModel, progress: Progress) -> tuple[SpeculativeConfig, str, Drafters]:
-    """What was asked for, or the default, and why. A layer of the target's own that nobody asked for may turn out to be of no use."""
+    """What was asked for, or the default, and why. What the target brings along, for which nobody asked, may turn out to be of no use."""
     speculative, why = choose_speculation(config, model)
-    if config.speculative is None and any(isinstance(entry, MtpConfig) for entry in speculative.proposers):
+    if config.speculative is None and any(isinstance(entry, MtpConfig | OrthrusConfig) for entry in speculative.proposers):
         try:
             return speculative, why, load_drafters(config, speculative, model, progress)
         except ConfigError as error:
-            progress(f"the target's own MTP layer is left out: {error}")
+            progress(f"what the target brings along to guess with is left out: {error}")
         speculative, why = lookup_alone()
     return speculative, why, load_drafters(config, speculative, model, progress)
 

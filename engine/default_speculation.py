@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..proposers.config import DraftModelConfig, MtpConfig, NgramCacheConfig, NgramConfig, OrthrusConfig, SpeculativeConfig
+from ..proposers.detection import has_view, tensor_shapes
 from ..proposers.mtp_checkpoint import brings_module
-from ..proposers.orthrus import has_view
 from .config import DEMO_MODEL, EngineConfig
 from .controller import Controller
 from .model import LoadedModel
@@ -33,7 +33,7 @@ def choose_speculation(config: EngineConfig, target: LoadedModel) -> tuple[Specu
     if target.plan.program is not None and brings_module(target.path, target.hf_config.get_text_config().model_type):
         layer = MtpConfig(num_speculative_tokens=OWN_LAYER_TOKENS, draft_sample_method="probabilistic")
         return SpeculativeConfig((layer, LOOKUP)), "the target's own MTP layer, and prompt lookup; --speculative-config changes it"
-    if target.plan.program is not None and has_view(target.path):
+    if target.plan.program is not None and has_view(tensor_shapes(target.path)):
         view = OrthrusConfig(draft_sample_method="probabilistic")
         return SpeculativeConfig((view, LOOKUP)), "the target's own second view, and prompt lookup; --speculative-config changes it"
     return lookup_alone()

@@ -100,7 +100,7 @@ class Program:
     unread: frozenset[str] = frozenset()  # what a checkpoint may have for nobody
 
     def exchanged(self, names: Mapping[str, str]) -> Program:
-        """The same, with other weights of the same shapes: name -> the name in its place."""
+        """The same program over other weights of the same shapes. names: of weights -> of those in their place; buffers keep theirs."""
 
         def of(value: Any) -> Any:
             return tuple(map(of, value)) if isinstance(value, tuple) else names.get(value, value) if isinstance(value, str) else value

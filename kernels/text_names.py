@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _TEXT_OF = re.compile(r"(?:model\.language_model|language_model\.model|model\.text_model)\.")  # newer and older saves, SmolVLM
 _HEAD_OF = re.compile(r"(?:language_model\.)?(?=lm_head\.)")
+_OF_VIEW = re.compile(r"(model\.layers\.\d+\.self_attn\.\w+)_diff(\.(?:weight|bias))")
 _DRAFTS_OF = re.compile(r"(?:model\.)?mtp(?:_\w+)?\.")
 _BACKBONE = re.compile(r"backbone\.(embeddings|norm_f|layers)\.")  # Nemotron-H
 _IN_BACKBONE = {"embeddings": "model.embed_tokens.", "norm_f": "model.norm.", "layers": "model.layers."}
@@ -46,3 +47,8 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     if not any(_TEXT_OF.match(name) or _BACKBONE.match(name) or ".mlp.c_fc_0." in name for name in names):
         return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL has its text model's names in front of nothing
     return {alone: name for name in names if (alone := text_name(name)) is not None}
+
+
+def view_names(names: Iterable[str]) -> dict[str, str]:
+    """Of the text model of an Orthrus: each weight of which there is a second one -> that one. Of others nothing."""
+    return {match[1] + match[2]: name for name in names if (match := _OF_VIEW.fullmatch(name))}

@@ -28,7 +28,7 @@ from .fuse import fuse
 from .layout import Executor
 from .program import Program, RowsOf
 from .quantised_checkpoint import Quantisation, UnsupportedQuantisation, plain, read_quantisation, stored_parts, stored_shape
-from .text_names import text_names
+from .text_names import text_names, view_names
 from .weight_bank import WeightBank
 
 PROGRESS_INTERVAL_S = 2.0
@@ -215,11 +215,11 @@ def draft_layer_names(names: Iterable[str]) -> set[str]:
     """Tensors of a target's checkpoint that only guess: MTP layers, by their names or as layers that read two states; an Orthrus's."""
     names = set(names)
     doubled = tuple(name.removesuffix("eh_proj.weight") for name in names if _NUMBERED.fullmatch(name))
-    return {name for name in names if name.startswith(doubled) or _OF_DRAFT_LAYERS.match(name)}
+    return {name for name in names if name.startswith(doubled) or _OF_DRAFT_LAYERS.match(name)}.union(view_names(names).values())
 
 
 _NUMBERED = re.compile(r"model\.layers\.\d+\.eh_proj\.weight")
-_OF_DRAFT_LAYERS = re.compile(r"(model\.)?mtp(_\w+)?\.|model\.layers\.\d+\.self_attn\.\w+_diff\.")
+_OF_DRAFT_LAYERS = re.compile(r"(model\.)?mtp(_\w+)?\.")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ..kernels.text_names import text_names
+from ..kernels.text_names import text_names, view_names
 from .config_entry import SpeculativeConfigError
 
 ASSISTANT = "muse_glimmer_assistant"  # the model type of the DFlash that is published with Muse Glimmer
@@ -20,7 +20,6 @@ MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 _MEDUSA_HEAD = re.compile(r"^(?:medusa_heads?\.)?(?:blocks\.)?\d+\.(?:layers\.)?\d+\.(?:linear\.)?weight$")
 _LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
-_OF_VIEW = re.compile(r"(model\.layers\.\d+\.self_attn\.\w+)_diff(\.(?:weight|bias))")
 _OWN_MTP = re.compile(r"^(?:model\.)?(?:mtp|mtp_layers|mtp_block)\.")
 # Parts of published repository names, the first that fits counts. deepseek-ai/dflash_qwen3_* hold DSpark files.
 _NAME_PARTS = (
@@ -53,7 +52,7 @@ def detect_method(model: str, target: str | None = None) -> str:
     method = method_of(folder) or "draft_model"
     if method == "draft_model" and is_same_model(model, target):
         shapes = tensor_shapes(folder)
-        return "mtp" if has_mtp_layers(read_config(folder), shapes) else "orthrus" if view_names(shapes) else method
+        return "mtp" if has_mtp_layers(read_config(folder), shapes) else "orthrus" if has_view(shapes) else method
     return method
 
 
@@ -80,9 +79,9 @@ def has_mtp_layers(config: Mapping[str, Any], shapes: Shapes) -> bool:
     return isinstance(num_layers, int) and any(int(match[1]) >= num_layers for name in shapes if (match := _LAYER.match(name)))
 
 
-def view_names(names: Iterable[str]) -> dict[str, str]:
-    """Of a target that is an Orthrus: each weight of which there is a second one -> that one."""
-    return {match[1] + match[2]: name for name in names if (match := _OF_VIEW.fullmatch(name))}
+def has_view(names: Iterable[str]) -> bool:
+    """Whether a target's checkpoint holds the second set of attention weights of an Orthrus."""
+    return bool(view_names(text_names(names)))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

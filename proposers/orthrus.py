@@ -7,48 +7,41 @@ There is no state, and no weight is kept twice.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from ..kernels.layout import Executor, KVTensors
+from ..kernels.text_names import text_names, view_names
 from .base import Draft, DraftContext, Feedback, Needs
 from .block_guessing import block_batch
 from .checkpoint import Checkpoint
 from .config import OrthrusConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .detection import tensor_shapes, view_names
 from .drafting import Feed
 from .guessing import Drawing, pick
-from .loading import LoadedProposer, Opening, Resources
+from .loading import LoadedProposer, Opening, Resources, TargetView
 
 _SPARE = 1  # the last mask of a block is there for the others to see, and guesses nothing
 
 
-def has_view(folder: Path) -> bool:
-    """Whether a target brings the second set of weights along."""
-    return bool(view_names(tensor_shapes(folder)))
-
-
 def load(config: OrthrusConfig, resources: Resources) -> LoadedProposer:
-    """Raises SpeculativeConfigError if the target has no such weights, or is not run as a program."""
+    """Raises SpeculativeConfigError if the target has no such weights for all its layers, or is not run as a program."""
     target = resources.target
     checkpoint = Checkpoint(target.folder)
-    names = view_names(checkpoint.names)
-    if not names:
-        raise SpeculativeConfigError(f"{target.folder} has no second set of attention weights (q_proj_diff, ...): it is no Orthrus")
+    names, weights = _view(checkpoint, target)
     if resources.exchange is None:
         raise SpeculativeConfigError("method 'orthrus' needs a target that runs as a program without recurrent layers: choose another one")
     mask_token, block_size = checkpoint.integer("mask_token_id"), checkpoint.integer("block_size")
+    if not 0 <= mask_token < target.vocab_size:
+        raise SpeculativeConfigError(f"{target.folder}/config.json: 'mask_token_id' must be below {target.vocab_size}, not {mask_token}")
+    if block_size <= _SPARE:
+        raise SpeculativeConfigError(f"{target.folder}/config.json: 'block_size' must be above {_SPARE}, not {block_size}")
     most = min(block_size, MAX_NUM_SPECULATIVE_TOKENS) - _SPARE
-    if not 0 <= mask_token < target.vocab_size or most < 1:
-        raise SpeculativeConfigError(
-            f"{target.folder}/config.json: mask_token_id {mask_token} must be below the vocabulary of {target.vocab_size}, and block_size "
-            f"{block_size} above 1"
-        )
     if config.num_speculative_tokens is not None and config.num_speculative_tokens > most:
         raise SpeculativeConfigError(
             f"'num_speculative_tokens' is {config.num_speculative_tokens}, but the blocks of {target.folder} have {most}: lower it"
         )
-    weights = {name: checkpoint.take(name, *checkpoint.shape(own)) for own, name in names.items()}
     executor = resources.exchange(names, weights)
 
     def open(opening: Opening) -> OrthrusProposer:
@@ -56,8 +49,26 @@ def load(config: OrthrusConfig, resources: Resources) -> LoadedProposer:
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
         return OrthrusProposer(opening.name, executor, opening.target_kv, mask_token, drawing, config.num_speculative_tokens or most)
 
-    found = f"the target itself, {len(names)} attention weights exchanged, blocks of {block_size}, mask token {mask_token}"
+    found = f"the target itself, {len(names)} attention weights exchanged, blocks of {most + _SPARE}, mask token {mask_token}"
     return LoadedProposer("orthrus", open, found=(found,), is_learned=True)
+
+
+def _view(checkpoint: Checkpoint, target: TargetView) -> tuple[dict[str, str], Mapping[str, Tensor]]:
+    """Names of the target's weights -> those in their place, and these."""
+    in_file = text_names(checkpoint.names)
+    names = view_names(in_file)
+    if not names:
+        raise SpeculativeConfigError(f"{target.folder} has no second set of attention weights (q_proj_diff, ...): it is no Orthrus")
+    if alone := sorted(set(names) - in_file.keys()):
+        raise SpeculativeConfigError(f"{target.folder} has {names[alone[0]]!r}, but no {alone[0]!r} that it could take the place of")
+    parts = {name.split(".", 3)[3] for name in names}
+    every = {f"model.layers.{layer}.{part}" for layer in range(target.num_layers) for part in parts}
+    if missing := sorted(every - names.keys()):
+        raise SpeculativeConfigError(f"{target.folder} has no second {missing[0]!r}, but one of another layer: its view is incomplete")
+    weights = {name: checkpoint.take(in_file[name], *checkpoint.shape(in_file[own])) for own, name in names.items()}
+    if narrow := next((name for name, weight in weights.items() if not weight.is_floating_point()), None):
+        raise SpeculativeConfigError(f"{target.folder}: {narrow!r} holds {weights[narrow].dtype}, not floating point numbers")
+    return names, weights
 
 
 class OrthrusProposer:

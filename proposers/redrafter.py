@@ -34,7 +34,9 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     head = f"lm_head.{num_blocks}.weight"
     if not checkpoint.has(head):
         raise SpeculativeConfigError(f"{checkpoint.folder} holds no ReDrafter: it has no tensor {head!r} behind {num_blocks} blocks")
-    is_learned = checkpoint.has("rnn_w.weight")
+    if len(checkpoint.shape(head)) != 2 or not checkpoint.shape(head)[1]:
+        raise SpeculativeConfigError(f"{head!r} in {checkpoint.folder} must be a matrix of {target.vocab_size} rows")
+    is_learned = checkpoint.flag("rnn", any(name.startswith("rnn_") for name in checkpoint.names))
 
     def bind(program: Program) -> Network:
         weights = {name: checkpoint.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
@@ -49,7 +51,8 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
         return LastStateProposer(opening.name, num_tokens, heads)
 
     kept = "a recurrent network" if is_learned else "the sum of the embeddings so far"
-    found = (f"{kept} beside the target's last state, {num_blocks} blocks; embedding: the target's, head: its own", *checkpoint.leftovers())
+    blocks = "1 block" if num_blocks == 1 else f"{num_blocks} blocks"
+    found = (f"{kept} beside the target's last state, {blocks}; embedding: the target's, head: its own", *checkpoint.leftovers())
     return LoadedProposer("redrafter", open, found=found, is_learned=True)
 
 

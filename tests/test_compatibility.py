@@ -49,7 +49,8 @@ TREES: dict[str, dict[str, Any]] = {
 LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "redrafter", "mtp", "uno"), 3)
 PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
 NOT_RECURRENT = ("uno",)  # which runs the target itself
-NAMED = {"gumiho": "eagle", "peagle": "eagle3", "pard2": "pard", "dflare": "dflash", "dflash2": "dflash"}  # found in a checkpoint of that method
+# Found in a checkpoint of that method.
+NAMED = {"gumiho": "eagle", "peagle": "eagle3", "pard2": "pard", "dflare": "dflash", "dflash2": "dflash"}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "chunked prefill": {"max_num_batched_tokens": 1280, "max_num_seqs": 24, "enable_prefix_caching": False},

@@ -16,7 +16,7 @@ from ...engine.errors import ConfigError
 from ...engine.model_folder import embedded
 from ...proposers.config_entry import SpeculativeConfigError
 from ...proposers.config_reading import load_speculative_config
-from ...proposers.detection import detect_method, has_mtp_layers, read_config, tensor_shapes
+from ...proposers.detection import detect_method, has_mtp_layers, has_view, read_config, tensor_shapes
 from ..train.members import LEARNED, WITHOUT_WEIGHTS, FamilyFolder
 
 TRIED = ("num_speculative_tokens", "adaptive", "disable_by_batch_size", "num_speculative_tokens_per_batch_size")
@@ -45,8 +45,11 @@ def _of_model(model: str) -> tuple[Method, ...]:
             entries |= {name: {**entry, "model": f"{DEMO_MODEL}/{name}"} for name, entry in entries.items() if "model" in entry}
     else:
         entries = {name: {"method": name, **settings} for name, settings in WITHOUT_WEIGHTS.items()}
-        if folder.is_dir() and has_mtp_layers(read_config(folder), tensor_shapes(folder)):
+        shapes = tensor_shapes(folder)
+        if has_mtp_layers(read_config(folder), shapes):
             entries["mtp"] = {"method": "mtp"}
+        if has_view(shapes):
+            entries["orthrus"] = {"method": "orthrus"}
     return tuple(Method(name, (entry,)) for name, entry in entries.items())
 
 

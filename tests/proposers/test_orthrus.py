@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwe
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
+from foretoken.server.bench.speculation_methods import find_methods
 
 TOKENIZER = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
 VOCAB, MASK, BLOCK = 320, 319, 8
@@ -25,6 +27,26 @@ CACHE = "cache" if "cache" in signature(Qwen3ForCausalLM.forward).parameters els
 NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch"}}
 if native.availability().isa is not None:
     NETWORKS |= {"native": {}, "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"}}
+
+
+LACKING: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "no second set of attention weights .* it is no Orthrus": lambda w: {name: t for name, t in w.items() if "_diff." not in name},
+    "no second 'model.layers.1.self_attn.k_proj.weight', but one of another layer": lambda w: {
+        name: t for name, t in w.items() if "1.self_attn.k_proj_diff." not in name
+    },
+    "has 'model.layers.0.self_attn.x_diff.weight', but no 'model.layers.0.self_attn.x.weight'": lambda w: {
+        **w, "model.layers.0.self_attn.x_diff.weight": torch.ones(2)
+    },
+    "'model.layers.2.self_attn.q_proj_diff.weight' holds torch.int8": lambda w: {
+        name: t.to(torch.int8) if "2.self_attn.q_proj_diff." in name else t for name, t in w.items()
+    },
+    "contains NaN": lambda w: {name: t * torch.nan if "o_proj_diff" in name else t for name, t in w.items()},
+}  # fmt: skip
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def save(folder: Path, **config: Any) -> Path:
@@ -134,8 +156,8 @@ def test_a_target_brings_its_guesses_along(folder: Path) -> None:
     ("config", "speculative", "message"),
     [
         ({}, {"num_speculative_tokens": 8}, "'num_speculative_tokens' is 8, but the blocks of .* have 7: lower it"),
-        ({"mask_token_id": VOCAB}, {}, "mask_token_id 320 must be below the vocabulary of 320"),
-        ({"block_size": 1}, {}, "block_size 1 above 1"),
+        ({"mask_token_id": VOCAB}, {}, "'mask_token_id' must be below 320, not 320"),
+        ({"block_size": 1}, {}, "'block_size' must be above 1, not 1"),
         ({"block_size": None}, {}, "'block_size' must be an integer"),
         ({}, {"model": "elsewhere"}, "'model' 'elsewhere' is not the target"),
     ],
@@ -145,9 +167,17 @@ def test_what_does_not_fit_is_refused(config: dict[str, Any], speculative: dict[
         LLM(str(save(tmp_path, **config)), speculative_config={"method": "orthrus", **speculative}, kv_cache_gb=0.05)
 
 
-def test_another_target_is_told_what_it_lacks(tmp_path: Path) -> None:
-    folder = save(tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: weight for name, weight in weights.items() if "_diff." not in name}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match="no second set of attention weights .* it is no Orthrus"):
-        LLM(str(folder), speculative_config={"method": "orthrus"}, kv_cache_gb=0.05)
+@pytest.mark.parametrize("message", LACKING)
+def test_a_view_that_lacks_something_is_refused_and_left_out_where_nobody_asked(message: str, tmp_path: Path) -> None:
+    folder = str(changed(save(tmp_path), LACKING[message]))
+    with pytest.raises(ConfigError, match=message):
+        LLM(folder, speculative_config={"method": "orthrus"}, kv_cache_gb=0.05)
+    with LLM(folder, kv_cache_gb=0.05) as llm:
+        assert llm._running().proposer_names == ("prediction", "ngram")
+
+
+def test_names_may_lack_the_model_around_them(folder: Path, tmp_path: Path) -> None:
+    bare = changed(save(tmp_path), lambda weights: {name.removeprefix("model."): tensor for name, tensor in weights.items()})
+    assert [method.name for method in find_methods(str(bare), None)][-1] == "orthrus"
+    speculative = fixed({"method": "orthrus"})
+    assert say(bare, speculative, [[5, 9, 20]])[1].num_draft_tokens == say(folder, speculative, [[5, 9, 20]])[1].num_draft_tokens

@@ -69,7 +69,7 @@ def test_chains_and_trees_are_those_of_the_formula(kind: str, execution: Executi
     loaded = load(tmp_path, kind, execution, num_speculative_tokens=4)
     assert loaded.found == (
         f"{'a recurrent network' if KINDS[kind][0] else 'the sum of the embeddings so far'} beside the target's last state, "
-        f"{KINDS[kind][1]} blocks; embedding: the target's, head: its own",
+        f"{KINDS[kind][1]} block{'s' * (KINDS[kind][1] != 1)}; embedding: the target's, head: its own",
     )
     trees = load(tmp_path, kind, execution, tree=TREE)
     for paths, guesses in ((None, guesses_of(started(loaded))), (TREE.paths, guesses_of(started(trees)))):
@@ -95,7 +95,7 @@ def test_rows_that_sample_draw_under_the_targets_own_noise(tmp_path: Path) -> No
     ("without", "message"),
     [
         ("lm_head.2.weight", "holds no ReDrafter: it has no tensor 'lm_head.2.weight' behind 2 blocks"),
-        ("rnn_u.bias", "no tensor 'rnn_u.bias'"),
+        ("rnn_w.weight", "no tensor 'rnn_w.weight'"),
         ("input_proj.weight", "no tensor 'input_proj.weight'"),
     ],
 )

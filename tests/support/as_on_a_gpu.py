@@ -59,7 +59,7 @@ def engines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
         if adapters is not None:
             for names, factors in adapters.factors.items():
                 adapters.factors[names] = replace(factors, down=there(factors.down), ups=tuple(there(up) for up in factors.ups))
-        return GraphExecutor(TorchExecutor(program, moved, execution.dtype, bank, adapters=adapters))
+        return GraphExecutor(TorchExecutor(program, moved, execution.dtype, bank, THERE, adapters=adapters))
 
     def tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         """The one way to make a tensor that no mode is asked about."""
