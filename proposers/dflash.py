@@ -78,7 +78,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
         open=open,
         executors=tuple(blocks),
         bytes_per_block=Features.bytes_per_block(state_width),
-        found=_found(draft, heads, checkpoint),
+        found=_found(draft, heads, tree, checkpoint),
         is_learned=True,
     )
 
@@ -134,7 +134,7 @@ def read_correction(parts: HeadParts) -> Correction | None:
             return read_xpress(parts)
 
 
-def _found(draft: BlockDraft, heads: Heads | None, checkpoint: Checkpoint) -> tuple[str, ...]:
+def _found(draft: BlockDraft, heads: Heads | None, tree: BlockTree | None, checkpoint: Checkpoint) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     layers = len(draft.causal)
     sees = "causal" if all(draft.causal) else "bidirectional" if not any(draft.causal) else f"causal in layers {_some(draft.causal)}"
@@ -148,6 +148,8 @@ def _found(draft: BlockDraft, heads: Heads | None, checkpoint: Checkpoint) -> tu
         f"blocks of {draft.block_size}, {sees}{slides}, first guess in {first}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
+    if tree is not None:
+        lines.append(f"a tree of the block's {tree.num_nodes} likeliest continuations, of up to {tree.top_k} tokens a place")
     if draft.conv_taps:
         lines.append(f"convolutions of {draft.conv_taps} tokens around each sublayer, {draft.conv_groups} groups")
     if draft.kind == "DSpark":

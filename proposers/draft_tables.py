@@ -1,6 +1,6 @@
 """Embedding and head of a drafter: its own, or the target's where it has none or the very same numbers.
 
-Owns the choice between the two, and how scores come of a head. Knows no layers.
+Owns the choice between the two. Knows no layers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.ops import ArgMax, GatherRows, Linear, Op, Scale, Softcap
-from ..kernels.program import Program, row_program
 from ..kernels.weights import read_tensors, text_tensors
 from .checkpoint import check_token_map
 from .config_entry import SpeculativeConfigError
 from .draft_tensors import DraftTensors
-from .guessing import FEATURE
 from .loading import TargetView
 
 
@@ -64,25 +61,6 @@ def head_of(
         return Table(target.head, target.vocab_size, True, target.logits_scale, target.logits_softcap), None
     rows = len(tensors.take(name, -1, width))
     return Table(name, rows, False), check_token_map("d2t", tensors.take("d2t", rows), target.vocab_size)
-
-
-def scores_program(head: Table, width: int, token_map: str = "") -> Program:
-    """From states [R, width] to the head's scores. The target's is used as the target uses it: scores then have its scale.
-
-    token_map: a weight, [rows of the head] token ids; "" = rows are ids.
-    """
-    scores = "scores"
-    ops: list[Op] = [GatherRows((FEATURE,), ("rows",)), Linear(("rows",), (scores,), (head.weight,))]
-    if head.scale != 1.0:
-        ops.append(Scale((scores,), ("scaled",), head.scale))
-        scores = "scaled"
-    if head.softcap is not None:
-        ops.append(Softcap((scores,), ("capped",), head.softcap))
-        scores = "capped"
-    best = ArgMax((scores,), ("best", "top"))
-    weights: dict[str, tuple[int, ...]] = {head.weight: (head.rows, width)} | ({token_map: (head.rows,)} if token_map else {})
-    shared = frozenset({head.weight} if head.is_shared else ())
-    return row_program((*ops, best), weights, {FEATURE: width}, best=best, token_map=token_map, shared=shared)
 
 
 def _require_width_of_target(name: str, width: int, folder: Path, target: TargetView) -> None:

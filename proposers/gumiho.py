@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ..kernels.batch_lists import BatchLists, BatchMemory
-from ..kernels.ops import Activation, Add, Concat, Embed, Linear, Op, Scale
+from ..kernels.ops import Concat, Embed, Linear, Op, Scale
 from ..kernels.program import Program, row_program
 from ..kernels.upload import upload
-from .draft_tables import scores_program
 from .draft_tensors import DraftTensors, program_weights
 from .drafting import Feed, batch_lists
 from .eagle_checkpoint import EagleDraft
 from .guessing import FEATURE, Drawing, Guesses, Network, feature_input, pick
+from .head_programs import residual_layer, scores_program, silu_layer
 from .last_state import Network as RowNetwork
 from .loading import Resources
 
@@ -142,14 +142,10 @@ def _heads_program(draft: EagleDraft, tensors: DraftTensors) -> Program:
         for place, name in enumerate(names):
             weight, bias = f"{name}.weight", f"{name}.bias"
             weights[weight] = (width, width if place else 2 * width)
-            has_bias = tensors.has(bias)
-            if has_bias:
+            if tensors.has(bias):
                 weights[bias] = (width,)
-            activated = f"{name}.activated"
-            ops.append(Linear((y,), (name,), (weight,), (bias,) if has_bias else ()))
-            ops.append(Activation((name,), (activated,), "silu", gated=False))
-            if place:
-                ops.append(Add((y, activated), (f"{name}.y",)))
-            y = f"{name}.y" if place else activated
+            layer = residual_layer if place else silu_layer
+            ops += layer(y, name, weight, bias if bias in weights else "")
+            y = name
         last.append(y)
     return row_program(ops, weights, {FEATURE: 2 * width}, boundaries=tuple(last))

@@ -12,15 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.ops import Activation, Add, Linear, Op
+from ..kernels.ops import Op
 from ..kernels.program import Program, row_program
 from ..kernels.started import to_lists
 from ..kernels.upload import upload
 from .config import MedusaConfig, StaticTree
 from .config_entry import SpeculativeConfigError
-from .draft_tables import Table, scores_program
+from .draft_tables import Table
 from .drafting import Feed
 from .guessing import FEATURE, Drawing, Guesses, pick
+from .head_programs import residual_layer, scores_program
 from .last_state import LastStateProposer, Network
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .medusa_checkpoint import MedusaHeads, read_heads
@@ -82,10 +83,7 @@ def _blocks_program(found: MedusaHeads, weights: dict[str, Tensor], num_heads: i
     for head, layers in enumerate(found.layers[:num_heads]):
         x = FEATURE
         for i, (weight, bias) in enumerate(layers):
-            linear, activated, y = (f"{head}.{i}.{part}" for part in ("linear", "activated", "y"))
-            ops.append(Linear((x,), (linear,), (weight,), (bias,) if bias else ()))
-            ops.append(Activation((linear,), (activated,), "silu", gated=False))
-            ops.append(Add((x, activated), (y,)))
+            ops += residual_layer(x, y := f"{head}.{i}", weight, bias)
             x = y
         last.append(x)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 from .config import DEFAULT_NUM_SPECULATIVE_TOKENS, MedusaConfig
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE, Drawing
+from .head_programs import residual_layer
 from .last_state import LastStateProposer, Network
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .recurrent_heads import Carried, RecurrentHeads, RecurrentTree
@@ -103,12 +104,8 @@ def _scores_program(checkpoint: Checkpoint, num_blocks: int, target: TargetView)
     for i in range(num_blocks):
         weight, bias = f"lm_head.{i}.linear.weight", f"lm_head.{i}.linear.bias"
         weights |= {weight: (inner, inner), bias: (inner,)}
-        ops += [
-            Linear((y,), (f"{i}.linear",), (weight,), (bias,)),
-            Activation((f"{i}.linear",), (f"{i}.activated",), "silu", gated=False),
-            Add((y, f"{i}.activated"), (f"{i}.y",)),
-        ]
-        y = f"{i}.y"
+        ops += residual_layer(y, z := f"block {i}", weight, bias)
+        y = z
     best = ArgMax(("logits",), ("best", "top"))
     ops += [GatherRows((y,), ("rows",)), Linear(("rows",), ("logits",), (head,)), best]
     return row_program(ops, {**weights, head: (target.vocab_size, inner)}, {FEATURE: read}, best=best)
