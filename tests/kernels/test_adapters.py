@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE, Row, batch_of
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import Pairs, check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
 from torch import Tensor

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoding import Decoding
-from native_batches import BLOCK_SIZE
+from paged_batches import BLOCK_SIZE
 from pairs import Pair, assert_near, random_tokens
 from recurrent_rows import StateRow, state_batch
 from tiny_models import FAMILIES, MORE, RECURRENT, WINDOW, WITH_EXPERTS, tiny_config

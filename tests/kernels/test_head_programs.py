@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paged_batches import Row, batch_of
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -78,23 +79,13 @@ def network(kind: str, program: Program, weights: dict[str, Tensor], bank: Execu
 def rows(lengths: list[int], first: int = 1) -> RaggedBatch:
     """Fresh rows of causal tokens at positions first, first + 1, ...: what stands before has no entries."""
     torch.manual_seed(7)
-    total, num_rows = sum(lengths), len(lengths)
-    positions = torch.cat([torch.arange(first, first + n) for n in lengths])
-    tables = torch.arange(num_rows * 4, dtype=torch.int32).view(num_rows, 4)
-    row_of = torch.arange(num_rows).repeat_interleave(torch.tensor(lengths))
-    return RaggedBatch(
-        token_ids=torch.randint(VOCAB, (total,)),
-        positions=positions,
-        slot_mapping=tables[row_of, positions // BLOCK].long() * BLOCK + positions % BLOCK,
-        query_start_loc=torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32),
-        seq_lens=torch.tensor([first + n for n in lengths], dtype=torch.int32),
-        block_tables=tables,
-        num_causal=torch.tensor(lengths, dtype=torch.int32),
-        tree_mask=torch.zeros(total, dtype=torch.int64),
-        logits_indices=torch.tensor(lengths).cumsum(0) - 1,
-        full_logits=torch.zeros(0, dtype=torch.int64),
-        block_size=BLOCK,
-        first_places=torch.full((num_rows,), first, dtype=torch.int32),
+    ends = torch.tensor(lengths).cumsum(0)
+    texts = torch.randint(VOCAB, (sum(lengths),)).tensor_split(ends[:-1])
+    return replace(
+        batch_of([Row(text.tolist(), first, range(4 * r, 4 * r + 4)) for r, text in enumerate(texts)], BLOCK),
+        logits_indices=ends - 1,
+        full_logits=torch.arange(0),
+        first_places=torch.full((len(lengths),), first, dtype=torch.int32),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from native_batches import BLOCK_SIZE, Row, batch_of
+from paged_batches import BLOCK_SIZE, Row, batch_of
 
 from foretoken.kernels import native, noise
 from foretoken.kernels.chain import run_chain_by_steps

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import ISAS, assert_near, assert_same_bits, each_isa, low_rank, panel_order
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
 from tiny_models import FAMILIES, QUICK_FAMILIES

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from native_attention import Layer, Row, Shape, ancestors, context_slots, deal, each_isa, each_type, needs_library, ragged
+from native_attention import Layer, Row, Shape, context_slots, deal, each_isa, each_type, needs_library, ragged
 from torch import Tensor
 
+from foretoken.engine.runner import ancestors
 from foretoken.kernels.native_abi import CacheType
 
 pytestmark = needs_library
@@ -141,7 +142,7 @@ def test_a_tree_token_is_the_token_of_a_chain(context: int, name: str, type: Cac
     batch = ragged([tree], [blocks])
     out = layer.run(batch, x, threads=rng.choice([1, 4]), seed=5)
 
-    masks, _ = ancestors(parents)
+    _, masks = ancestors(parents)
     leaves = rng.sample(range(size), 4)
     for leaf in leaves:
         path = [node for node in range(size) if masks[leaf] >> node & 1]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import ISAS, After, each_isa, linear, packed, prepare
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from torch import Tensor
 
 from foretoken.kernels import native

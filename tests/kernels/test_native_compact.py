@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import After, Packed, assert_same_bits, linear, prepare, unpacked
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from small_networks import random_weights
 from torch import Tensor
 from transformers import GptOssConfig, LlamaConfig

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native_batches import Row, batch_of
+from paged_batches import Row, batch_of
 from small_networks import random_weights, small_program
 
 from foretoken.kernels import native, noise, sampling

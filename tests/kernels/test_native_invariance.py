@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from native_batches import BLOCK_SIZE, Row, batch_of
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import random_pairs, with_adapters
 from variants import slow_but
 

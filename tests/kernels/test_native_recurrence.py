@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE
 from native_ops import each_isa
+from paged_batches import BLOCK_SIZE
 from recurrent_rows import VOCAB, StateRow, lives, qwen3_5_program, state_batch
 from small_networks import random_weights
 from torch import Tensor

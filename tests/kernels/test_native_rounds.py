@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from native_batches import Row, batch_of
 from ngram_tables import Runs, counted, every_token, made_up, table_of
+from paged_batches import Row, batch_of
 from small_networks import random_weights, small_program
 
 from foretoken.kernels import native, noise, sampling

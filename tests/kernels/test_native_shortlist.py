@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from native_batches import BLOCK_SIZE, Row, batch_of
 from native_ops import each_isa
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from small_networks import random_weights
 from torch import Tensor
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_batches import BLOCK_SIZE, Row, batch_of
+from paged_batches import BLOCK_SIZE, Row, batch_of
 from torch import Tensor
 
 from foretoken.kernels import native

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from paged_batches import Row, batch_of
 
 from foretoken.kernels.config_limits import max_positions
 from foretoken.kernels.layout import FINAL, RaggedBatch
@@ -77,40 +78,18 @@ def oracles() -> dict[str, Oracle]:
     return {name: Oracle(name) for name in CONFIGS}
 
 
-def table(row: int) -> torch.Tensor:
+def table(row: int) -> range:
     """Twenty blocks of a row, out of order and interleaved with the other rows'."""
-    return (torch.arange(20).flip(0) * 4 + row).int()
+    return range(4 * 19 + row, -1, -4)
 
 
 def ragged(*rows: tuple[int, int, list[int], list[int]]) -> RaggedBatch:
     """Rows of (which sequence, context, tokens, parents); the last len(parents) tokens are a tree. Scores for all tokens."""
-    tokens, positions, slots, masks, starts = [], [], [], [], [0]
-    for sequence, context, token_ids, parents in rows:
-        causal = len(token_ids) - len(parents)
-        tokens += token_ids
-        bits: list[int] = []
-        depth: list[int] = []
-        for node, parent in enumerate(parents):
-            bits.append(1 << node | (bits[parent] if parent >= 0 else 0))
-            depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        masks += [0] * causal + [mask - (1 << 64) if mask >> 63 else mask for mask in bits]
-        positions += [*range(context, context + causal), *(context + causal + d for d in depth)]
-        places = torch.arange(context, context + len(token_ids))
-        slots += (table(sequence)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE).tolist()
-        starts.append(len(tokens))
-    return RaggedBatch(
-        token_ids=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([context + len(token_ids) for _, context, token_ids, _ in rows], dtype=torch.int32),
-        block_tables=torch.stack([table(sequence) for sequence, *_ in rows]),
-        num_causal=torch.tensor([len(token_ids) - len(parents) for _, _, token_ids, parents in rows], dtype=torch.int32),
-        tree_mask=torch.tensor(masks),
-        logits_indices=torch.arange(len(tokens)),
-        full_logits=torch.arange(len(tokens)),
-        block_size=BLOCK_SIZE,
-    )
+    placed: list[Row] = []
+    for sequence, context, tokens, parents in rows:
+        causal = len(tokens) - len(parents)
+        placed.append(Row(tokens[:causal], context, table(sequence), list(zip(tokens[causal:], parents, strict=True))))
+    return batch_of(placed, BLOCK_SIZE)
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -202,7 +181,7 @@ def test_scores_only_where_wanted(oracles: dict[str, Oracle]):
 def test_nan_is_told_by_top(oracles: dict[str, Oracle]):
     oracle = oracles["llama"]
     oracle.run((3, 0, prompt(4, 7), []))
-    oracle.kv.v[0][int(table(3)[0]) * BLOCK_SIZE] = torch.nan
+    oracle.kv.v[0][table(3)[0] * BLOCK_SIZE] = torch.nan
     out = oracle.run((3, 4, [5], []), (2, 0, [6, 7], []))
     assert torch.isnan(out.top[0]) and torch.isfinite(out.top[1:]).all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from native_batches import Row, batch_of
+from paged_batches import Row, batch_of
 from torch import Tensor
 
 from foretoken.kernels import native

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
+from paged_batches import Row, batch_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
@@ -82,16 +83,9 @@ def test_a_moved_network_says_the_same_of_common_tokens(other: Path) -> None:
     moved, moved_weights = transplanted(program, weights, tokens)
     whole, cut = TorchExecutor(program, weights, torch.float32), TorchExecutor(moved, moved_weights, torch.float32)
     text = target.encode(TEXTS[0])
-    from foretoken.kernels.layout import RaggedBatch
 
     def scores(executor: Any, ids: list[int]) -> torch.Tensor:
-        n = len(ids)
-        every, i32 = torch.arange(n), torch.int32
-        batch = RaggedBatch(
-            torch.tensor(ids), every, every, torch.tensor([0, n], dtype=i32), torch.tensor([n], dtype=i32), torch.zeros(1, 8, dtype=i32),
-            torch.tensor([n], dtype=i32), torch.zeros(n, dtype=torch.int64), torch.tensor([n - 1]), torch.tensor([0]), 16,
-        )  # fmt: skip
-        return executor.run(batch, executor.allocate(1, 16)).logits[0]
+        return executor.run(batch_of([Row(ids, 0, [0])]), executor.allocate(1, 16)).logits[-1]
 
     assert len(text) <= 16
     expected = scores(whole, tokens.read_as[torch.tensor(text)].tolist())[tokens.draft_ids]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
+from paged_batches import Row, batch_of
 
 from foretoken.kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch, RowStates, StateRoom
 
@@ -13,27 +14,10 @@ BLOCK_SIZE = 4
 
 def ragged(rows: list[tuple[list[int], int, list[int]]], all_logits: bool = True) -> RaggedBatch:
     """rows: (new token ids, tokens already in the cache, block ids). Causal tokens only; logits of all or of last tokens."""
-    token_ids, positions, slots, ends = [], [], [], [0]
-    for new, start, blocks in rows:
-        token_ids += new
-        positions += range(start, start + len(new))
-        slots += [blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + len(new))]
-        ends.append(len(token_ids))
-    width = max(len(blocks) for _, _, blocks in rows)
-    logits_indices = list(range(len(token_ids))) if all_logits else [end - 1 for end in ends[1:]]
-    return RaggedBatch(
-        token_ids=torch.tensor(token_ids),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        query_start_loc=torch.tensor(ends, dtype=torch.int32),
-        seq_lens=torch.tensor([start + len(new) for new, start, _ in rows], dtype=torch.int32),
-        block_tables=torch.tensor([blocks + [0] * (width - len(blocks)) for _, _, blocks in rows], dtype=torch.int32),
-        num_causal=torch.tensor([len(new) for new, _, _ in rows], dtype=torch.int32),
-        tree_mask=torch.zeros(len(token_ids), dtype=torch.int64),
-        logits_indices=torch.tensor(logits_indices),
-        full_logits=torch.arange(len(logits_indices)),
-        block_size=BLOCK_SIZE,
-    )
+    batch = batch_of([Row(new, start, blocks) for new, start, blocks in rows], BLOCK_SIZE)
+    if all_logits:
+        return batch
+    return replace(batch, logits_indices=batch.query_start_loc[1:].long() - 1, full_logits=torch.arange(len(rows)))
 
 
 @dataclass

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
+import paged_batches
 import pytest
 import torch
+from paged_batches import batch_of
 from torch import Tensor
 
 from foretoken.kernels.layout import KVLayerSpec, RaggedBatch
@@ -209,44 +211,22 @@ class Row:
         return self.context + self.causal + max(len(self.parents), len(self.masks))
 
 
-def ancestors(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Masks and depths: [-1, 0, 0] -> [0b1, 0b11, 0b101], [0, 1, 1]."""
-    masks: list[int] = []
-    depths: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append(1 << node | (masks[parent] if parent >= 0 else 0))
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return masks, depths
-
-
 def ragged(rows: Sequence[Row], blocks: Sequence[Sequence[int]], padded_to: int = 0) -> RaggedBatch:
     """Rows whose places lie in these blocks; padding tokens at the end."""
-    positions: list[int] = []
-    slots: list[int] = []
-    tree_mask: list[int] = []
-    starts = [0]
-    for row, table in zip(rows, blocks, strict=True):
-        masks, depths = (list(row.masks), list(row.depths)) if row.masks else ancestors(row.parents)
-        first_tree = row.context + row.causal
-        positions += [*range(row.context, first_tree), *(first_tree + depth for depth in depths)]
-        slots += [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in range(row.context, row.seq_len)]
-        tree_mask += [0] * row.causal + [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
-        starts.append(len(slots))
-    padding = max(0, padded_to - len(slots))
-    width = max((len(table) for table in blocks), default=0) + 1
-    return RaggedBatch(
-        token_ids=torch.zeros(len(slots) + padding, dtype=torch.int64),
-        positions=torch.tensor(positions + [0] * padding, dtype=torch.int64),
-        slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([row.seq_len for row in rows], dtype=torch.int32),
-        block_tables=torch.tensor([[*table, *[0] * (width - len(table))] for table in blocks], dtype=torch.int32).view(len(rows), width),
-        num_causal=torch.tensor([row.causal for row in rows], dtype=torch.int32),
-        tree_mask=torch.tensor(tree_mask + [0] * padding, dtype=torch.int64),
-        logits_indices=torch.arange(0),
-        full_logits=torch.arange(0),
-        block_size=BLOCK_SIZE,
+    nodes = [len(row.parents) or len(row.masks) for row in rows]
+    num_tokens = sum(row.causal + count for row, count in zip(rows, nodes, strict=True))
+    batch = batch_of(
+        [
+            paged_batches.Row([0] * row.causal, row.context, table, [(0, parent) for parent in row.parents or [-1] * count])
+            for row, table, count in zip(rows, blocks, nodes, strict=True)
+        ],
+        padding=max(0, padded_to - num_tokens),
     )
+    for row, end, count in zip(rows, batch.query_start_loc[1:].tolist(), nodes, strict=True):
+        if row.masks:
+            batch.tree_mask[end - count : end] = torch.tensor([mask - (1 << 64) if mask >> 63 else mask for mask in row.masks])
+            batch.positions[end - count : end] = row.context + row.causal + torch.tensor(row.depths)
+    return batch
 
 
 def deal(rows: Sequence[Row], rng: random.Random) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from paged_batches import Row, batch_of
 
 from foretoken.kernels.layout import RaggedBatch
 
@@ -27,14 +28,6 @@ BATCHES: dict[str, list[tuple[int, int, list[int]]]] = {
 }
 
 
-def ancestors(parents: list[int]) -> list[int]:
-    """[-1, 0, 0] -> [0b1, 0b11, 0b101]"""
-    masks: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append(1 << node | (masks[parent] if parent >= 0 else 0))
-    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
-
-
 def ragged(
     rows: list[tuple[int, int, list[int]]],
     generator: torch.Generator,
@@ -43,38 +36,11 @@ def ragged(
     block_size: int = BLOCK_SIZE,
 ) -> RaggedBatch:
     """Rows of (context, causal tokens, parents of the tree). Blocks are dealt at random, or in order."""
-    deck = torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)
-    tables = torch.zeros(len(rows), 1 + max(((c + n + len(p)) // block_size for c, n, p in rows), default=0), dtype=torch.int32)
-    positions: list[int] = []
-    slots: list[int] = []
-    masks: list[int] = []
-    starts = [0]
-    dealt = 0
-    for row, (context, causal, parents) in enumerate(rows):
-        seq_len = context + causal + len(parents)
-        num_blocks = -(-seq_len // block_size)
-        tables[row, :num_blocks] = deck[dealt : dealt + num_blocks].int()
-        dealt += num_blocks
-        slots += [int(tables[row, p // block_size]) * block_size + p % block_size for p in range(context, seq_len)]
-        positions += range(context, context + causal)
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        positions += [context + causal + depth for depth in depths]
-        masks += [0] * causal + ancestors(parents)
-        starts.append(len(slots))
-    padding = max(0, padded_to - len(slots))
-    num_tokens = len(slots) + padding
-    return RaggedBatch(
-        token_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        positions=torch.tensor(positions + [0] * padding, dtype=torch.int64),
-        slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([c + n + len(p) for c, n, p in rows], dtype=torch.int32),
-        block_tables=tables,
-        num_causal=torch.tensor([n for _, n, _ in rows], dtype=torch.int32),
-        tree_mask=torch.tensor(masks + [0] * padding, dtype=torch.int64),
-        logits_indices=torch.arange(0),
-        full_logits=torch.arange(0),
-        block_size=block_size,
-    )
+    deck = (torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)).tolist()
+    dealt: list[Row] = []
+    for context, causal, parents in rows:
+        num_blocks = -(-(context + causal + len(parents)) // block_size)
+        blocks, deck = deck[:num_blocks], deck[num_blocks:]
+        dealt.append(Row([0] * causal, context, blocks, [(0, parent) for parent in parents]))
+    num_tokens = sum(causal + len(parents) for _, causal, parents in rows)
+    return batch_of(dealt, block_size, padding=max(0, padded_to - num_tokens))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import paged_batches
 import torch
+from paged_batches import batch_of
 from torch import Tensor
 
-from foretoken.engine.runner import ancestors
 from foretoken.kernels.layout import RaggedBatch, RowStates
 
 BLOCK_SIZE, BLOCKS = 4, 8
@@ -32,39 +33,19 @@ class Row:
 
 def recurrent_batch(rows: list[Row], padding: int = 0, empty_rows: int = 0) -> RaggedBatch:
     """Row r has BLOCKS blocks from r * BLOCKS on. Scores of all tokens. padding: tokens of no row behind them."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    masks: list[int] = []
-    ends, causal = [0], []
-    for r, row in enumerate(rows):
-        count = len(row.tokens)
-        ids += row.tokens
-        slots += [r * BLOCKS * BLOCK_SIZE + place for place in range(row.start, row.start + count)]
-        depths, ancestry = ancestors(row.parents) if row.parents is not None else ([*range(count - row.known)], [0] * (count - row.known))
-        positions += [*range(row.start, row.start + row.known), *(row.start + row.known + depth for depth in depths)]
-        masks += [0] * row.known + ancestry
-        causal.append(count if row.parents is None else row.known)
-        ends.append(len(ids))
-    wanted = torch.arange(len(ids))
-    nobody = [Row([], 0, 0)] * empty_rows
-    every = [*rows, *nobody]
-    return RaggedBatch(
-        token_ids=_wide(ids + [0] * padding),
-        positions=_wide(positions + [0] * padding),
-        slot_mapping=_wide(slots + [-1] * padding),
-        query_start_loc=_narrow(ends + ends[-1:] * empty_rows),
-        seq_lens=_narrow([row.start + len(row.tokens) for row in every]),
-        block_tables=_narrow([[*range(r * BLOCKS, (r + 1) * BLOCKS)] for r in range(len(rows))] + [[0] * BLOCKS] * empty_rows),
-        num_causal=_narrow(causal + [0] * empty_rows),
-        tree_mask=_wide(masks + [0] * padding),
-        logits_indices=wanted,
-        full_logits=wanted,
-        block_size=BLOCK_SIZE,
+    every = [*rows, *[Row([], 0, 0)] * empty_rows]
+    placed: list[paged_batches.Row] = []
+    for r, row in enumerate(every):
+        causal = len(row.tokens) if row.parents is None else row.known
+        blocks = range(r * BLOCKS, (r + 1) * BLOCKS) if r < len(rows) else [0] * BLOCKS
+        tree = list(zip(row.tokens[causal:], row.parents or (), strict=True))
+        placed.append(paged_batches.Row(row.tokens[:causal], row.start, blocks, tree))
+    return replace(
+        batch_of(placed, BLOCK_SIZE, padding),
         states=RowStates(
             sources=_narrow([row.source for row in every]),
             targets=_narrow([row.target for row in every]),
-            accepted=_wide([row.accepted for row in every]),
+            accepted=torch.tensor([row.accepted for row in every], dtype=torch.int64),
             num_known=_narrow([row.known for row in every]),
             copy_places=_narrow([row.copy[0] for row in every]),
             copy_slots=_narrow([row.copy[1] for row in every]),
@@ -98,10 +79,5 @@ def random_rows(seed: int, count: int, vocab_size: int = 97) -> list[Row]:
     return rows
 
 
-def _wide(values: list[int]) -> Tensor:
-    """Bit 63 is the sign's."""
-    return torch.tensor([value - (1 << 64) if value >> 63 == 1 else value for value in values], dtype=torch.int64)
-
-
-def _narrow(values: list[int] | list[list[int]]) -> Tensor:
+def _narrow(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)

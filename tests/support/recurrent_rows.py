@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import transformers
-from native_batches import BLOCK_SIZE, Row, batch_of
+from paged_batches import BLOCK_SIZE, Row, batch_of
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
