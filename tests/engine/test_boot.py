@@ -16,6 +16,7 @@ import pytest
 import torch
 from decoding import Decoding
 from fake_graphs import FakeRecorder
+from native_only import native_only
 from random_drafters import write
 from tiny_models import save_llama
 from torch import Tensor
@@ -290,7 +291,7 @@ def test_threads_are_torchs_where_torch_computes(tiny_target: Path) -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+@native_only
 class TestNative:
     def banner(self, target: Path, draft: DraftModelConfig, **settings: Any) -> dict[str, str]:
         model, speculative = ModelConfig(str(target), **settings), SpeculativeConfig((draft,))

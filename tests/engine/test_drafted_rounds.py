@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fixed_k import fixed
 from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
+from native_only import native_only
 from variants import slow_but
 
 from foretoken import LLM
@@ -19,10 +20,9 @@ from foretoken.engine.policy import drafted_rounds
 from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.request import Request
 from foretoken.engine.rounds import Lookups, Rounds
-from foretoken.kernels import native
 from foretoken.proposers.learned import LearnedProposer
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 
 K = 4
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_only import native_only
 from quantised_checkpoints import quantise
 from safetensors.torch import save_file
 from tiny_models import save_llama
@@ -22,7 +23,6 @@ from tqdm import tqdm
 from foretoken import LLM, GrammarSpec, SamplingParams
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest
 from foretoken.engine.outputs import RequestOutput
-from foretoken.kernels import native
 
 PROMPTS = ["The quick brown fox", "def add(a, b):", "one two one two one two one", "x"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -372,7 +372,7 @@ def test_answers_are_kept_from_one_process_to_the_next(tiny_target: Path, tmp_pa
     assert drafts[0] < drafts[2] and min(drafts[1], drafts[3]) > 12
 
 
-@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+@native_only
 def test_a_quantised_model_with_a_quantised_draft(tmp_path: Path) -> None:
     """Weights become about as narrow as they are stored, of the same numbers as those of its twin in plain."""
     twin = save_llama(tmp_path / "twin", hidden_size=64, num_layers=2, seed=0)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, params, say_the_same
+from native_only import native_only
 
 from foretoken import LLM
 from foretoken.engine import llm_options
 from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.policy import fixed
-from foretoken.kernels import native
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 OFF = {"method": "off"}
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
+from native_only import native_only
 
 from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
 from foretoken.engine.plan import RoundsPlan, RoundsVerdict
 from foretoken.engine.policy.rounds_choice import RoundsChoice
-from foretoken.kernels import native
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
+from native_only import native_only
 from ngram_tables import counted, every_token, write
 
 from foretoken import LLM
@@ -18,9 +19,8 @@ from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.policy.rounds_choice import RoundsChoice
 from foretoken.engine.policy.table_trust import TableTrust
 from foretoken.engine.rounds import Lookups
-from foretoken.kernels import native
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 
 VOCAB = 300  # of the tiny target
 BESIDE = ["ngram, ngram_cache", "ngram_cache"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from native_only import native_only
 from variants import slow_but
 
 from foretoken.engine.core import EngineCore
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import SamplingParams
-from foretoken.kernels import native
 from foretoken.kernels.native import NativeExecutor
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 PROMPTS = ["Write a function that adds two numbers.", "def main():\n    ", "The capital of France"]
 
 

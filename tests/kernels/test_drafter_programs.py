@@ -3,15 +3,16 @@ shared weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from native_only import native_only
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from torch import Tensor
 
-from foretoken.kernels import native, noise
+from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.fuse import fuse
@@ -22,6 +23,7 @@ from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weight_bank import WeightBank
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 H, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM = 32, 97, 41, 4, 2, 8
 EPS = 1e-3
 INV_FREQ = (1.0, 0.3, 0.1, 0.03)
@@ -131,18 +133,8 @@ def natively(program: Program, weights: dict[str, Tensor], bank: WeightBank | No
     return NativeExecutor(program, weights, Execution(torch.float32), bank=bank)
 
 
-needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
-EXECUTORS = [pytest.param(on_torch, id="torch"), pytest.param(natively, id="native", marks=needs_native)]
+EXECUTORS = [pytest.param(on_torch, id="torch"), pytest.param(natively, id="native", marks=native_only)]
 on_both = pytest.mark.parametrize("make", EXECUTORS)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
-
-
 LENGTHS = (9, 2, 21)  # entries of each row: positions 1 .. n
 
 
@@ -260,7 +252,7 @@ def test_shared_weights_are_kept_once(make: Make) -> None:
         make(SHARING, own)
 
 
-@needs_native
+@native_only
 def test_a_narrow_drafter_reads_the_shared_head_as_it_is() -> None:
     """int8 products of its own beside the target's head in bfloat16: no second copy of the head."""
     weights = weights_of(SHARING)
@@ -275,7 +267,7 @@ def test_a_narrow_drafter_reads_the_shared_head_as_it_is() -> None:
     assert float((exact - narrow).norm() / exact.norm()) < 0.05
 
 
-@needs_native
+@native_only
 @pytest.mark.parametrize("execution", [Execution(torch.float32), Execution(torch.bfloat16, quantization="int8")], ids=["f32", "int8"])
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_native_chain_is_one_by_steps(execution: Execution, sampled: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoding import Decoding
+from native_only import native_only
 from paged_batches import BLOCK_SIZE
 from pairs import Pair, assert_near, random_tokens
 from recurrent_rows import StateRow, state_batch
@@ -274,9 +275,6 @@ def test_settings_that_no_program_has_are_not_supported(family: str, settings: d
     assert not supports(tiny_config(family, **settings))
 
 
-needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
-
-
 def skip_unless_native(name: str) -> None:
     if (refusal := native.supports(network_program(CONFIGS[name]), Execution(torch.float32))) is not None:
         pytest.skip(refusal)
@@ -296,7 +294,7 @@ def native_logits(executor: Executor, prompt: list[int], chunks: list[int]) -> t
     return torch.cat(logits)
 
 
-@needs_native
+@native_only
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_native_executor_in_float32(pair_of: Callable[[str], Pair], name: str) -> None:
     skip_unless_native(name)
@@ -309,7 +307,7 @@ def test_the_native_executor_in_float32(pair_of: Callable[[str], Pair], name: st
         assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-@needs_native
+@native_only
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 def test_the_native_executor_in_bfloat16_says_what_transformers_says(pair_of: Callable[[str], Pair], family: str) -> None:
     """The same argmax as transformers' own bfloat16 model, but where its own rounding could have chosen; ours is no coarser."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import transformers
+from native_only import native_only
 from safetensors.torch import save_file
 from tiny_models import RECURRENT, random_model, tiny_config
 from variants import slow_but
@@ -108,7 +109,6 @@ def test_blocks_keep_their_bits_on_a_gpu(quantization: Quantization) -> None:
     assert foretold - narrow == sum(2 * outputs * inputs for outputs, inputs in blocks)
 
 
-native_only = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 LATENT = tiny_config("deepseek_v3", first_k_dense_replace=3, qk_rope_head_dim=32, attention_bias=False)
 
 

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from native_only import native_only
 from paged_batches import Row, batch_of
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Draws, Executor, KVLayerSpec, RaggedBatch
-from foretoken.kernels.native import NativeExecutor, availability
+from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import Activation, ArgMax, Attention, Concat, Embed, GatherRows, Linear, RMSNorm
 from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 
 VOCAB, DRAFT_VOCAB, WIDTH, BLOCK = 48, 32, 32, 16
 LAYER = KVLayerSpec(2, 16, 16)
-KINDS = ["torch", pytest.param("native", marks=pytest.mark.skipif(availability().isa is None, reason=availability().reason))]
+KINDS = ["torch", pytest.param("native", marks=native_only)]
 
 
 def head(mapped: bool = False) -> Program:
@@ -256,7 +257,7 @@ def test_shared_weights_are_kept_once(kind: str) -> None:
         network(kind, program, {name: w for name, w in weights.items() if name != "embed"})
 
 
-@pytest.mark.skipif(availability().isa is None, reason=availability().reason)
+@native_only
 def test_a_narrow_drafter_reads_the_shared_head_as_it_is() -> None:
     """int8 products of its own beside the target's head in bfloat16: no second copy of the head."""
     program = head()

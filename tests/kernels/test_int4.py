@@ -4,8 +4,8 @@ import ctypes
 
 import pytest
 import torch
+from native_only import native_only
 
-from foretoken.kernels import native
 from foretoken.kernels.int4 import GROUP, Int4Matrix
 from foretoken.kernels.native_abi import Precision
 from foretoken.kernels.native_library import load
@@ -28,7 +28,7 @@ def test_weights_are_near_those_they_were_made_of(outputs: int, depth: int) -> N
     assert (found - weight).square().mean() < 1.3 * (plain - weight).square().mean() + 1e-6
 
 
-@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+@native_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_are_the_native_executors(dtype: torch.dtype) -> None:
     """So what the format costs in quality, measured there, holds here."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from native_only import native_only
 from paged_batches import BLOCK_SIZE, Row, batch_of
 
 from foretoken.kernels import native, noise
@@ -43,7 +43,7 @@ from foretoken.kernels.ops import (
 from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = [native_only, pytest.mark.usefixtures("two_threads")]
 
 FLOAT32 = Execution(torch.float32)
 BFLOAT16 = Execution(torch.bfloat16)
@@ -58,13 +58,6 @@ SHAPES = {
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 def a_program(*middle: Op, x: str = "y", head: tuple[Op, ...] = (), **inputs: int) -> Program:

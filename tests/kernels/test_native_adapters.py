@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -30,6 +29,7 @@ from foretoken.kernels.rounds import RoundsLimits, RoundsRow, adapters_of, answe
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import bind_program
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 EXECUTIONS = {
     "float32": Execution(torch.float32),
     "bfloat16": Execution(torch.bfloat16),
@@ -44,13 +44,6 @@ FEW = [Row([5, 9, 2, 7], 0, [1]), Row([11], 0, [2]), Row([3, 3, 8], 0, [3], [(4,
 MANY = [*FEW, Row(list(range(30)), 0, [5, 6])]
 SLOTS = (1, 0, 3, 3, 1)
 each_execution = pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 def scores(network: NativeExecutor | TorchExecutor, batch: RaggedBatch) -> Tensor:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from native_only import native_only
 from paged_batches import Row, batch_of
 from small_networks import random_weights, small_program
 
-from foretoken.kernels import native, noise, sampling
+from foretoken.kernels import noise, sampling
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVTensors
 from foretoken.kernels.native import NativeExecutor
@@ -24,7 +25,7 @@ from foretoken.proposers.drafting import OwnCache
 from foretoken.proposers.guessing import ChainGuesser, Drawing, Network
 from foretoken.proposers.learned import LearnedProposer
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 
 VOCAB, MOST_K, MOST_LENGTH, NUM_BLOCKS = 64, 6, 160, 64
 Told = tuple[int, int, int]

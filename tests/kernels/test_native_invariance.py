@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from native_only import native_only
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import random_pairs, with_adapters
 from variants import slow_but
@@ -21,7 +21,7 @@ from foretoken.kernels.fuse import fuse
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.program import Program
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = [native_only, pytest.mark.usefixtures("two_threads")]
 
 EXECUTIONS = {
     "float32": Execution(torch.float32),
@@ -35,13 +35,6 @@ Model = tuple[Program, dict[str, torch.Tensor]]
 LENGTH = 300  # more than one segment of attention
 VOCAB = 200
 NUM_BLOCKS = 200
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 MODELS = ["qwen3", "window", "experts", "latent", "gpt_oss", "layer norms"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -26,17 +25,11 @@ from foretoken.kernels.ops import Activation, ArgMax, CausalConv, Embed, GatedDe
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 FLOAT32, BFLOAT16 = Execution(torch.float32), Execution(torch.bfloat16)
 EXECUTIONS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": Execution(torch.bfloat16, quantization="int8", kv_cache="int8")}
 NUM_BLOCKS, MOST_GUESSES = 64, 64
 BEST = ArgMax(("logits",), ("best", "top"))
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 def recurrent_program(

@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from native_only import native_only
 from ngram_tables import Runs, counted, every_token, made_up, table_of
 from paged_batches import Row, batch_of
 from small_networks import random_weights, small_program
 
-from foretoken.kernels import native, noise, sampling
+from foretoken.kernels import noise, sampling
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVTensors
 from foretoken.kernels.native import NativeExecutor
@@ -29,7 +30,7 @@ from foretoken.proposers.ngram import NgramProposer
 from foretoken.proposers.ngram_cache import LEAST_CHANCE
 from foretoken.proposers.prediction import PredictionProposer
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = native_only
 
 TOP_P = 0.9
 VOCAB = 64

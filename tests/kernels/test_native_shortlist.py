@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ctypes import c_void_p
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from foretoken.kernels.layout import ChainOutput, Draws, RaggedBatch
 from foretoken.kernels.native import LONG_HEAD, NativeExecutor
 from foretoken.kernels.program import Program
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 VOCAB, PANEL, REFINED = 4099, 16, 64
 STEPS = 3
 Model = tuple[Program, dict[str, Tensor]]
@@ -33,13 +33,6 @@ EXECUTIONS = {
     "int4": Execution(torch.bfloat16, quantization="int4"),
 }
 each_execution = pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 @pytest.fixture(scope="module", params=["tied", "own head and softcap"])

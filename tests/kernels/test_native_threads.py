@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from native_only import native_only
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from torch import Tensor
 
@@ -27,19 +28,12 @@ from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import ArgMax, Attention, Embed, GatherRows, Linear, Op
 from foretoken.kernels.program import Program
 
-pytestmark = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+pytestmark = [native_only, pytest.mark.usefixtures("two_threads")]
 
 VOCAB, WIDTH = 50, 32
 SHAPES = {"embed": (VOCAB, WIDTH), "qkv": (3 * WIDTH, WIDTH), "square": (WIDTH, WIDTH), "head": (VOCAB, WIDTH)}
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ATTENTION = (Linear(("x",), ("qkv",), ("qkv",)), Attention(("qkv",), ("y",), layer=0, num_heads=2, scale=0.25))
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(2)
-    yield
-    native.set_threads(1)
 
 
 def a_network(*middle: Op, last: str = "x", scale: float = 1.0, max_model_len: int = 4096) -> NativeExecutor:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from native_only import native_only
 from paged_batches import Row, batch_of
 from torch import Tensor
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.native import NativeExecutor
@@ -26,12 +26,11 @@ from foretoken.kernels.weights import bind_program, load_program_executor
 WIDTH, VOCAB = 32, 96
 BEST = ArgMax(("logits",), ("argmax", "top"))
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 EXECUTIONS = [
     pytest.param(Execution(torch.float32, prefer_native=False), id="torch"),
     pytest.param(Execution(torch.bfloat16, prefer_native=False), id="torch bfloat16"),
-    pytest.param(Execution(torch.float32), id="native", marks=needs_native),
-    pytest.param(Execution(torch.bfloat16), id="native bfloat16", marks=needs_native),
+    pytest.param(Execution(torch.float32), id="native", marks=native_only),
+    pytest.param(Execution(torch.bfloat16), id="native bfloat16", marks=native_only),
 ]
 
 
@@ -122,7 +121,7 @@ def test_networks_of_one_checkpoint_keep_common_layers_once(execution: Execution
     torch.testing.assert_close(output, expected, rtol=1e-4 if exact else 0.05, atol=1e-4 if exact else 0.05)
 
 
-@needs_native
+@native_only
 def test_another_format_is_packed_beside_the_first() -> None:
     """A quantised draft of the target's own files has narrow matrices; the embedding's rows it has in common."""
     program, exact = a_drafter(), Execution(torch.bfloat16)
@@ -139,7 +138,7 @@ def test_another_format_is_packed_beside_the_first() -> None:
     assert 0 < (logits_of(mixed) - logits_of(half)).norm() < 0.05 * logits_of(half).norm()
 
 
-@needs_native
+@native_only
 def test_biases_belong_to_what_is_packed() -> None:
     """One matrix in two products, with a bias and without."""
     weights = {"w": torch.randn(WIDTH, WIDTH), "b": torch.randn(WIDTH), "head": torch.randn(VOCAB, WIDTH)}
@@ -178,7 +177,7 @@ def test_a_model_of_transformers_lends_its_embedding_and_head(tied: bool) -> Non
     torch.testing.assert_close(logits_of(executor), expected, rtol=1e-4, atol=1e-5)
 
 
-@needs_native
+@native_only
 def test_what_no_executor_can_share_is_refused() -> None:
     target = bind_program(a_drafter(), random_weights(a_drafter(), 0), Execution(torch.float32))
     program = a_drafter(EMBEDDING, HEAD)

@@ -11,6 +11,7 @@ import torch
 from fixed_k import fixed
 from hydra_reference import LAYER, TARGET, Heads
 from last_state_runs import save
+from native_only import native_only
 from pretended_engine import EXECUTIONS, TORCH, Guess, PretendedEngine, accept, at_random, block_size, opened, text
 from pretended_target import resources
 from safetensors.torch import load_file, save_file
@@ -126,7 +127,7 @@ def test_what_a_checkpoint_says_of_its_layer_counts_with_all_that_goes_with_it()
     }
 
 
-@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=EXECUTIONS[1].marks)])
+@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=native_only)])
 @pytest.mark.parametrize("plus", [False, True])
 def test_an_engine_says_the_same_and_heads_that_are_right_are_accepted(plus: bool, executor: str, tmp_path: Path) -> None:
     """The target's layers add nothing and its embeddings have the norm's length: a token alone says what comes next."""

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 import torch
 from eagle_reference import Target
+from native_only import native_only
 from torch import Tensor
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
 from foretoken.proposers.learned import LearnedProposer
@@ -24,7 +24,7 @@ TORCH = Execution(torch.float32, prefer_native=False)
 NATIVE = Execution(torch.float32)
 EXECUTIONS = [
     pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)),
+    pytest.param(NATIVE, id="native", marks=native_only),
 ]
 VOCAB = 59  # of the pretended targets
 

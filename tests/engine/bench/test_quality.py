@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from native_only import native_only
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from foretoken.engine.bench.held_out import HELD_OUT, Sample, read_sample
@@ -21,7 +22,6 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.weights import load_program_executor
 
 TARGET = DEMO_DRAFT.with_name("target")
-needs_native = pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def scores(name: str) -> Scores:
     return score(the_model(name).executor, the_sample().windows)
 
 
-@needs_native
+@native_only
 @pytest.mark.parametrize(
     ("name", "most", "least_agreement"),  # measured: int8 within 1 %, int4 +9.3 %, int8 cache 0.0 %, 99 %
     [("int8", 0.01, 0.95), ("int4", 0.10, 0.8), ("int8-cache", 0.01, 0.98), ("float32", 0.002, 0.99)],

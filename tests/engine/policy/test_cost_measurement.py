@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_only import native_only
 
 from foretoken.engine import boot as boot_module
 from foretoken.engine.boot import Engine, assemble, boot
@@ -113,7 +114,7 @@ def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.Monk
     assert figures.per_context_token > 5e-6
 
 
-@pytest.mark.skipif(native.availability().isa is None, reason=native.availability().reason)
+@native_only
 def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_measurement, "PASSES_S", 10.0)  # enough for all of them, however slow the machine is
     engine = start(tiny_target, adaptive=False, executor="native", block_size=16)

@@ -1,0 +1,17 @@
+"""What tests of kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from foretoken.kernels import native
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Passes of native executors are the work of two."""
+    native.set_threads(2)
+    yield
+    native.set_threads(1)
