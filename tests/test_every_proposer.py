@@ -16,7 +16,7 @@ import torch
 from fixed_k import fixed
 from ngram_tables import every_token
 from ngram_tables import write as write_table
-from random_drafters import MAKERS, write
+from random_drafters import MAKERS, VARIANTS, write
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
@@ -36,6 +36,7 @@ MORE: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
     "gumiho": {"draft_sample_method": "probabilistic"},
     "peagle": {"num_speculative_tokens": 4},
+    "mlp_speculator": {"draft_sample_method": "probabilistic"},
     "mtp": {"num_speculative_tokens": 3},
     "uno": {"num_speculative_tokens": 4},
 }
@@ -70,8 +71,8 @@ def configs(folder: Path) -> list[dict[str, Any]]:
         {"method": "suffix", "use_tree": True},
         {"method": "ngram_cache", "model": str(table), "num_speculative_tokens": 4},
     ]
-    folders = {method: str(write(method, TARGET, folder / method, seed)) for seed, method in enumerate(MAKERS)}
-    learned = [{"model": folders[method], **MORE.get(method, {})} for method in MAKERS]
+    folders = {method: str(write(method, TARGET, folder / method, seed)) for seed, method in enumerate([*MAKERS, *VARIANTS])}
+    learned = [{"model": at, **MORE.get(method, {})} for method, at in folders.items()]
     trees = [{"model": folders[method], "quantization": "none", **tree} for method, tree in TREES.items()]
     return [*model_free, *learned, *trees]
 

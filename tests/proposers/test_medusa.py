@@ -11,13 +11,11 @@ import last_state_runs
 import pytest
 import torch
 from elsewhere import compare, with_far_states
-from fixed_k import fixed
 from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of, target_head
 from pretended_engine import EXECUTIONS, TORCH, Guess
 from torch import Tensor
 from torch.nn.functional import silu
 
-from foretoken import LLM, SamplingParams
 from foretoken.kernels.execution import Execution
 from foretoken.proposers import medusa
 from foretoken.proposers.base import Draw
@@ -256,28 +254,6 @@ def test_what_does_not_fit_is_refused(published: Published, message: str, tmp_pa
 def test_unknown_tensors_are_told(tmp_path: Path) -> None:
     loaded = _load(tmp_path, _with(PUBLISHED["v1"], strange=torch.ones(2)))
     assert loaded.found[1] == "unused tensors: strange"
-
-
-@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=EXECUTIONS[1].marks)])
-def test_an_engine_says_the_same_with_and_without_heads(executor: str, tmp_path: Path) -> None:
-    """Heads that repeat the target's own scores of one position earlier: right now and then."""
-    options: dict[str, Any] = {"kv_cache_gb": 0.1, "executor": executor, "dtype": "float32" if executor == "torch" else "bfloat16"}
-    prompts = ["one two three one two three one two", "Hello! How are you", "    " * 8, "ha ha ha ha ha ha"]
-    params = [SamplingParams(max_tokens=24, seed=i, temperature=t, ignore_eos=True) for i, t in enumerate((0.0, 0.0, 0.9, 0.7))]
-    said = []
-    with LLM(speculative_config={"method": "off"}, **options) as llm:
-        said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-        width = llm._running().model.hf_config.hidden_size
-    unchanged = {"weight": torch.zeros(width, width), "bias": torch.zeros(width)}
-    save(tmp_path, {}, {f"{head}.0.linear.{part}": tensor.clone() for head in range(3) for part, tensor in unchanged.items()})
-    chain: dict[str, Any] = {"method": "medusa", "model": str(tmp_path)}
-    for config in (chain, {**chain, "speculative_token_tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}):
-        with LLM(speculative_config=fixed(config), **options) as llm:
-            said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-            core = llm._running().core
-            health = {p.name: p for p in core.proposers.stats()}["medusa"]
-            assert health.num_failures == 0 and core.stats().num_accepted_tokens > 0
-    assert said[1] == said[0] and said[2] == said[0]
 
 
 @pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])

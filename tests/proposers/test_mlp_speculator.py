@@ -10,7 +10,6 @@ import last_state_runs
 import pytest
 import torch
 from elsewhere import compare, with_far_states
-from fixed_k import fixed
 from last_state_runs import VOCAB, WIDTH, opened, resources, save
 from mlp_speculator_runs import (
     ARCTICS,
@@ -18,17 +17,14 @@ from mlp_speculator_runs import (
     INNER,
     Ibms,
     Published,
-    arctics,
     expected,
     guesses_of,
-    ibms,
     is_drawn_as_the_target_would,
     load,
     started,
 )
 from pretended_engine import EXECUTIONS, Guess
 
-from foretoken import LLM, SamplingParams
 from foretoken.kernels import noise
 from foretoken.kernels.execution import Execution
 from foretoken.proposers import mlp_speculator
@@ -166,28 +162,6 @@ def test_what_does_not_fit_is_refused(
     changed = Ibms({**untied.config, **change}, {name: t for name, t in untied.tensors.items() if name != without})
     with pytest.raises(SpeculativeConfigError, match=message):
         load(tmp_path, changed, **settings)
-
-
-@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=EXECUTIONS[1].marks)])
-@pytest.mark.parametrize("sampling", ["greedy", "probabilistic"])
-@pytest.mark.parametrize("kind", ["ibm", "sum_lstm", "sum_rnn"])
-def test_an_engine_says_the_same_with_and_without(kind: str, sampling: str, executor: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"kv_cache_gb": 0.1, "executor": executor, "dtype": "float32" if executor == "torch" else "bfloat16"}
-    prompts = ["one two three one two three one two", "Hello! How are you", "ha ha ha ha ha ha"]
-    params = [SamplingParams(max_tokens=16, seed=i, temperature=t, ignore_eos=True) for i, t in enumerate((0.0, 0.9, 0.7))]
-    said = []
-    with LLM(speculative_config={"method": "off"}, **options) as llm:
-        said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-        model = llm._running().model
-    sizes = {"n": 3, "width": model.hf_config.hidden_size, "vocab": model.vocab_size}
-    published = ibms(tied=True, **sizes) if kind == "ibm" else arctics(kind, scaled=True, **sizes)
-    save(tmp_path, published.config, published.tensors)
-    speculative = {"model": str(tmp_path), "draft_sample_method": sampling}  # the method is found
-    with LLM(speculative_config=fixed(speculative), **options) as llm:
-        said.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-        health = {p.name: p for p in llm._running().core.proposers.stats()}["mlp_speculator"]
-        assert health.num_failures == 0 and health.draft_seconds > 0
-    assert said[1] == said[0]
 
 
 @pytest.mark.parametrize(("layout", "norms"), [("tied, scaled", 0), ("lstm, tied embeddings, scaled", 4)])

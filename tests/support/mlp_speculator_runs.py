@@ -63,16 +63,14 @@ class Ibms:
         return found
 
 
-def ibms(
-    tied: bool = False, scaled: bool = False, inner: int = INNER, n: int = POSITIONS, width: int = WIDTH, vocab: int = VOCAB
-) -> Ibms:
+def ibms(tied: bool = False, scaled: bool = False, inner: int = INNER, n: int = POSITIONS) -> Ibms:
     torch.manual_seed(11)
-    d = inner or width
+    d = inner or WIDTH
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
         "model_type": "mlp_speculator",
-        "vocab_size": vocab,
-        "emb_dim": width,
+        "vocab_size": VOCAB,
+        "emb_dim": WIDTH,
         "inner_dim": inner,
         "n_predict": n,
         "top_k_tokens_per_head": [4] * n,
@@ -83,15 +81,15 @@ def ibms(
     tensors: dict[str, Tensor] = {}
     for i in range(n):
         fresh = {
-            "emb.{}.weight": torch.randn(vocab, d) / 2,
+            "emb.{}.weight": torch.randn(VOCAB, d) / 2,
             "ln.{}.weight": 1 + torch.rand(d),
             "ln.{}.bias": torch.randn(d) / 2,
-            "head.{}.weight": torch.randn(vocab, d) / d**0.5,
+            "head.{}.weight": torch.randn(VOCAB, d) / d**0.5,
         }
         for part, tensor in fresh.items():
             name = f"speculator.{part}"
             tensors[name.format(i)] = tensors[name.format(i - 1)].clone() if tied and i else tensor
-        columns = d if i else width
+        columns = d if i else WIDTH
         proj = torch.randn(d, columns) / columns**0.5
         tensors[f"speculator.proj.{i}.weight"] = tensors["speculator.proj.1.weight"].clone() if tied and i > 1 else proj
     return Ibms(config, tensors)
@@ -143,14 +141,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def arctics(
-    method: str,
-    tied: bool = True,
-    tied_embeddings: bool = False,
-    scaled: bool = False,
-    inner: int = INNER,
-    n: int = POSITIONS,
-    width: int = WIDTH,
-    vocab: int = VOCAB,
+    method: str, tied: bool = True, tied_embeddings: bool = False, scaled: bool = False, inner: int = INNER, n: int = POSITIONS
 ) -> Arctics:
     """As Arctic's training writes it: of a tensor that several modules share, all copies but those of tied positions."""
     torch.manual_seed(13)
@@ -158,11 +149,11 @@ def arctics(
         "architectures": ["ArcticLSTMSpeculatorPreTrainedModel"],
         "base_model_name_or_path": "target",
         "model_type": "mlp_speculator",
-        "input_hidden_dim": width,
+        "input_hidden_dim": WIDTH,
         "inner_dim": str(inner),
         "proj_dim": str(inner),
         "emb_dim": str(inner),
-        "vocab_size": vocab,
+        "vocab_size": VOCAB,
         "n_candidates": n,
         "n_predict": n,
         "top_k_tokens_per_head": [1] * n,
@@ -174,19 +165,19 @@ def arctics(
     is_lstm = method == "sum_lstm"
     middle, copies = "" if is_lstm else ".0", 1 if tied else n
     tensors: dict[str, Tensor] = {}
-    table = torch.randn(vocab, inner) / 2
+    table = torch.randn(VOCAB, inner) / 2
     for gate in [f"{gate}_" for gate in GATES] if is_lstm else [""]:
         for i in range(copies):
-            tensors[f"{gate}emb.{i}{middle}.weight"] = table.clone() if tied_embeddings else torch.randn(vocab, inner) / 2
+            tensors[f"{gate}emb.{i}{middle}.weight"] = table.clone() if tied_embeddings else torch.randn(VOCAB, inner) / 2
         for i in range(min(n, 2) if tied else n):
-            columns = inner if i else width
+            columns = inner if i else WIDTH
             tensors[f"{gate}proj.{i}{middle}.weight"] = torch.randn(inner, columns) / columns**0.5
     for norm in ("cell_ln", "state_ln") if is_lstm else ("ln",):
         for i in range(copies):
             tensors[f"{norm}.{i}{middle}.weight"] = 1 + torch.rand(inner)
             tensors[f"{norm}.{i}{middle}.bias"] = torch.randn(inner) / 2
     for i in range(n):
-        head = torch.randn(vocab, inner) / inner**0.5
+        head = torch.randn(VOCAB, inner) / inner**0.5
         tensors[f"head.{i}.weight"] = tensors["head.0.weight"].clone() if tied and i else head
     return Arctics(config, tensors)
 

@@ -137,6 +137,20 @@ def _mlp_speculator(s: Shapes) -> Made:
     return config, shapes
 
 
+def _lstm_speculator(s: Shapes) -> Made:
+    config = {
+        "architectures": ["ArcticLSTMSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "method": "sum_lstm", "n_predict": 3,
+        "input_hidden_dim": s.hidden, "inner_dim": "64", "proj_dim": "64", "emb_dim": "64", "vocab_size": s.vocab, "tie_weights": True,
+        "scale_input": True,
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"head.0.weight": (s.vocab, 64)}
+    for gate in ("input", "forget", "cell", "output"):
+        shapes |= {f"{gate}_emb.0.weight": (s.vocab, 64), f"{gate}_proj.0.weight": (64, s.hidden), f"{gate}_proj.1.weight": (64, 64)}
+    for norm in ("cell_ln", "state_ln"):
+        shapes |= {f"{norm}.0.weight": (64,), f"{norm}.0.bias": (64,)}
+    return config, shapes
+
+
 def _mtp(s: Shapes) -> Made:
     config = {
         "speculators_model_type": "mtp",
@@ -259,13 +273,14 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "dspark": _dspark,
     "uno": _uno,
 }
+VARIANTS = {"lstm_speculator": _lstm_speculator}  # further kinds of the above
 WHOLE_MODELS = ("draft_model", "pard", "pard2")
 
 
 def write(method: str, target: Path, folder: Path, seed: int = 0) -> Path:
     """A folder with such a drafter for the target."""
     shapes = Shapes(target)
-    config, tensors = MAKERS[method](shapes)
+    config, tensors = {**MAKERS, **VARIANTS}[method](shapes)
     generator = torch.Generator().manual_seed(seed)
 
     def filled(name: str, shape: tuple[int, ...]) -> Tensor:
