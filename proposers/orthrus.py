@@ -18,7 +18,7 @@ from .block_guessing import block_batch
 from .checkpoint import Checkpoint
 from .config import OrthrusConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .drafting import Feed
+from .drafting import behind_the_target
 from .guessing import Drawing, pick
 from .loading import LoadedProposer, Opening, Resources, TargetView
 
@@ -85,11 +85,7 @@ class OrthrusProposer:
         self._drawing = drawing
 
     def propose(self, context: DraftContext) -> Draft:
-        feeds: list[Feed] = []
-        for index, row in enumerate(context.rows):
-            length = len(row.token_ids)
-            if row.ceiling and row.num_computed == length - 1 and row.computed_after == length:
-                feeds.append(Feed(index, row, length - 1, length, min(row.ceiling, self.max_tokens)))
+        feeds = behind_the_target(context, self.max_tokens)
         if not feeds:
             return Draft.empty(len(context.rows))
         batch = block_batch(feeds, context.block_size, self._mask_token, from_anchor=True, is_causal=False, spare=_SPARE)

@@ -17,7 +17,7 @@ from ..kernels.noise import Purpose, key, keys
 from .base import Draft, DraftContext, Feedback, Needs
 from .config import UnoConfig
 from .config_entry import SpeculativeConfigError
-from .drafting import Feed
+from .drafting import Feed, behind_the_target
 from .guessing import Drawing, pick
 from .loading import AdaptedTarget, LoadedProposer, Opening, Resources
 
@@ -75,11 +75,7 @@ class UnoProposer:
         self._batches = BatchMemory()
 
     def propose(self, context: DraftContext) -> Draft:
-        feeds: list[Feed] = []
-        for index, row in enumerate(context.rows):
-            length = len(row.token_ids)
-            if row.ceiling and row.num_computed == length - 1 and row.computed_after == length:
-                feeds.append(Feed(index, row, length - 1, length, min(row.ceiling, self.max_tokens)))
+        feeds = behind_the_target(context, self.max_tokens)
         if not feeds:
             return Draft.empty(len(context.rows))
         executor = self._target.executor
