@@ -32,20 +32,22 @@ class Row:
 
 
 def recurrent_batch(rows: list[Row], padding: int = 0, empty_rows: int = 0) -> RaggedBatch:
-    """Row r has BLOCKS blocks from r * BLOCKS on. Scores of all tokens. padding: tokens of no row behind them."""
+    """Row r has BLOCKS blocks, or more if it is longer, from r * BLOCKS on. Scores of all tokens. padding: tokens of no row behind them."""
     every = [*rows, *[Row([], 0, 0)] * empty_rows]
     placed: list[paged_batches.Row] = []
     for r, row in enumerate(every):
         causal = len(row.tokens) if row.parents is None else row.known
-        blocks = range(r * BLOCKS, (r + 1) * BLOCKS) if r < len(rows) else [0] * BLOCKS
+        count = max(BLOCKS, -(-(row.start + len(row.tokens)) // BLOCK_SIZE))
+        blocks = range(r * BLOCKS, r * BLOCKS + count) if r < len(rows) else [0] * BLOCKS
         tree = list(zip(row.tokens[causal:], row.parents or (), strict=True))
         placed.append(paged_batches.Row(row.tokens[:causal], row.start, blocks, tree))
+    accepted = [row.accepted - (1 << 64) if row.accepted >> 63 == 1 else row.accepted for row in every]  # guess 63 is the sign
     return replace(
         batch_of(placed, BLOCK_SIZE, padding),
         states=RowStates(
             sources=_narrow([row.source for row in every]),
             targets=_narrow([row.target for row in every]),
-            accepted=torch.tensor([row.accepted for row in every], dtype=torch.int64),
+            accepted=torch.tensor(accepted, dtype=torch.int64),
             num_known=_narrow([row.known for row in every]),
             copy_places=_narrow([row.copy[0] for row in every]),
             copy_slots=_narrow([row.copy[1] for row in every]),
