@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -254,7 +254,7 @@ class _Loading:
         own = program.exchanged(names)
         own = replace(own, shared=frozenset(own.weights).difference(weights))
         stored = text_tensors(read_tensors(weight_files(self._target.path)))  # a bank has no norms
-        every = ChainMap(dict(weights), dict(stored))
+        every = ChainMap(dict(weights), cast(Any, stored))
         return self._noted(bind_program(own, every, self._target.plan.execution, self._target.executor.bank))
 
     def load_draft(self, draft: DraftModelConfig | PardConfig) -> LoadedDraft:

@@ -247,7 +247,10 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
         choices = [schema[key]] if isinstance(schema.get(key), str) else schema.get(key)
         if isinstance(choices, list) and added not in choices:
             schema[key] = [*choices, added]
-    return {"anyOf": [schema, null]} if schema.keys() & {"$ref", "allOf", "oneOf", "const"} else schema
+    if not schema.keys() & {"$ref", "allOf", "oneOf", "const"}:
+        return schema
+    referred = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    return {**referred, "anyOf": [schema, null]}
 
 
 def _with_required(schema: Any, key: str) -> Any:

@@ -246,7 +246,7 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         raw.update(model_type=model_type, architectures=architectures)
     # Published names differ from transformers' in letters (PhiMoEForCausalLM), or where the network is another family's (Exaone: Llama).
     causal = {name.lower() for name in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), f"{model_type}ForCausalLM".replace("_", ""))}
-    if "auto_map" in raw and (model_type not in CONFIG_MAPPING or causal.isdisjoint(map(str.lower, architectures))):
+    if "auto_map" in raw and (model_type not in CONFIG_MAPPING or causal.isdisjoint(str(name).lower() for name in architectures)):
         raise ModelLoadError(
             f"{folder} needs Python code of its own (auto_map in config.json), which is never run; "
             "use a version of the model that transformers knows by itself"

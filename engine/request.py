@@ -36,8 +36,8 @@ _RANGES: dict[str, tuple[type[int] | type[float], float, float]] = {
     "presence_penalty": (float, -2, 2),
     "max_tokens": (int, 0, 2**31 - 1),
     "min_tokens": (int, 0, 2**31 - 1),
-    "logprobs": (int, 0, 2**31 - 1),
-    "prompt_logprobs": (int, 0, 2**31 - 1),
+    "logprobs": (int, -1, 2**31 - 1),
+    "prompt_logprobs": (int, -1, 2**31 - 1),
     "seed": (int, -(2**63), 2**63 - 1),
 }
 _OPTIONAL = ("max_tokens", "logprobs", "prompt_logprobs", "seed")
@@ -145,14 +145,14 @@ class SamplingParams:
             if value not in without:
                 raise InvalidRequest(f"{name} is not served", name)
         self.speculation = Speculation.parse(self.speculation)
+        for name, limits in _RANGES.items():
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                setattr(self, name, _number(name, value, *limits))
         if self.seed == -1:  # any, as at vLLM and llama.cpp, whose clients write their default out
             self.seed = None
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) == -1:  # all tokens, as in vLLM
                 setattr(self, name, 2**31 - 1)
-        for name, limits in _RANGES.items():
-            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
-                setattr(self, name, _number(name, value, *limits))
         for name in _LISTS:
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, _listed(name, value))

@@ -90,10 +90,10 @@ class ChatFormat:
             token_ids = self._encode(text, False, "messages")  # the template has the special tokens
             return ChatPrompt(text, token_ids, messages[-1].text if continues else None)
 
-        calls = any(message.tool_calls for message in messages)
-        if chars <= OFF_LOOP_CHARS and not tools and not calls:
+        is_short, calls = chars <= OFF_LOOP_CHARS, any(message.tool_calls for message in messages)
+        if is_short and not tools and not calls:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(None if is_short else self._threads, work)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

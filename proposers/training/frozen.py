@@ -6,7 +6,7 @@ Works for every transformers model whose decoder layers lie in `model.model.laye
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -45,7 +45,7 @@ class FrozenTarget:
         except AttributeError as error:
             raise ValueError(f"targets of type {self.config.model_type} can be served, but drafters are not trained for them") from error
         for index, layer in enumerate(layers):
-            layer.register_forward_hook(self._keep(index))
+            layer.register_forward_hook(_keep(self._calls, index))
         self.packs = attends_to_all(model)
         if self.packs:
             model.set_attn_implementation(packed_attention.NAME)
@@ -56,13 +56,6 @@ class FrozenTarget:
         # "eager" is the one attention that has the sinks and caps of every family.
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         return FrozenTarget(model.to(device or torch.device("cpu")))
-
-    def _keep(self, index: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            kept = getattr(self._calls, "kept", {})
-            if index in kept:
-                kept[index] = output[0] if isinstance(output, tuple) else output
-        return hook
 
     @torch.no_grad()
     def __call__(self, batch: Packed, layers: Sequence[int] = ()) -> Features:
@@ -82,7 +75,9 @@ class FrozenTarget:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[..., hidden]: what its first layer reads of tokens, which heads that share the embedding read, too."""
-        return self.model.get_input_embeddings()(token_ids) * getattr(self.config, "embedding_multiplier", 1.0)
+        config = self.config
+        scale = config.hidden_size**0.5 if getattr(config, "mup_enabled", False) else getattr(config, "embedding_multiplier", 1.0)
+        return self.model.get_input_embeddings()(token_ids) * scale
 
     @property
     def embedding(self) -> Tensor:
@@ -93,7 +88,10 @@ class FrozenTarget:
     def head(self) -> Tensor:
         """[vocabulary, hidden], at the scale of its logits."""
         config, weight = self.config, self.model.get_output_embeddings().weight
-        scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
+        divisor = getattr(config, "logits_scaling", 1.0)
+        if config.model_type == "hyperclovax":               # which multiplies by it
+            divisor = 1 / divisor
+        scale = getattr(config, "logit_scale", 1.0) * getattr(config, "lm_head_multiplier", 1.0) / divisor
         return weight if scale == 1.0 else weight * scale
 
     def teacher(self, hidden: Tensor, head: Tensor, weight: float) -> Teacher:
@@ -106,17 +104,28 @@ class FrozenTarget:
 
 
 def attends_to_all(model: PreTrainedModel) -> bool:
-    """Whether each layer sees a document's tokens so far by attention alone, and all of them: what packed attention knows.
+    """Whether each layer sees a document's tokens so far by attention alone, which can be replaced, and all of them.
 
     Where a window, sinks, caps of scores or recurrences are, there is a window or a convolution.
     """
     config: Any = model.config
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     window = getattr(config, "sliding_window", None)
-    return not kinds and window is None and not any(isinstance(module, nn.Conv1d) for module in model.modules())
+    if kinds or window is not None or not model._can_set_attn_implementation():
+        return False
+    return not any(isinstance(module, nn.Conv1d) for module in model.modules())
 
 
 def product_type(like: Tensor) -> torch.dtype:
     """The type in which matrix products are made here: autocast's where it is on, else that of `like`."""
     device = like.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+
+
+def _keep(calls: threading.local, index: int) -> Callable[..., None]:
+    """Of a layer: it knows the calls alone, so that a target that nobody has any more is gone at once, with its gigabytes."""
+    def hook(_module: Any, _inputs: Any, output: Any) -> None:
+        kept = getattr(calls, "kept", {})
+        if index in kept:
+            kept[index] = output[0] if isinstance(output, tuple) else output
+    return hook

@@ -294,9 +294,8 @@ def parameter_kinds(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
         if not kinds:
             choices = value.get("enum", [value["const"]] if "const" in value else [])
             kinds.update(KINDS[type(choice)] for choice in (choices if isinstance(choices, list) else ()))
-        if kinds and value.get("nullable") is True:
-            kinds.add("null")
-        ref = value.get("$ref")
-        return kinds | named(referred(ref, schema), depth + 1) if isinstance(ref, str) else kinds
+        if isinstance(ref := value.get("$ref"), str):
+            kinds |= named(referred(ref, schema), depth + 1)
+        return kinds | {"null"} if kinds and value.get("nullable") is True else kinds
 
     return {key: frozenset(named(value, 0)) for key, value in schema.get("properties", {}).items()}

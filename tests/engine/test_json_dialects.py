@@ -101,6 +101,7 @@ DECIMAL = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[
             ['{"a": 2, "b": 1, "c": [1]}', '{"a": null, "c": null}'],
             ['{"b": null}', "null"],
         ),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "nullable": True, "$defs": {"a": {"const": 1}}}, ["1", "null"], ["2"]),
         ({"type": "number", "minimum": -3.4e38, "maximum": 1.7976931348623157e308}, ["-1", f"{10**18}.5"], [str(10**19)]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 2**64}, ["0.5"], ["0", "-1"]),
         ({"$ref": "#/$defs/List<größe>", "$defs": {"List<größe>": {"type": "integer"}}}, ["1"], ['""']),

@@ -149,6 +149,7 @@ def test_context_length_with_the_scaling_that_model_cards_tell_to_add(folder: Pa
     [
         ({"model_type": "never_heard_of"}, "has no model type 'never_heard_of'"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "code of its own"),
+        ({"architectures": [None], "auto_map": {"AutoModel": "mine.Model"}}, "code of its own"),
         ({"architectures": ["MineForCausalLM"], "auto_map": {"AutoModel": "mine.Model"}}, "code of its own"),
         ({"quantization_config": {"quant_method": "torchao"}}, "is quantised \\(torchao\\), which is not read: take"),
         ({"num_hidden_layers": "two"}, "not a valid llama config"),

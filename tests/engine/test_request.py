@@ -17,7 +17,7 @@ from foretoken.engine.request import SamplingParams, Speculation
         ("top_k", [-2, 2.5, 2**31]),
         ("max_tokens", [-1, 1.5]),
         ("min_tokens", [-1, 1.5]),
-        ("logprobs", [-2, 2**31, 1.0, True]),
+        ("logprobs", [-2, 2**31, 1.0, -1.0, True, np.array([1, 2])]),
         ("seed", [0.5, 2**63, "1"]),
         ("temperature", [-0.1, float("nan"), "1", True]),
         ("top_p", [0, 1.1, float("nan")]),

@@ -36,10 +36,10 @@ def test_a_value_is_what_its_schema_asks_for_or_a_text(raw: str, kinds: set[str]
 def test_kinds_of_odd_schemas() -> None:
     odd = {"a": True, "b": {"type": 3}, "c": {"type": ["string", 4]}, "d": {"anyOf": 1}, "e": {"$ref": "#/$defs/x"}, "f": {"$ref": "http://x"}}
     odd |= {"g": {"enum": [1, "a"]}, "h": {"const": None}, "i": {"enum": 1}, "j": {"allOf": [{"type": "object"}]}}
-    odd |= {"k": {"type": "string", "nullable": True}, "l": {"nullable": True}}
-    looping = {"properties": odd, "$defs": {"x": {"$ref": "#/$defs/x"}}}
+    odd |= {"k": {"type": "string", "nullable": True}, "l": {"nullable": True}, "m": {"$ref": "#/$defs/n", "nullable": True}}
+    looping = {"properties": odd, "$defs": {"x": {"$ref": "#/$defs/x"}, "n": {"type": "integer"}}}
     assert {key: set(kinds) for key, kinds in parameter_kinds(looping).items()} == {
         "a": set(), "b": set(), "c": {"string"}, "d": set(), "e": set(), "f": set(),
         "g": {"integer", "string"}, "h": {"null"}, "i": set(), "j": {"object"},
-        "k": {"string", "null"}, "l": set(),
+        "k": {"string", "null"}, "l": set(), "m": {"integer", "null"},
     }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ GPT_OSS: dict[str, Any] = {"head_dim": 8, "sliding_window": 4, "num_local_expert
         transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=4, attn_logit_softcapping=1.0, final_logit_softcapping=1.0),
         transformers.GptOssConfig(**SIZES, **GPT_OSS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
         transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+        transformers.AfmoeConfig(
+            **SIZES, head_dim=8, num_experts=2, num_experts_per_tok=1, num_dense_layers=1, moe_intermediate_size=8, mup_enabled=True
+        ),
+        transformers.HyperCLOVAXConfig(**SIZES, logits_scaling=0.2),
         transformers.GraniteConfig(**SIZES, embedding_multiplier=3.0, logits_scaling=0.2, residual_multiplier=0.5),
     ],
     ids=lambda config: config.model_type,
@@ -44,6 +50,7 @@ def test_states_and_probabilities_are_the_models_own(config: transformers.Pretra
     embedded, first, last = (torch.cat([one.hidden_states[at][0] for one in alone]) for at in (0, 1, -1))
 
     target = FrozenTarget.load(tmp_path)
+    loaded = weakref.ref(target.model)
     states = target(Packed(ids, torch.ones(30, dtype=torch.bool), BOUNDS), [0])
 
     torch.testing.assert_close(target.embed(ids), embedded)
@@ -51,6 +58,10 @@ def test_states_and_probabilities_are_the_models_own(config: transformers.Pretra
     torch.testing.assert_close(states.last, last)
     probs = torch.cat([one.logits[0] for one in alone]).softmax(-1)
     torch.testing.assert_close(target.teacher(states.last, target.head, 1.0).probs(slice(None)), probs)
+    gc.disable()
+    del target
+    gc.enable()
+    assert loaded() is None, "gigabytes wait for the garbage collector"
 
 
 def test_a_target_whose_layers_lie_elsewhere_is_refused(tmp_path: Path) -> None:
