@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from as_on_a_gpu import bind_as_on_a_gpu, engines_elsewhere
+from orthrus_targets import orthrus_of
 from random_adapters import pairs_for, save_adapter
 from random_drafters import write
 from recurrent_models import save_qwen3_5
@@ -41,14 +42,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
     "hydra": {},
+    "redrafter": {"num_speculative_tokens": 3},
     "dflash": {},
     "dflash2": {},
+    "dflare": {},
+    "ddtree": {"eagle_topk": 3, "num_draft_tokens": 6},
     "dspark": {},
+    "orthrus": {},
     "uno": {"num_speculative_tokens": 3},
     "recurrent draft": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
 }
-NAMED = {"gumiho": "eagle", "dflash2": "dflash", "recurrent draft": "draft_model"}  # a checkpoint of that method
-NEVER_EARLY = ("ngram", "gumiho", "medusa", "hydra", "dflash", "dflash2", "dspark", "uno", "recurrent draft")
+NAMED = {"gumiho": "eagle", **dict.fromkeys(("dflash2", "dflare", "ddtree"), "dflash"), "recurrent draft": "draft_model"}
+"""A checkpoint of that method."""
+NEVER_EARLY = METHODS.keys() - {"draft_model", "eagle", "eagle3"}
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +82,28 @@ def say(llm: LLM, method: str, **params: Any) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def config_of(method: str, target: Path, folder: Path) -> dict[str, Any]:
+def made(method: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The target, or one like it that brings its drafter along, and the configuration."""
     config = {"method": NAMED.get(method, method), "adaptive": False, **METHODS[method]}
-    if method == "recurrent draft":
-        draft = save_qwen3_5(folder)
-        for file in target.glob("*token*"):
-            shutil.copy(file, draft / file.name)
-        return config | {"model": str(draft)}
-    return config if method == "ngram" else config | {"model": str(write(method, target, folder / method))}
+    match method:
+        case "ngram":
+            return target, config
+        case "orthrus":
+            return orthrus_of(target, folder / method), config
+        case "recurrent draft":
+            draft = save_qwen3_5(folder)
+            for file in target.glob("*token*"):
+                shutil.copy(file, draft / file.name)
+            return target, config | {"model": str(draft)}
+        case _:
+            return target, config | {"model": str(write({"ddtree": "dflash"}.get(method, method), target, folder / method))}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_outputs_are_those_of_the_plain_executor(
     method: str, target: Path, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(method, target, tmp_path)
+    target, config = made(method, target, tmp_path)
     with LLM(target, config, **OPTIONS) as llm:
         runner = llm._running().core.runner
         assert isinstance(runner, OverlappedRunner)
@@ -148,7 +161,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
     method: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it would, the step fails, and with it the request or the drafter."""
-    config = config_of(method, target, tmp_path)
+    target, config = made(method, target, tmp_path)
     settings: list[dict[str, Any]] = [
         {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.9, "logprobs": 2, "repetition_penalty": 1.2},
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from orthrus_targets import orthrus_of
 from random_drafters import write
 from tiny_models import save_llama
 
@@ -25,6 +26,7 @@ from foretoken.proposers.learned import LearnedProposer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], list(range(100, 190))]
 NUM_TOKENS = 24
+KIND_OF_BLOCKS = dict.fromkeys(("dflash2", "dflare", "ddtree"), "dflash")
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     "draft_model": {"num_speculative_tokens": 3},
@@ -34,10 +36,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "pard": {"num_speculative_tokens": 3},
     "medusa": {"num_speculative_tokens": 2},
     "hydra": {"num_speculative_tokens": 3},
+    "redrafter": {"num_speculative_tokens": 3},
     "mlp_speculator": {"num_speculative_tokens": 3},
     "dflash": {},
     "dflash2": {},
+    "dflare": {},
+    "ddtree": {"eagle_topk": 3, "num_draft_tokens": 6},
     "dspark": {},
+    "orthrus": {},
 }
 
 
@@ -88,10 +94,12 @@ def test_the_gpu_says_what_the_cpu_says(gpu: str, target: Path, small_cache: dic
 @pytest.mark.parametrize("method", METHODS)
 def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache: dict[str, Any], method: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
-    if method != "ngram":
-        config["model"] = str(write(method, target, tmp_path / method))
+    if method == "orthrus":
+        target = orthrus_of(target, tmp_path / method)
+    elif method != "ngram":
+        config["model"] = str(write({"ddtree": "dflash"}.get(method, method), target, tmp_path / method))
     with LLM(target, config, device=gpu, **small_cache) as llm:
-        plain, guessed = say(llm, temperature=0), say(llm, {"dflash2": "dflash"}.get(method, method), temperature=0)
+        plain, guessed = say(llm, temperature=0), say(llm, KIND_OF_BLOCKS.get(method, method), temperature=0)
         stats = llm.stats()
         assert stats.num_draft_tokens > 0
         assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"

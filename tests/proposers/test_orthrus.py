@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
+from orthrus_targets import add_view
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -57,15 +57,8 @@ def save(folder: Path, **config: Any) -> Path:
     }  # fmt: skip
     model = Qwen3ForCausalLM(Qwen3Config(**sizes)).float()
     model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    for name in [name for name in weights if ".self_attn." in name]:
-        part = weights[name]
-        other = torch.rand(part.shape) + 0.5 if part.dim() == 1 else torch.randn(part.shape) / part.shape[-1] ** 0.5
-        weights[name.replace("_proj.", "_proj_diff.").replace("_norm.", "_norm_diff.")] = other
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    said = json.loads((folder / "config.json").read_text())
     remote = {"architectures": ["OrthrusLM"], "auto_map": {"AutoModelForCausalLM": "modeling_orthrus.OrthrusLM"}}
-    (folder / "config.json").write_text(json.dumps({**said, **remote, "mask_token_id": MASK, "block_size": BLOCK, **config}))
+    add_view(folder, **remote, **{"mask_token_id": MASK, "block_size": BLOCK, **config})
     PreTrainedTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder)
     return folder
 
