@@ -17,7 +17,7 @@ from ...kernels.layout import KVTensors, StateRoom
 from ...kernels.torch_kv import TorchKV
 from ...proposers.config import SpeculativeConfig
 from .gpu_clock import Ceilings
-from .gpu_model import LLAMA_8B, QWEN3_5_9B, TINY, TINY_QWEN3_5, MadeEngine, Size, loaded, network
+from .gpu_model import LLAMA_1B, LLAMA_8B, QWEN3_5_9B, TINY, TINY_QWEN3_5, MadeEngine, Size, loaded, network
 from .network import BLOCK
 
 OFF = SpeculativeConfig(off=True)
@@ -47,6 +47,7 @@ class Effort:
     """How much is asked of the device."""
 
     size: Size
+    short: Size  # of a network whose passes end before the host has made the next one ready
     recurrent: PreTrainedConfig  # of the network with recurrent layers
     dtype: torch.dtype
     context: int  # of one stream
@@ -62,8 +63,8 @@ class Effort:
     runs: int
 
 
-FULL = Effort(LLAMA_8B, QWEN3_5_9B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
-SMALL = Effort(TINY, TINY_QWEN3_5, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
+FULL = Effort(LLAMA_8B, LLAMA_1B, QWEN3_5_9B, torch.bfloat16, 1024, (1, 2, 4, 8, 16, 32), 64, 8192, 256, 512, 256, 64, 1024, 256, 20)
+SMALL = Effort(TINY, TINY, TINY_QWEN3_5, torch.float32, 64, (1, 2), 3, 64, 3, 16, 4, 2, 16, 16, 1)
 
 
 class Bench:

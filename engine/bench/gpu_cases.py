@@ -315,6 +315,34 @@ def eagle(bench: Bench) -> Iterable[Figure]:
         yield Figure("eagle", "chains begun early and used", early.num_used / early.num_begun, "", note=f"of {early.num_begun}")
 
 
+def short(bench: Bench) -> Iterable[Figure]:
+    """Steps of a network whose passes are short: what the host does between them tells."""
+    effort = replace(bench.effort, size=bench.effort.short)
+    context, alone = effort.profiled_context, Bench(bench.device, effort, bench.folder / "short")
+    executor, one = alone.executor(), ragged_batch(effort.size.config["vocab_size"], 1, 1, context)
+    executor.try_early_launches()
+    kv = filled(executor, context // BLOCK + 2)
+    passed = device_seconds(lambda: executor.start(one, kv), bench.device, effort.runs)
+    yield Figure("short", "a pass of one token", passed * 1e3, "ms", note=effort.size.title)
+    eagle3 = EagleConfig(str(write_eagle3(effort.size, alone.folder / "eagle3", bench.device, effort.dtype)), "eagle3", 5)
+    guessing = {
+        "synthetic, k = 4": SpeculativeConfig((SyntheticConfig(4),), adaptive=False, synthetic_rates=(0.8,)),
+        "EAGLE-3, k = 5": SpeculativeConfig((eagle3,), adaptive=False),
+    }
+    cases = [("plain", OFF, rows) for rows in (1, 16, effort.profiled_rows)] + [(name, config, 1) for name, config in guessing.items()]
+    for name, config, rows in cases:
+        with alone.engine(config, rows, context + 8 * effort.decoded + 64) as engine:
+            for _ in range(rows):
+                engine.add(context, effort.decoded)
+            engine.until_decoding()
+            engine.step()
+            before, started = engine.core.num_steps, time.perf_counter()
+            engine.finish()
+            each = (time.perf_counter() - started) / max(engine.core.num_steps - before, 1)
+            yield Figure("short", f"a step of {rows} rows, {name}", each * 1e3, "ms")
+        release(bench.device)
+
+
 def throughput(bench: Bench) -> Iterable[Figure]:
     """Many streams at once, from prompts to the last token: ours."""
     effort = bench.effort
@@ -392,6 +420,7 @@ def invariant(bench: Bench) -> Iterable[Figure]:
     """What batch-invariant mode costs, and whether it is what it says: the same bits alone, among others and with guesses behind."""
     effort = bench.effort
     executor = bench.executor(is_batch_invariant=True) if kernels_for(bench.device) is not None else bench.executor()
+    executor.try_early_launches()
     rows = min(effort.profiled_rows, 16)
     blocks = -(-(effort.context + 8) // BLOCK)
     kv = filled(executor, rows * blocks + 1)
@@ -445,6 +474,7 @@ def _narrow(bench: Bench, quantization: Literal["fp8", "int4"]) -> Iterable[Figu
         return
     effort = bench.effort
     executor = bench.executor(quantization=quantization)
+    executor.try_early_launches()
     counts = (1, 8, 32, 64, 256, 512) if bench.device.type == "cuda" else (1, 8)
     kv = filled(executor, (effort.context + max(counts)) // BLOCK + 2)
     for tokens in counts:
@@ -483,6 +513,7 @@ CASES: dict[str, Callable[[Bench], Iterable[Figure]]] = {
     "synthetic": synthetic,
     "eagle": eagle,
     "guessing": guessing,
+    "short": short,
     "throughput": throughput,
     "transformers": transformers_throughput,
     "fp8": fp8,

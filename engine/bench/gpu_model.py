@@ -55,6 +55,11 @@ LLAMA_8B = Size(
     },
     32000,
 )  # fmt: skip
+LLAMA_1B = Size(
+    "Llama-3.2-1B's shape",
+    {**LLAMA_8B.config, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64},
+    32000,
+)
 TINY = Size(
     "a tiny Llama",
     {
