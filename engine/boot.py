@@ -222,7 +222,7 @@ def open_runner(config: EngineConfig, model: LoadedModel, drafters: Drafters, pr
     executor.capture(drafters.target_kv, hidden, scheduler.max_num_seqs, 1 + drafted, scheduler.max_num_batched_tokens, progress)
     if drafters.target_states is not None:  # which guesses stand decides where a recurrent row goes on: the host has to know
         return Runner(executor, drafters.target_kv, hidden, full_logits_wanted, drafters.target_states)
-    return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len)
+    return OverlappedRunner(executor, drafters.target_kv, hidden, full_logits_wanted, model.max_model_len, drafters.proposers.needs.argmax)
 
 
 def _warm_up(

@@ -28,6 +28,7 @@ from ..proposers import load, open_all
 from ..proposers.config import (
     DraftModelConfig,
     HiddenStatesConfig,
+    LookaheadConfig,
     NgramConfig,
     PardConfig,
     ProposerConfig,
@@ -183,6 +184,8 @@ def _guesses_of(entry: ProposerConfig) -> int:
             return entry.num_speculative_tokens * entry.num_branches
         case SuffixConfig():
             return entry.num_speculative_tokens or entry.max_tree_depth
+        case LookaheadConfig():
+            return entry.num_nodes
         case HiddenStatesConfig():
             return 0
         case _:

@@ -88,10 +88,13 @@ class OverlappedRunner(Runner):
         hidden: tuple[int, ...],
         wants_full_logits: Callable[[Request], bool],
         max_model_len: int,
+        keeps_argmax: bool = False,
     ) -> None:
+        """keeps_argmax: what the target thinks best behind each node comes to the host, also where it walks drafts itself."""
         super().__init__(executor, kv, hidden, wants_full_logits)
         self._starting = executor
         self._max_model_len = max_model_len
+        self._keeps_argmax = keeps_argmax
         self._verifier: Verifier | None = None
         self._ahead: _Ahead | None = None
         self._was_steady = False  # the step before: one alone says little about the next
@@ -119,10 +122,12 @@ class OverlappedRunner(Runner):
         if answer is None:
             return Forward(started.finish)
         self.num_matched += 1
-        logits, (fetched,) = started.logits if plan.scored else None, Fetched.of(answer)
+        logits = started.logits if plan.scored else None
+        fetched, *best = Fetched.of(answer, *[started.argmax[: started.num_scores]] * self._keeps_argmax)
 
         def matched() -> ForwardOutput:
-            return ForwardOutput(started.argmax, started.top, logits, started.hidden, matched=fetched.get())
+            argmax = best[0].get() if best else started.argmax
+            return ForwardOutput(argmax, started.top, logits, started.hidden, matched=fetched.get())
 
         # Scores of prompts are brought to the host later on: behind what somebody else begins now they would have to wait.
         return Forward(matched) if plan.scored else Forward(matched, answer, started.hidden)

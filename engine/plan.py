@@ -266,7 +266,19 @@ class Verdict:
             num_scheduled=[row.num_scheduled for row in plan.rows],
             token_ids=[request.token_ids for request in requests],
             ended=_ended(requests),
+            argmax=target.argmax,
+            first_nodes=self._first_nodes(plan),
         )
+
+    @staticmethod
+    def _first_nodes(plan: StepPlan) -> list[int]:
+        """Of each row, among what the target has said of the step's nodes; -1 where it does not sample."""
+        found: list[int] = []
+        first = 0
+        for row in plan.rows:
+            found.append(first if row.samples else -1)
+            first += (1 + len(row.draft_token_ids)) * row.samples
+        return found
 
 
 @record

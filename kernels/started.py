@@ -58,7 +58,7 @@ class Started:
     def __init__(self, computed: Computed, num_scores: int, wanted: Tensor) -> None:
         """computed: behind the pass's own entries there may be padding. wanted: full_logits of the batch, on the device."""
         self.argmax, self.top, self.scores, self.hidden = computed.argmax, computed.top, computed.logits, computed.hidden
-        self._computed, self._num_scores, self._wanted = computed, num_scores, wanted
+        self.num_scores, self._computed, self._wanted = num_scores, computed, wanted
 
     @cached_property
     def logits(self) -> Tensor | None:
@@ -84,7 +84,7 @@ class Started:
         """Wait for the device, before another pass is started. Logits and states stay there: mostly nobody asks for the first, and who
         wants the others goes on with them there."""
         logits = self.logits
-        argmax, top = (sent.get() for sent in Fetched.of(self.argmax[: self._num_scores], self.top[: self._num_scores]))
+        argmax, top = (sent.get() for sent in Fetched.of(self.argmax[: self.num_scores], self.top[: self.num_scores]))
         return ForwardOutput(argmax, top, logits, self.hidden)
 
 

@@ -14,6 +14,7 @@ from .config import (
     DraftModelConfig,
     EagleConfig,
     HiddenStatesConfig,
+    LookaheadConfig,
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
@@ -121,6 +122,10 @@ def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:
             from .suffix import SuffixProposer
 
             return LoadedProposer("suffix", lambda opening: SuffixProposer(config, opening.name, resources.corpora))
+        case LookaheadConfig():
+            from .lookahead import LookaheadProposer
+
+            return LoadedProposer("lookahead", lambda opening: LookaheadProposer(config, opening.name))
         case MtpConfig():
             from . import mtp
 

@@ -29,6 +29,7 @@ class Needs:
     kv_layers: tuple[KVLayerSpec, ...] = ()  # cache layers of its own, behind the target's block ids
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
     hears: Hears = "every step"
+    argmax: bool = False  # the target's best token behind each guess, refused ones too
     runs_target: bool = False  # it runs the target itself, over the uncommitted places of the rows that it guesses for
 
     @property
@@ -183,6 +184,8 @@ class Feedback:
     num_scheduled: Sequence[int] = ()  # [R] known tokens among the row's hidden states; its draft tokens follow
     token_ids: Sequence[Sequence[int]] = ()  # [R] the row's known tokens after the commit; live views, as in DraftRow
     ended: Sequence[Ended] = ()
+    argmax: Tensor | None = None  # [N] the target's best token behind each node of rows that sampled; for whom `Needs` says so
+    first_nodes: Sequence[int] = ()  # [R] where a row's are: behind its last known token, then behind each of its draft; -1 = nowhere
 
 
 class KnownRow(Protocol):

@@ -140,6 +140,22 @@ class SuffixConfig:
 
 
 @dataclass(frozen=True)
+class LookaheadConfig:
+    """Lookahead decoding. Defaults and names as in TensorRT-LLM, the papers' W, N and G."""
+
+    max_window_size: int = 4
+    max_ngram_size: int = 3
+    max_verification_set_size: int = 4
+    num_speculative_tokens: int | None = None  # most nodes; None = all that these make
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the whole tree: the window's but for the last known token, and those of the n-grams."""
+        whole = (self.max_window_size + self.max_verification_set_size) * (self.max_ngram_size - 1) - 1
+        return min(whole, self.num_speculative_tokens or whole)
+
+
+@dataclass(frozen=True)
 class MtpConfig:
     """Draft layers inside the target's checkpoint. num_speculative_tokens None = what it was trained for."""
 
@@ -236,6 +252,7 @@ ProposerConfig = (
     | MedusaConfig
     | EagleConfig
     | SuffixConfig
+    | LookaheadConfig
     | MtpConfig
     | MlpSpeculatorConfig
     | BlockConfig

@@ -21,6 +21,7 @@ KEYS = (  # every key that vLLM 0.5 to 0.33 knows, SGLang's three of a tree, and
     *("draft_tensor_parallel_size", "rejection_sample_method", "acceptance_method", "draft_layers", "heterogeneous_vocab"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "parallel_drafting", "enforce_eager", "moe_backend"),
+    *("max_window_size", "max_ngram_size", "max_verification_set_size"),
     *("custom_class", "options", "directory", "layers", "max_shard_tokens", "draft_model_config"),
     *("uno_mask_token_id", "uno_noise_seed", "uno_noise_low"),
     *("speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens"),

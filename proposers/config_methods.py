@@ -5,6 +5,7 @@ Knows which keys a method has; what those of trees mean stands in config_trees.p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .config import (
@@ -14,6 +15,7 @@ from .config import (
     DraftModelConfig,
     EagleConfig,
     HiddenStatesConfig,
+    LookaheadConfig,
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
@@ -57,6 +59,8 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
                     use_tree=entry.flag("use_tree"),
                 ),
             )
+        case "lookahead":
+            return _lookahead(entry, num_tokens)
         case "draft_model":
             return DraftModelConfig(
                 entry.model(method, target),
@@ -145,6 +149,22 @@ def _ngram(entry: ConfigEntry, num_tokens: int | None) -> NgramConfig:
             shared_pool=entry.flag("shared_pool"),
         )
     )
+
+
+def _lookahead(entry: ConfigEntry, num_tokens: int | None) -> LookaheadConfig:
+    sizes = given(
+        max_window_size=entry.integer("max_window_size", 1, MAX_NUM_SPECULATIVE_TOKENS),
+        max_ngram_size=entry.integer("max_ngram_size", 2, MAX_NUM_SPECULATIVE_TOKENS),
+        max_verification_set_size=entry.integer("max_verification_set_size", 1, MAX_NUM_SPECULATIVE_TOKENS),
+    )
+    config = LookaheadConfig(**sizes)
+    if config.num_nodes > MAX_NUM_SPECULATIVE_TOKENS:
+        raise SpeculativeConfigError(
+            f"('max_window_size' {config.max_window_size} + 'max_verification_set_size' {config.max_verification_set_size}) x "
+            f"('max_ngram_size' {config.max_ngram_size} - 1) - 1 = {config.num_nodes} guesses, above {MAX_NUM_SPECULATIVE_TOKENS}: "
+            "lower one of them"
+        )
+    return replace(config, num_speculative_tokens=num_tokens)
 
 
 def _vocabulary(entry: ConfigEntry) -> str | None:

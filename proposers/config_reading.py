@@ -18,6 +18,7 @@ from .config import (
     DynamicTree,
     EagleConfig,
     HiddenStatesConfig,
+    LookaheadConfig,
     MedusaConfig,
     ProposerConfig,
     SpeculativeConfig,
@@ -31,10 +32,11 @@ from .detection import NGRAM_NAMES, detect_method
 
 METHODS = (
     *("off", "ngram", "ngram_cache", "suffix", "draft_model", "pard", "eagle", "eagle3", "medusa", "hydra", "redrafter", "mtp"),
-    *("mlp_speculator", "dflash", "dspark", "orthrus", "uno", "prediction", "custom_class", "extract_hidden_states", "synthetic"),
+    *("mlp_speculator", "dflash", "dspark", "orthrus", "uno", "lookahead", "prediction", "custom_class", "extract_hidden_states"),
+    "synthetic",
 )
 OTHER_NAMES = {
-    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp"},
+    **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "lookahead_decoding": "lookahead"},
     **{"hydra++": "hydra", "recurrent_drafting": "redrafter"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
@@ -119,6 +121,8 @@ def _depth(config: ProposerConfig) -> int | None:
             return depth
         case SuffixConfig():
             return config.num_speculative_tokens or min(config.max_tree_depth, MAX_NUM_SPECULATIVE_TOKENS)
+        case LookaheadConfig():
+            return config.max_ngram_size - 1
         case HiddenStatesConfig():
             return None
         case _:

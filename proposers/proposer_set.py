@@ -127,6 +127,7 @@ class ProposerSet:
             hidden=tuple(sorted({boundary for needs in all_needs for boundary in needs.hidden})),
             kv_layers=tuple(layer for needs in all_needs for layer in needs.kv_layers),
             scratch_slots=max((needs.scratch_slots for needs in all_needs), default=0),
+            argmax=any(needs.argmax for needs in all_needs),
             runs_target=any(needs.runs_target for needs in all_needs),
         )
 

@@ -35,6 +35,7 @@ MODEL_FREE: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "disable_by_batch_size": 64},
     "suffix": {"method": "suffix"},
     "ngram_cache": {"method": "ngram_cache", "num_speculative_tokens": 3},
+    "lookahead": {"method": "lookahead", "max_window_size": 3},
 }
 TREES: dict[str, dict[str, Any]] = {
     "ngram": {"num_branches": 3},

@@ -70,6 +70,7 @@ def configs(folder: Path) -> list[dict[str, Any]]:
         {"method": "suffix"},
         {"method": "suffix", "use_tree": True},
         {"method": "ngram_cache", "model": str(table), "num_speculative_tokens": 4},
+        {"method": "lookahead", "max_ngram_size": 4},
     ]
     folders = {method: str(write(method, TARGET, folder / method, seed)) for seed, method in enumerate([*MAKERS, *VARIANTS])}
     learned = [{"model": at, **MORE.get(method, {})} for method, at in folders.items()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .speculation_figures import OFF, Figures, Setting
 
 TOLERANCE = 0.02  # two settings so near to each other are the same to a user
-SIMPLE = ("off", "ngram", "suffix", "ngram_cache")  # no network, the simplest first; every other method has one
+SIMPLE = ("off", "ngram", "suffix", "ngram_cache", "lookahead")  # no network, the simplest first; every other method has one
 
 
 @dataclass(frozen=True)

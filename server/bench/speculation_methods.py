@@ -45,6 +45,7 @@ def _of_model(model: str) -> tuple[Method, ...]:
             entries |= {name: {**entry, "model": f"{DEMO_MODEL}/{name}"} for name, entry in entries.items() if "model" in entry}
     else:
         entries = {name: {"method": name, **settings} for name, settings in WITHOUT_WEIGHTS.items()}
+        entries["lookahead"] = {"method": "lookahead"}
         shapes = tensor_shapes(folder)
         if has_mtp_layers(read_config(folder), shapes):
             entries["mtp"] = {"method": "mtp"}

@@ -36,6 +36,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 20, [7, 8, 7, 8, 7, 8, 7]]
 OPTIONS: dict[str, Any] = {"executor": "torch", "dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 256, "max_num_seqs": 8}
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "lookahead": {},
     "draft_model": {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
     "eagle": {"num_speculative_tokens": 3},
     "gumiho": {},
@@ -86,7 +87,7 @@ def made(method: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any]]
     """The target, or one like it that brings its drafter along, and the configuration."""
     config = {"method": NAMED.get(method, method), "adaptive": False, **METHODS[method]}
     match method:
-        case "ngram":
+        case "ngram" | "lookahead":
             return target, config
         case "orthrus":
             return orthrus_of(target, folder / method), config

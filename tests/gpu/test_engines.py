@@ -29,6 +29,7 @@ NUM_TOKENS = 24
 KIND_OF_BLOCKS = dict.fromkeys(("dflash2", "dflare", "ddtree"), "dflash")
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "lookahead": {},
     "draft_model": {"num_speculative_tokens": 3},
     "gumiho": {},
     "eagle3": {"num_speculative_tokens": 3},
@@ -96,7 +97,7 @@ def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache
     config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
     if method == "orthrus":
         target = orthrus_of(target, tmp_path / method)
-    elif method != "ngram":
+    elif method not in ("ngram", "lookahead"):
         config["model"] = str(write({"ddtree": "dflash"}.get(method, method), target, tmp_path / method))
     with LLM(target, config, device=gpu, **small_cache) as llm:
         plain, guessed = say(llm, temperature=0), say(llm, KIND_OF_BLOCKS.get(method, method), temperature=0)

@@ -18,7 +18,7 @@ def names(methods: tuple[Method, ...]) -> list[str]:
 
 
 def test_a_model_by_itself_has_the_methods_without_weights(tiny_target: Path) -> None:
-    assert names(find_methods(str(tiny_target), None)) == ["ngram", "suffix"]
+    assert names(find_methods(str(tiny_target), None)) == ["ngram", "suffix", "lookahead"]
     assert names(find_methods(str(tiny_target), None, ["suffix"])) == ["suffix"]
 
 

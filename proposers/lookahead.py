@@ -1,0 +1,180 @@
+"""Lookahead decoding (Fu et al. 2024): the target's own passes guess far ahead beside what they verify. No weights, no drafter.
+
+https://arxiv.org/abs/2402.02057. Owns each row's window and n-grams. Knows no network: what the target says about guesses that were
+refused comes with the feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kernels.started import to_lists
+from .base import Draft, DraftContext, DraftRow, Feedback, Needs
+from .config import LookaheadConfig
+
+MAX_READ_TOKENS = 4096
+"""Of a prompt, its last ones, whose n-grams a row begins with."""
+
+MAX_KEYS = 4096
+"""Tokens for which a row has n-grams: those that something was last found for. Some 4 MB."""
+
+
+class LookaheadProposer:
+    """Guesses a tree with two parts: a window, and n-grams that begin with the last known token.
+
+    The window has columns. Column c stands for the text from place c behind the last known token on, in ngram_size - 1 tokens that the
+    target itself has said one step after the other: each was its best guess behind those above it in the column, and behind the first
+    tokens of the columns to the left (Jacobi iteration). A pass over all of them gives each column one token more: it is an n-gram
+    then, which is kept for when its first token turns up, and the column goes on one place later. As a tree the first tokens of all
+    columns are a chain, from each of which its column branches off.
+
+    What the target accepts of the tree is the verifier's business, as with any other: the output is the target's.
+    """
+
+    needs = Needs(hears="own steps", argmax=True)
+
+    def __init__(self, config: LookaheadConfig, name: str = "lookahead") -> None:
+        self.name = name
+        self.max_tokens = config.num_nodes
+        self._config = config
+        self._rows: dict[str, _Row] = {}
+
+    def propose(self, context: DraftContext) -> Draft:
+        draft = Draft([], [0], [], [])
+        for row in context.rows:
+            own = self._rows.get(row.request_id)
+            if own is None:
+                own = self._rows[row.request_id] = _Row(self._config, row)
+            tree = own.guess(row, min(row.ceiling, self.max_tokens))
+            draft.token_ids.extend(tree.token_ids)
+            draft.parents.extend(tree.parents)
+            draft.source.extend([0] * len(tree.token_ids))
+            draft.start_loc.append(len(draft.token_ids))
+        return draft
+
+    def observe(self, feedback: Feedback) -> None:
+        best: list[int] | None = None
+        for i, request_id in enumerate(feedback.request_ids):
+            row = self._rows.get(request_id)
+            if row is None or not row.has_guessed or feedback.finished[i]:
+                continue
+            if best is None and feedback.argmax is not None:
+                (best,) = to_lists(feedback.argmax)
+            first, count = feedback.first_nodes[i] if best is not None else -1, feedback.num_drafted[i]
+            said = best[first : first + 1 + count] if best is not None and first >= 0 else []
+            row.learn(said, len(feedback.emitted[i]), feedback.token_ids[i])
+
+    def forget(self, request_id: str) -> None:
+        self._rows.pop(request_id, None)
+
+    def check(self) -> None:
+        for row in self._rows.values():
+            row.check()
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+class _Row:
+    """One running request."""
+
+    def __init__(self, config: LookaheadConfig, row: DraftRow) -> None:
+        self._size, self._most = config.max_ngram_size, config.max_verification_set_size
+        self._found: dict[int, dict[tuple[int, ...], None]] = {}  # first token -> what came behind it, the latest last
+        self._num_read = max(0, row.num_prompt_tokens - MAX_READ_TOKENS)  # of the text
+        self._columns = [self._some(row.token_ids, c) for c in range(config.max_window_size)]
+        self._tree: _Tree | None = None  # the latest, if nobody has said what became of it
+        self._ends: list[int] = []  # of its columns: the nodes of their last tokens
+
+    @property
+    def has_guessed(self) -> bool:
+        return self._tree is not None
+
+    def guess(self, row: DraftRow, room: int) -> _Tree:
+        """At most `room` nodes. A window of fewer columns where there is less room."""
+        text = row.token_ids
+        self._read(text)
+        size, width = self._size, len(self._columns)
+        tree = _Tree(room)
+        self._columns[0][0] = text[-1]
+        columns = (room + 1) * width // ((width + self._most) * (size - 1))
+        first, self._ends = -1, []
+        for column in self._columns[:columns]:
+            if self._ends:
+                first = tree.add(first, column[0])
+            self._ends.append(tree.add_path(first, column[1:]))
+        for ngram in reversed(self._found.get(text[-1], ())):
+            tree.add_path(-1, ngram)
+        # What a grammar leaves no choice about comes in front of a tree, of which other nodes are left then.
+        self._tree = None if row.forced or not tree.token_ids else tree
+        return tree
+
+    def learn(self, best: Sequence[int], ahead: int, text: Sequence[int]) -> None:
+        """best: the target's best token behind the last known one and behind each node of the tree, if all of it was looked at.
+        ahead: tokens that the text has grown by."""
+        tree, self._tree = self._tree, None
+        assert tree is not None
+        if len(best) == 1 + len(tree.token_ids):
+            further = [[*column, best[1 + end]] for column, end in zip(self._columns, self._ends, strict=False)]
+            for column in further:
+                self._keep(column)
+            kept = [column[1:] for column in further][max(ahead - 1, 0) :] + self._columns[len(further) :]
+        else:
+            kept = self._columns[ahead:]
+        kept = kept or [self._some(text)]
+        while len(kept) < len(self._columns):  # one more goes on where the last one does, and then anyhow
+            kept.append([*kept[-1][1:], text[(17 * len(kept) + len(text)) % len(text)]])
+        self._columns = kept
+
+    def check(self) -> None:
+        assert len(self._found) <= MAX_KEYS and all(0 < len(ngrams) <= self._most for ngrams in self._found.values()), "too many n-grams"
+        assert all(len(column) == self._size - 1 for column in self._columns), "a column has another length"
+
+    def _read(self, text: Sequence[int]) -> None:
+        """Take in the n-grams of the text that are new."""
+        end = len(text)
+        for start in range(self._num_read, end - self._size + 1):
+            self._keep(text[start : start + self._size])
+        self._num_read = max(self._num_read, end - self._size + 1)
+
+    def _keep(self, ngram: Sequence[int]) -> None:
+        key, rest = ngram[0], tuple(ngram[1:])
+        ngrams = self._found.pop(key, {})
+        ngrams.pop(rest, None)
+        ngrams[rest] = None
+        if len(ngrams) > self._most:
+            del ngrams[next(iter(ngrams))]
+        self._found[key] = ngrams
+        if len(self._found) > MAX_KEYS:
+            del self._found[next(iter(self._found))]
+
+    def _some(self, text: Sequence[int], first: int = 0) -> list[int]:
+        """What a column begins with: any tokens of the text."""
+        return [text[(17 * first + 7 * i) % len(text)] for i in range(self._size - 1)]
+
+
+class _Tree:
+    """Nodes of a row's draft, parents first; equal ones are one."""
+
+    def __init__(self, room: int) -> None:
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self._room = room
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int) -> int:
+        """The node of this token behind that one; if there is no room, the parent."""
+        node = self._nodes.get((parent, token))
+        if node is None:
+            if len(self.token_ids) == self._room:
+                return parent
+            node = self._nodes[parent, token] = len(self.token_ids)
+            self.token_ids.append(token)
+            self.parents.append(parent)
+        return node
+
+    def add_path(self, parent: int, token_ids: Sequence[int]) -> int:
+        """The last node of this path behind a node."""
+        for token in token_ids:
+            parent = self.add(parent, token)
+        return parent

@@ -1,0 +1,180 @@
+"""Lookahead decoding: its window is the papers' Jacobi iteration, its trees are trees, and what it holds of a text is bounded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import LLM, SamplingParams
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
+from foretoken.proposers.config import LookaheadConfig
+from foretoken.proposers.config_entry import SpeculativeConfigError
+from foretoken.proposers.config_reading import parse_speculative_config
+from foretoken.proposers.lookahead import MAX_KEYS, MAX_READ_TOKENS, LookaheadProposer
+
+Target = Callable[[Sequence[int]], int]
+VOCAB = 50
+
+
+def row(text: list[int], ceiling: int, num_prompt_tokens: int | None = None, forced: Sequence[int] = ()) -> DraftRow:
+    return DraftRow("r", text, num_prompt_tokens or len(text), len(text), ceiling, 0, (), (), Draw(0.0, 0, 0), forced=forced)
+
+
+def last_three(text: Sequence[int]) -> int:
+    """A target that looks at three tokens."""
+    return (text[-1] * 7 + text[-2] * 3 + text[-3] + 1) % VOCAB
+
+
+def by_heart(text: Sequence[int]) -> int:
+    """A target that says a text in which nothing comes twice, whatever it has read."""
+    return len(text) * 7 % 1009
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    found: list[list[int]] = []
+    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
+def step(proposer: LookaheadProposer, text: list[int], target: Target, ceiling: int = 64, said: bool = True, **more: Any) -> Draft:
+    """What an engine does of it for one row: the text grows by what the target accepts and one token more."""
+    draft = proposer.propose(DraftContext([row(text, ceiling, **more)], 0, 16))
+    best = [target(text), *(target(text + path) for path in paths(draft))]
+    accepted: list[int] = []
+    emitted = [best[0]]
+    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+        if parent == (accepted[-1] if accepted else -1) and token == emitted[-1]:
+            accepted.append(node)
+            emitted.append(best[1 + node])
+    text += emitted
+    argmax = torch.tensor([7, 7, *best]) if said else None  # another row's first
+    counts = [len(text) - 1], [len(draft.token_ids)]
+    proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], token_ids=[text], argmax=argmax, first_nodes=[2]))
+    proposer.check()
+    return draft
+
+
+class Window:
+    """The papers' window written out: `levels[j][c]` was guessed j steps after `levels[0][c]`, for place c + j behind the text."""
+
+    def __init__(self, columns: Sequence[Sequence[int]]) -> None:
+        self.levels = [list(level) for level in zip(*columns, strict=True)]
+
+    def go_on(self, text: Sequence[int], target: Target) -> list[list[int]]:
+        """One Jacobi iteration of all columns behind a text, which ends with the first column's first token. Their n-grams."""
+        first = [text[-1], *self.levels[0][1:]]
+        ngrams: list[list[int]] = []
+        for c in range(len(first)):
+            column = [first[c], *(level[c] for level in self.levels[1:])]
+            ngrams.append([*column, target([*text[:-1], *first[:c], *column])])
+        self.levels = [[ngram[1 + j] for ngram in ngrams] for j in range(len(self.levels))]
+        return ngrams
+
+
+@pytest.mark.parametrize(("width", "size"), [(4, 3), (1, 4), (5, 5), (3, 2)])
+def test_the_window_is_the_papers_jacobi_iteration(width: int, size: int) -> None:
+    """As long as a step brings one token, columns stay where they are."""
+    proposer = LookaheadProposer(LookaheadConfig(width, size, 3))
+    text = [3, 1, 4, 1, 5, 9]
+    step(proposer, text, last_three)
+    own = proposer._rows["r"]
+    for turn in range(12):
+        expected, before = Window([[*column] for column in own._columns]), len(text)
+        ngrams = expected.go_on(text, last_three)
+        step(proposer, text, last_three)
+        ahead = len(text) - before
+        columns = [[level[c] for level in expected.levels] for c in range(width)]
+        assert own._columns[: width - ahead + 1] == columns[ahead - 1 :], f"step {turn}"
+        assert all(tuple(ngram[1:]) in own._found[ngram[0]] for ngram in ngrams[-3:])
+
+
+def test_what_never_stood_in_a_text_is_guessed() -> None:
+    """Columns are right once they have been gone over, wherever they began."""
+    proposer = LookaheadProposer(LookaheadConfig(8, 4, 4))
+    text, steps = [5, 11], 0
+    while len(text) < 200:
+        step(proposer, text, by_heart)
+        steps += 1
+    assert text[2:] == [by_heart(text[:i]) for i in range(2, len(text))]
+    assert len(text) / steps > 3
+
+
+def test_trees_keep_to_any_ceiling_and_have_no_twins() -> None:
+    rng = random.Random(0)
+    proposer = LookaheadProposer(LookaheadConfig(6, 4, 6))
+    text = [1, 2, 3] * 5
+    for _ in range(60):
+        ceiling = rng.randrange(66)
+        draft = step(proposer, text, last_three, ceiling, said=rng.random() < 0.8)
+        assert len(draft.token_ids) <= ceiling and all(parent < node for node, parent in enumerate(draft.parents))
+        assert len(set(zip(draft.token_ids, draft.parents, strict=True))) == len(draft.token_ids)
+    assert proposer.max_tokens == 35
+
+
+def test_what_was_not_looked_at_teaches_nothing() -> None:
+    """Behind a form's own tokens, and where a draft was cut, nodes are others than were proposed."""
+    proposer = LookaheadProposer(LookaheadConfig())
+    text = [1, 2, 3, 4]
+    step(proposer, text, last_three)
+    found = {key: dict(ngrams) for key, ngrams in proposer._rows["r"]._found.items()}
+    step(proposer, text, last_three, forced=[9])
+    step(proposer, text, last_three, said=False)
+    new = {(key, rest) for key, ngrams in proposer._rows["r"]._found.items() for rest in ngrams if rest not in found.get(key, {})}
+    assert all(any(text[i : i + 3] == [key, *rest] for i in range(len(text))) for key, rest in new)
+
+
+def test_what_is_held_of_long_texts_is_bounded() -> None:
+    proposer = LookaheadProposer(LookaheadConfig())
+    text = list(range(3 * MAX_READ_TOKENS))
+    proposer.propose(DraftContext([row(text, 8)], 0, 16))
+    own = proposer._rows["r"]
+    assert min(own._found) >= 2 * MAX_READ_TOKENS and len(own._found) <= MAX_KEYS
+    text += range(MAX_KEYS)
+    proposer.propose(DraftContext([row(text, 8, 3 * MAX_READ_TOKENS)], 0, 16))
+    proposer.check()
+    assert len(own._found) == MAX_KEYS
+    proposer.forget("r")
+    assert not proposer._rows
+
+
+def test_trees_of_more_nodes_than_there_may_be_are_refused() -> None:
+    with pytest.raises(SpeculativeConfigError, match=r"'max_window_size' 15 .* = 119 guesses, above 64: lower one of them"):
+        parse_speculative_config({"method": "lookahead", "max_window_size": 15, "max_ngram_size": 5, "max_verification_set_size": 15})
+    assert LookaheadConfig().num_nodes == 15 and LookaheadConfig(8, 4, 8).num_nodes == 47
+    assert LookaheadConfig(8, 4, 8, num_speculative_tokens=7).num_nodes == 7
+
+
+@pytest.mark.parametrize("executor", ["torch", "auto"])
+def test_it_hears_what_the_target_thinks_behind_each_guess(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches of rows that guess, rows that do not, and prompts in pieces: greedy rows emit what they say is best."""
+    target = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
+    checked = 0
+    observe = LookaheadProposer.observe
+
+    def watched(self: LookaheadProposer, feedback: Feedback) -> None:
+        nonlocal checked
+        assert feedback.argmax is not None
+        best = feedback.argmax.tolist()
+        for i, emitted in enumerate(feedback.emitted):
+            if first := feedback.first_nodes[i] + 1:
+                assert [best[first - 1], *(best[first + node] for node in feedback.accepted[i])][: len(emitted)] == emitted
+                checked += len(feedback.accepted[i]) > 0
+        observe(self, feedback)
+
+    monkeypatch.setattr(LookaheadProposer, "observe", watched)
+    config = {"method": "lookahead", "max_window_size": 6, "max_ngram_size": 4, "adaptive": False}
+    prompts = [{"prompt_token_ids": [(37 * i + 11 * j * j) % 3000 + 40 for j in range(9 + 13 * i)]} for i in range(6)]
+    found: list[list[list[int]]] = []
+    with LLM(str(target), config, executor=executor, max_num_batched_tokens=64, max_num_seqs=6, kv_cache_gb=0.1) as llm:
+        for method in ("off", "lookahead"):
+            own = [{"method": name} for name in (*[method] * 5, "off")]
+            asked = [SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, speculation=one) for one in own]
+            found.append([list(output.outputs[0].token_ids) for output in llm.generate(prompts, asked, use_tqdm=False)])
+        assert checked > 20 and all(health.num_failures == 0 for health in llm._running().core.proposers.stats())
+    assert found[0] == found[1]
