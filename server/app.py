@@ -24,6 +24,7 @@ from .admission import Gate, Labelled
 from .anthropic.error_shape import AnthropicErrors
 from .anthropic.messages import add_messages
 from .chat import create_chat_completion
+from .chat_format import OFF_LOOP_CHARS
 from .completions import create_completion
 from .config import ServerConfig
 from .corpora import add_corpora
@@ -160,7 +161,8 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         body = await serving.read(request, DetokenizeRequest)
         serving.require_model(body.model)
         tokens = serving.require_tokens(body.tokens, "tokens")
-        return {"prompt": await serving.in_reader(lambda: serving.chat_format.decode(tokens))}
+        is_long = len(tokens) > OFF_LOOP_CHARS  # a token is sooner decoded than a character is encoded
+        return {"prompt": await serving.in_reader(lambda: serving.chat_format.decode(tokens), is_long)}
 
 
 def _add_health(app: FastAPI, serving: Serving) -> None:

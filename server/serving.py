@@ -75,14 +75,13 @@ class Serving:
             raise ApiError(415, "send the body as Content-Type: application/json, without Content-Encoding", code="unsupported_media_type")
         raw = await request.body()
         request.state.arrival_time = time.monotonic()
-        is_short = len(raw) <= OFF_LOOP_BYTES
-        body, num_unknown = _parsed(raw, model) if is_short else await self.in_reader(lambda: _parsed(raw, model))
+        body, num_unknown = await self.in_reader(lambda: _parsed(raw, model), len(raw) > OFF_LOOP_BYTES)
         self.metrics.on_unknown_fields(num_unknown)
         return body
 
-    async def in_reader(self, work: Callable[[], T]) -> T:
-        """What `work` returns, done in a thread for what is read of requests."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, work)
+    async def in_reader(self, work: Callable[[], T], is_long: bool = True) -> T:
+        """What `work` returns, done in a thread for what is read of requests, where it waits for others, unless it is short."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, work) if is_long else work()
 
     def require_model(self, name: str | None) -> str:
         """The model's or an adapter's name as asked for; without one, the first. Raises ApiError with the names there are."""

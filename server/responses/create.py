@@ -99,7 +99,7 @@ class Responses:
             earlier = stored_items([item for turn in turns for item in (*turn.input, *turn.response["output"])])
             return body.chat([*earlier, *input])
 
-        return input, work() if len(turns) + len(input) < OFF_LOOP_ITEMS else await self.serving.in_reader(work)
+        return input, await self.serving.in_reader(work, len(turns) + len(input) >= OFF_LOOP_ITEMS)
 
     async def _turns(self, tenant: str, previous: str | None) -> list[Kept]:
         """The responses that the request goes on with, first one first."""

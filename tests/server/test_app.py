@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -122,6 +123,14 @@ def test_tokenize_and_back(client: TestClient) -> None:
     assert client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"] == "<|user|>Hi<|end|><|assistant|>"
 
 
+def test_a_short_list_of_tokens_waits_for_no_long_one(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(fake.tokenizer, "decode", lambda *_, **__: threads.append(threading.current_thread().name))
+    for count in (8_000, 8_001):
+        client.post("/detokenize", json={"tokens": [9] * count})
+    assert [name.startswith("foretoken-reader_") for name in threads] == [False, True]
+
+
 @pytest.mark.parametrize("tokens", [[], [300], [-1], [2**70]])
 def test_detokenize_refuses_ids_that_are_none(client: TestClient, tokens: list[int]) -> None:
     response = client.post("/detokenize", json={"tokens": tokens})
@@ -135,12 +144,8 @@ def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestC
     assert allowed(client, "http://localhost:3000") == "http://localhost:3000"
     assert allowed(client, "http://evil.example") is None
     configured = TestClient(create_app(fake.as_engine(), ServerConfig(allowed_origins=("https://app.example",), api_keys=("k",))))
-    preflight = {
-        "Origin": "https://app.example",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
-    }
-    assert configured.options("/v1/chat/completions", headers=preflight).status_code == 200
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert configured.options("/v1/chat/completions", headers=asked | {"Origin": "https://app.example"}).status_code == 200
     assert allowed(configured, "https://app.example") == "https://app.example"  # on a 401, so that a page can read it
     assert allowed(configured, "http://localhost:3000") is None
 
