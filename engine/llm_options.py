@@ -11,6 +11,8 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..proposers.config import SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
@@ -68,8 +70,9 @@ def engine_config(
     _require(values, ("kv_cache_gb", "kv_cache_memory_bytes"), "a number above 0", Real, lambda value: 0 < value < math.inf)
     _require(values, ("gpu_memory_utilization",), "a number above 0 and at most 1", Real, lambda value: 0 < value <= 1)
     for name in ON_OR_OFF:
-        if values.get(name, False) not in (True, False):
-            raise ConfigError(f"{name} must be True or False, not {values[name]!r}")
+        value = values.get(name, False)
+        if not isinstance(value, (int, np.bool_)) or value not in (True, False):
+            raise ConfigError(f"{name} must be True or False, not {value!r}")
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     if "memory_share" in values:
         values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant

@@ -70,6 +70,7 @@ def test_method_off_switches_off() -> None:
         ({"kv_cache_gb": float("nan")}, ["kv_cache_gb", "nan"]),
         ({"seed": 1.5}, ["seed must be an integer, not 1.5"]),
         ({"enable_prefix_caching": "False"}, ["enable_prefix_caching must be True or False, not 'False'"]),
+        *(({"enable_lora": ones(2)}, ["enable_lora must be True or False, not", "([1., 1.])"]) for ones in (np.ones, torch.ones)),
         ({"tensor_parallel_size": "2"}, ["tensor_parallel_size '2'"]),
         ({"max_model_len": "512"}, ["max_model_len", "positive integer"]),
         ({"max_num_seqs": 0}, ["max_num_seqs"]),
