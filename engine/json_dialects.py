@@ -33,9 +33,11 @@ _FORMATS = frozenset(
 """Those of JSON Schema. Others (password, path, int64) are hints for people and programs, which nothing checks."""
 _CONSTANTS = frozenset(("const", "enum"))
 _NO_SCHEMAS = _CONSTANTS | {"default", "examples", "example"}
-_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-_HINTS = frozenset(("type", "title", "description", "default", "examples", "$comment", "deprecated"))
+_BY_NAME = frozenset("properties patternProperties $defs definitions dependentSchemas".split())
+_HINTS = frozenset("type title description default examples $comment deprecated".split())
 _PATTERN_PART = re.compile(r"\\(?P<escape>.)|\[(?:\\.|[^\]\\])*\]?|(?P<around>\(\?<?[=!])", re.DOTALL)
+_OUTSIDE = frozenset("$defs definitions $id $schema".split())
+"""They stay where they are when a schema is moved."""
 _MAX_REFS = 16
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LEAST, _MOST = 1024 - 2**63, 2**63 - 1
@@ -55,7 +57,7 @@ def enforceable(schema: Any, strict: bool, param: str = "grammar") -> Any:
     if isinstance(schema, bool):
         return {} if schema else {"allOf": [False]}
     try:
-        return _Document(schema, strict).rewritten(schema)
+        return _Document(schema, strict).whole()
     except ValueError as error:
         raise InvalidGrammar(str(error), param) from None
 
@@ -80,6 +82,13 @@ class _Document:
     def __init__(self, root: Any, strict: bool) -> None:
         self._root = root
         self._strict = strict
+        self._referring: list[dict[str, Any]] = []  # whose $ref is still the old one
+
+    def whole(self) -> Any:
+        new = self.rewritten(self._root)
+        for schema in self._referring:
+            schema["$ref"] = quote(_place(schema["$ref"], new), safe="!#$%&'()*+,/:;=?@~")
+        return new
 
     def rewritten(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -89,8 +98,8 @@ class _Document:
         new = {key: self._value(key, value) for key, value in schema.items()}
         if new.get("uniqueItems") is False:
             del new["uniqueItems"]
-        if isinstance(ref := new.get("$ref"), str):
-            new["$ref"] = quote(ref, safe="!#$%&'()*+,/:;=?@~")
+        if isinstance(new.get("$ref"), str):
+            self._referring.append(new)
         _write_bounds(new)
         self._write_constants(new)
         self._write_text(new)
@@ -128,7 +137,8 @@ class _Document:
         """oneOf, so that at most one of its schemas can hold: by the key that OpenAPI tells them apart by, or by their types."""
         match new.get("discriminator"):
             case {"propertyName": str(key)}:
-                new["oneOf"] = [_with_required(schema, key) for schema in new["oneOf"]]
+                for schema in new["oneOf"]:
+                    _require(schema, key)
             case _:
                 kinds = [self._kinds(schema) for schema in new["oneOf"]]
                 if "anyOf" not in new and sum(map(len, kinds)) == len(frozenset().union(*kinds)) and all(kinds):
@@ -165,8 +175,6 @@ class _Document:
             match schema:
                 case {"$ref": str(ref)} if "type" not in schema and ref.startswith("#/"):
                     schema = referred(ref, self._root)
-                case _:
-                    break
         return schema
 
 
@@ -240,8 +248,12 @@ def _first_number(bound: float, up: bool, strictly: bool, across: Sequence[float
     return bound if first == Decimal(repr(bound)) else float(first)
 
 
+class _OrNull(dict[str, Any]):
+    """One that `_with_null` moved into its own anyOf."""
+
+
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """What OpenAPI 3.0 means by nullable. Within the schema where that can be said, as references may lead into it."""
+    """What OpenAPI 3.0 means by nullable. Within the schema where that can be said."""
     null = {"type": "null"}
     for key, added in (("enum", None), ("anyOf", null), ("type", "null")):
         choices = [schema[key]] if isinstance(schema.get(key), str) else schema.get(key)
@@ -249,13 +261,28 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
             schema[key] = [*choices, added]
     if not schema.keys() & {"$ref", "allOf", "oneOf", "const"}:
         return schema
-    referred = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
-    return {**referred, "anyOf": [schema, null]}
+    return _OrNull({key: schema.pop(key) for key in _OUTSIDE & schema.keys()}, anyOf=[schema, null])
 
 
-def _with_required(schema: Any, key: str) -> Any:
+def _place(ref: str, root: Any) -> str:
+    """Where what a local reference referred to is in the new words."""
+    start, *parts = ref.split("/")
+    place, found = [start], root if start == "#" else None
+    for part in parts:
+        if isinstance(found, _OrNull) and part not in _OUTSIDE:
+            place += "anyOf", "0"
+            found = found["anyOf"][0]
+        if part == "oneOf" and isinstance(found, dict) and part not in found:  # see _write_choice
+            part = "anyOf"
+        place.append(part)
+        found = referred("/" + part, found)
+    return "/".join(place)
+
+
+def _require(schema: Any, key: str) -> None:
     required = schema.get("required", []) if isinstance(schema, dict) else None
-    return {**schema, "required": [*required, key]} if isinstance(required, list) and key not in required else schema
+    if isinstance(required, list) and key not in required:
+        schema["required"] = [*required, key]
 
 
 def _pattern_of(names: Mapping[str, Any]) -> str:
@@ -263,12 +290,8 @@ def _pattern_of(names: Mapping[str, Any]) -> str:
     match {key: value for key, value in names.items() if key not in _HINTS}:
         case {"pattern": str(pattern), **rest} if not rest:
             return pattern
-        case {"minLength": int(least), **rest} if not rest:
-            return f"^[\\s\\S]{{{least},}}$"
-        case {"maxLength": int(most), **rest} if not rest:
-            return f"^[\\s\\S]{{0,{most}}}$"
-        case {"minLength": int(least), "maxLength": int(most), **rest} if not rest:
-            return f"^[\\s\\S]{{{least},{most}}}$"
+        case {**said} if said and said.keys() <= {"minLength", "maxLength"} and all(isinstance(length, int) for length in said.values()):
+            return f"^[\\s\\S]{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
         case _:
             return ""
 
