@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from . import packed_attention
 from .cross_entropy import Teacher
@@ -51,11 +51,16 @@ class FrozenTarget:
             model.set_attn_implementation(packed_attention.NAME)
 
     @staticmethod
-    def load(folder: Path, device: torch.device | None = None) -> FrozenTarget:
-        """Float32 weights of the model in `folder`. Raises ValueError."""
+    def load(folder: Path, device: str | torch.device = "cpu") -> FrozenTarget:
+        """Float32 weights of the model in `folder`; on "meta" none, but those of a quantised one are read. Raises ValueError."""
+        config = AutoConfig.from_pretrained(folder)
         # "eager" is the one attention that has the sinks and caps of every family.
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        return FrozenTarget(model.to(device or torch.device("cpu")))
+        form: Any = {"dtype": torch.float32, "attn_implementation": "eager"}
+        if str(device) == "meta" and getattr(config, "quantization_config", None) is None:  # whose reader may be missing
+            with torch.device(device):
+                return FrozenTarget(AutoModelForCausalLM.from_config(config, **form))
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **form)
+        return FrozenTarget(model.to(device))
 
     @torch.no_grad()
     def __call__(self, batch: Packed, layers: Sequence[int] = ()) -> Features:

@@ -33,7 +33,7 @@ from ...proposers.training.heads.uno import Uno, UnoSettings
 from ...proposers.training.reading import DataError
 from ...proposers.training.target import Shape
 from ...proposers.vocabularies import first_difference, read_tokenizer
-from .drafter_data import ANSWERS, TEXT, DrafterData, learned_counts, prepare
+from .drafter_data import ANSWERS, TEXT, learned_counts, prepare
 from .options import DraftOptions, HeadOptions
 from .run import Machine, WorkFolder, log, open_to_readers, train
 
@@ -49,9 +49,9 @@ def train_draft(options: DraftOptions) -> None:
     machine = Machine.choose(training.device, training.precision)
     folder = WorkFolder.claim(sources, {"model": options.model, **asdict(options.prompting), **asdict(options.sizes)})
     if not folder.has(ANSWERS):
-        load_target(options.model, machine)                  # what is no target is refused before it has answered for hours
+        load_target(options.model, "meta")                   # what is no target is refused before it has answered for hours
     data = prepare(sources, options.model, options.prompting, folder, ground_truth=False)
-    target = load_target(options.model, machine)
+    target = load_target(options.model, machine.device)
     torch.manual_seed(sources.seed)
     model = Shape(**asdict(options.sizes)).build(target.config.vocab_size)
     for name in ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
@@ -77,13 +77,14 @@ def train_head(options: HeadOptions) -> None:
     begun |= {name: str(value) for name, value in asdict(settings).items()}
     folder = WorkFolder.claim(sources, begun)
     if not folder.has(ANSWERS):
-        target = load_target(options.model, machine)
-        make_head(target, settings, torch.ones(len(target.head), dtype=torch.int64))
-        del target
+        target = load_target(options.model, "meta")
+        with torch.device("cpu" if options.method == "pard" else "meta"):      # which reads its draft
+            make_head(target, settings, torch.ones(len(target.head), dtype=torch.int64))
     data = prepare(sources, options.model, options.prompting, folder, ground_truth=staged)
     torch.manual_seed(sources.seed)
-    target = load_target(options.model, machine)
-    head = make_head(target, settings, _counts(data, target))
+    target = load_target(options.model, machine.device)
+    counts = learned_counts(data.folder.packed(ANSWERS), target.config.vocab_size)
+    head = make_head(target, settings, torch.from_numpy(counts))
     if staged:
         train(head, folder, TEXT, training, machine, FIRST_STAGE)
     curves = train(head, folder, ANSWERS, training, machine, 1 - FIRST_STAGE if staged else 1.0)
@@ -94,10 +95,10 @@ def train_head(options: HeadOptions) -> None:
     _finish(options.method, options.model, sources.out, curves, wanted if most is None else min(wanted, most))
 
 
-def load_target(model: str, machine: Machine) -> FrozenTarget:
+def load_target(model: str, device: str | torch.device) -> FrozenTarget:
     """Raises DataError for one that drafters are not trained for."""
     try:
-        return FrozenTarget.load(find_folder(model, None, log.info), machine.device)
+        return FrozenTarget.load(find_folder(model, None, log.info), device)
     except ValueError as error:
         raise DataError(f"--model {model}: {error}") from error
 
@@ -197,10 +198,6 @@ def _settings(kind: type[T], given: Mapping[str, Any], **defaults: int | None) -
         if isinstance(value, (int, float)) and value < lowest and not isinstance(value, bool):
             raise DataError(f"--set {name}={value}: it must be at least {lowest}")
     return kind(**({name: value for name, value in defaults.items() if value is not None} | given))
-
-
-def _counts(data: DrafterData, target: FrozenTarget) -> Tensor:
-    return torch.from_numpy(learned_counts(data.folder.packed(ANSWERS), target.config.vocab_size))
 
 
 def _finish(method: str, model: str, out: Path, curves: Path, k: int) -> None:
