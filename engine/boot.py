@@ -161,7 +161,7 @@ def assemble(
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
     lookups = Lookups.among(proposers.proposers)
     infos = tuple(
-        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i), guesses_in_rounds=i == lookups.draft)
+        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i), p.needs.is_whole, i == lookups.draft)
         for i, (p, scout) in enumerate(zip(proposers.proposers, proposers.scouts, strict=True))
     )
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)

@@ -30,6 +30,7 @@ class Needs:
     scratch_slots: int = 0  # uncommitted slots per row beyond 1 + ceiling, for trees in the making
     hears: Hears = "every step"
     argmax: bool = False  # the target's best token behind each guess, refused ones too
+    is_whole: bool = False  # fewer guesses than it can make are no use to it: it is asked for all or none, unless there is no room
     runs_target: bool = False  # it runs the target itself, over the uncommitted places of the rows that it guesses for
 
     @property

@@ -31,7 +31,7 @@ class LookaheadProposer:
     What the target accepts of the tree is the verifier's business, as with any other: the output is the target's.
     """
 
-    needs = Needs(hears="own steps", argmax=True)
+    needs = Needs(hears="own steps", argmax=True, is_whole=True)
 
     def __init__(self, config: LookaheadConfig, name: str = "lookahead") -> None:
         self.name = name

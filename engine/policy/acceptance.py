@@ -27,6 +27,7 @@ class Worth:
 
     accepted: Sequence[float]  # chance that guess i is made and kept; their sum is the tokens gained
     made: Sequence[float]  # chance that guess i is made at all: the tokens to verify
+    is_whole: bool = False  # all of them or none are asked for
     chances: list[float] = field(init=False)
     """Chance that guess i, if it is made, is kept, or that of a guess before it if that is less; ends where it is negligible."""
 
@@ -53,7 +54,7 @@ class _Evidence:
         self.reached = [0.0] * depth  # guesses i whose parent was kept
         self.kept = [0.0] * depth
 
-    def add(self, wanted: int, made: int, kept: Sequence[bool], reached: int, fade: float) -> None:
+    def add(self, wanted: int, made: int, kept: Sequence[float], reached: int, fade: float) -> None:
         depth = len(self.asked)
         counts, counts_made = self.asked, self.made
         for i in range(min(wanted, made + 1, depth)):
@@ -76,9 +77,9 @@ class _Evidence:
 class ProposerAcceptance:
     """One proposer's chances, over all rows and row by row."""
 
-    def __init__(self, depth: int) -> None:
-        """depth: the most guesses of one draft."""
-        self.depth = depth
+    def __init__(self, depth: int, is_whole: bool = False) -> None:
+        """depth: the most guesses of one draft. is_whole: as of `Needs`; then every node of a draft is worth as much as any other."""
+        self.depth, self.is_whole = depth, is_whole
         self.is_tree = False  # then guess i is the i-th node, kept or not whatever became of the one before it in the list
         self._average = _Evidence(depth)
         self._rows: dict[str, _Row] = {}
@@ -97,6 +98,8 @@ class ProposerAcceptance:
         if self.is_tree:
             path = set(accepted)
             kept, reached = [i in path for i in range(drafted)], drafted
+            if self.is_whole:
+                kept = [len(path) / drafted] * drafted if drafted else []
         else:
             kept, reached = [True] * len(accepted) + [False], min(drafted, len(accepted) + 1)
         row = self._rows.get(request_id)
@@ -170,7 +173,7 @@ class ProposerAcceptance:
                 shift = HEREDITY * (keep - prior_keep)
             accepted.append(survival * exists)
             made.append(exists)
-        return Worth(accepted, made)
+        return Worth(accepted, made, self.is_whole)
 
     def _worth(self, keep: Sequence[float], make: Sequence[float]) -> Worth:
         accepted: list[float] = []
@@ -181,7 +184,7 @@ class ProposerAcceptance:
             survival = p if self.is_tree else survival * p
             accepted.append(survival * exists)
             made.append(exists)
-        return Worth(accepted, made)
+        return Worth(accepted, made, self.is_whole)
 
 
 class _Row:

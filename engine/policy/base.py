@@ -38,6 +38,7 @@ class ProposerInfo:
     """Of a scout: told for next to nothing."""
     looks_in: Literal["text", "table"] | None = None
     """Of one that does no more than look in the row's own text, or in a table that never changes: a step in rounds can do that."""
+    is_whole: bool = False  # as of `Needs`
     guesses_in_rounds: bool = False
     """Of a draft model whose network can be asked between the passes of one call."""
 

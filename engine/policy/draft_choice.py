@@ -40,7 +40,8 @@ def choose(
 
     in_rounds: what a step with guesses costs by its tokens, and its drafts, where that is a round; there all are of one proposer.
 
-    Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it.
+    Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it, and
+    where all or none are wanted, not without those behind it.
     """
     target = costs.target.at(context)
     guessed, drafts = (target, costs.drafts) if in_rounds is None else (in_rounds[0], [in_rounds[1]] * len(costs.drafts))
@@ -55,6 +56,7 @@ def choose(
         order += [(-chance, index, d) for d, chance in enumerate(candidate.worth.chances[: candidate.ceiling])]
     if len(candidates) > 1:
         order.sort()
+    last = [min(len(one.worth.chances), one.ceiling) - 1 if one.worth.is_whole else 0 for one in candidates]
     brought, tokens, best_length = float(num_rows), float(base), 0
     depth_of = [0] * len(drafts)
     rows_of = [0] * len(drafts)
@@ -73,7 +75,7 @@ def choose(
             cost_of[p] = drafts[p].seconds(depth_of[p], rows_of[p])
             beside += cost_of[p]
         rate = brought / (guessed(tokens) + beside)
-        if rate > best_rate:
+        if rate > best_rate and d >= last[index]:
             best_rate, best_length = rate, length
     if best_rate < MARGIN * plain_rate:
         return Choice(depths, plain_rate, plain_rate)

@@ -5,7 +5,7 @@ Owns the estimates of acceptance.py and the trust in drafters' own probabilities
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ...kernels.record import record
 from ...proposers.base import FORCED, Draft
@@ -26,9 +26,9 @@ class Asked:
 class Expectations:
     """Of one engine."""
 
-    def __init__(self, depths: Sequence[int]) -> None:
-        """depths: of each proposer, the most guesses of one draft."""
-        self.acceptance = [ProposerAcceptance(depth) for depth in depths]
+    def __init__(self, depths: Sequence[int], whole: Collection[int] = ()) -> None:
+        """depths: of each proposer, the most guesses of one draft. whole: proposers that are asked for all of them or none."""
+        self.acceptance = [ProposerAcceptance(depth, p in whole) for p, depth in enumerate(depths)]
         self.revision = 0  # goes up with whatever changes an estimate
         self._calibration = [Calibration() for _ in depths]
 

@@ -99,7 +99,8 @@ class Probing:
         stale = max(row.proposers, key=lambda p: (step - self._tried.get(p, -1)) / (drafts[p].seconds(DEPTH, 1) + CHEAPEST_S))
         proposer = stale if step % 2 or not depths[j] else candidate.proposer
         room = min(wishes[j].room, row.ceilings[row.proposers.index(proposer)])
-        depth = min(room, max(depths[j] + DEEPER if depths[j] else DEPTH, 1), depths[j] + budget)
+        deeper = room if self._acceptance[proposer].is_whole else depths[j] + DEEPER if depths[j] else DEPTH
+        depth = min(room, max(deeper, 1), depths[j] + budget)
         if depth <= depths[j] and proposer == candidate.proposer:
             self._probed[request.request_id] = step  # it guesses all it can already
             return

@@ -21,6 +21,7 @@ from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig
 
 K = 8
+NODES, PATH = 15, (9, 12)  # of a tree that is of use as a whole only, and those that may be right
 MS = 1e-3
 TargetSeconds = Callable[[int], float]
 
@@ -61,6 +62,7 @@ class World:
     noise: float = 0.05
     known: TargetSeconds | None = None  # what was measured at the start, if that is not the truth
     finds: Callable[[int], bool] | None = None  # proposer 0 is a scout that has a guess at these positions of an output only
+    is_whole: bool = False  # guesses are trees of NODES; what comes of fewer is wrong
     requests: list[tuple[Request, Kind]] = field(init=False)
     luck: dict[tuple[int, str], list[float]] = field(init=False)  # a guess is right if its chance is above it
 
@@ -91,7 +93,7 @@ class World:
 
 def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
     """How long a token takes under a policy, as long as no row of the batch is idle: a queue that runs dry says nothing about it."""
-    infos = tuple(ProposerInfo(f"p{p}", k, _scout(world) if p == 0 else None) for p in range(len(world.draft_ms)))
+    infos = tuple(ProposerInfo(f"p{p}", k, _scout(world) if p == 0 else None, is_whole=world.is_whole) for p in range(len(world.draft_ms)))
     controller = Controller(config, infos, world.costs())
     waiting = [(_fresh(request), kind) for request, kind in world.requests]
     running: list[tuple[Request, Kind]] = []
@@ -114,12 +116,12 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
                 ceiling = 0
             if ceiling:
                 asked.setdefault(proposer, []).append(ceiling)
-            kept = 0
-            while kept < ceiling and _is_right(world, request, kind, proposer, request.num_output_tokens + kept):
+            path, kept = (PATH if ceiling == NODES else ()) if world.is_whole else range(ceiling), 0
+            while kept < len(path) and _is_right(world, request, kind, proposer, request.num_output_tokens + kept):
                 kept += 1
-            parents = list(range(-1, ceiling - 1))
+            parents = [(PATH[0] if node == PATH[1] else -1) if world.is_whole else node - 1 for node in range(ceiling)]
             rows.append(PlanRow(request, len(request.token_ids) - 1, 1, [1] * ceiling, parents, [proposer] * ceiling, (), True))
-            verdicts.append(RowVerdict(list(range(kept)), [1] * (kept + 1)))
+            verdicts.append(RowVerdict(list(path[:kept]), [1] * (kept + 1)))
         plan = StepPlan(rows, 16)
         step = world.target(plan.num_tokens)
         drafts = [
@@ -237,6 +239,16 @@ def test_a_scout_steps_in_where_it_is_better_than_who_guesses(batch: int) -> Non
     world = World(memory_bound, kinds, batch, 4 * batch + 4, draft_ms=(0.1, 0.3), finds=repeats)
     drafter = World(memory_bound, [steady(0.6)], batch, 4 * batch + 4)
     assert adaptive(world) < 0.95 * min(fixed(drafter).values())
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_who_is_of_use_as_a_whole_only_is_asked_for_that_or_nothing(batch: int) -> None:
+    for target in (memory_bound, compute_bound):
+        world = World(target, [steady(0.45)], batch, 4 * batch + 4, draft_ms=(0.01,), is_whole=True)
+        always = seconds(world, SpeculativeConfig(adaptive=False, disable_by_batch_size=1000), NODES)
+        never = seconds(world, SpeculativeConfig(off=True))
+        assert (always < 0.65 * never) == (target is memory_bound and batch == 1)
+        assert seconds(world, SpeculativeConfig(), NODES) <= 1.05 * min(always, never)
 
 
 def test_wrong_figures_are_put_right() -> None:
