@@ -265,6 +265,7 @@ class AdaptivePolicy:
             is_decode = is_decode and row.num_scheduled == 1 and row.samples and said.error is None
         if not is_decode or times.step <= 0:
             return
+        disturbance = self.costs.target.disturbance(num_tokens, context, times.step)
         # Else it has weighed everything, or finds the caches full of what rounds needed.
         if not (self._rest.steps_left and self._weighed_at == self._step) and self._num_single > SETTLED:
             self.costs.target.observe(num_tokens, context, times.step)
@@ -279,7 +280,8 @@ class AdaptivePolicy:
             # What rounds promised says nothing of a step of one pass, and of who is unproven it was only hoped.
             elif not (self._promises_rounds or any([self._is_unproven(asked.proposer) for asked in self._asked.values()])):
                 self._balance.settle(committed, self._promised_rate, times.step + drafting)
-        self._balance.add(plain * committed / num_rows if num_tokens > num_rows else times.step, times.step + drafting)
+        alone = disturbance * plain * committed / num_rows if num_tokens > num_rows else times.step
+        self._balance.add(alone, times.step + drafting)
         if self._rounds_rate:
             plain = min(plain, num_rows / self._rounds_rate)
         self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
@@ -296,10 +298,11 @@ class AdaptivePolicy:
         if times.step <= 0 or any([row.num_scheduled > 1 for row in plan.rows]):
             return
         context, num_rows = sum([row.num_computed for row in plan.rows]), len(plan.rows)
+        disturbance = self.costs.target.disturbance(plan.num_tokens, context, times.step)
         if self._step % LISTEN_EVERY == 0:
             self.costs.target.observe(plan.num_tokens, context, times.step)
             self._observe_drafts(times.draft)
-        self._balance.add(self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
+        self._balance.add(disturbance * self.costs.target.seconds(num_rows, context) * committed / num_rows, seconds)
 
     def _rested(self, plan: StepPlan, seconds: float) -> None:
         """A step of a rest took so long."""

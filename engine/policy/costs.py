@@ -84,6 +84,12 @@ class TargetCost:
         """Whether the latest steps of so many tokens took much longer, or less long, than expected."""
         return num_tokens <= self.max_tokens and self._doubts[num_tokens]
 
+    def disturbance(self, num_tokens: int, context: int, seconds: float) -> float:
+        """How many times as long as expected a step took, if it is too many to be news of the step: somebody else had the cores then,
+        and would have had them in another step, too. Else 1."""
+        expected = self.seconds(num_tokens, context)
+        return seconds / expected if seconds > math.exp(OUTLIER) * expected > 0 else 1.0
+
     def observe(self, num_tokens: int, context: int, seconds: float) -> None:
         """A decode step took this long. Durations of 0 or less are no news."""
         expected = self.seconds(num_tokens, context)

@@ -60,9 +60,11 @@ class World:
     draft_ms: Sequence[float] = (0.3,)  # of each proposer, by token of depth
     seed: int = 0
     noise: float = 0.05
+    stolen: float = 0.02  # share of the steps in which a core is, so that they take three times as long
     known: TargetSeconds | None = None  # what was measured at the start, if that is not the truth
     finds: Callable[[int], bool] | None = None  # proposer 0 is a scout that has a guess at these positions of an output only
     is_whole: bool = False  # guesses are trees of NODES; what comes of fewer is wrong
+    speedup: float | None = None  # that the latest controller reckoned with in the end
     requests: list[tuple[Request, Kind]] = field(init=False)
     luck: dict[tuple[int, str], list[float]] = field(init=False)  # a guess is right if its chance is above it
 
@@ -103,6 +105,7 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
         while waiting and len(running) < world.batch:
             running.append(waiting.pop(0))
         if len(running) < world.batch:
+            world.speedup = controller.policy.state().speedup
             return total / num_tokens
         controller.look([request for request, _ in running])
         limits = controller.limits(len(running))
@@ -128,7 +131,7 @@ def seconds(world: World, config: SpeculativeConfig, k: int = K) -> float:
             world.draft_seconds(p, max(asked[p]), len(asked[p])) if p in asked else 0.0 for p in range(len(world.draft_ms))
         ]
         total += step + sum(drafts)
-        seen = step * dice.gauss(1.0, world.noise) * (3.0 if dice.random() < 0.02 else 1.0)  # now and then a core is stolen
+        seen = step * dice.gauss(1.0, world.noise) * (3.0 if dice.random() < world.stolen else 1.0)
         controller.observe(plan, Verdict(verdicts), total, StepTimes(seen, tuple(d * dice.gauss(1.0, world.noise) for d in drafts)))
         for (request, _), verdict in zip(running, verdicts, strict=True):
             request.token_ids += verdict.token_ids
@@ -249,6 +252,13 @@ def test_who_is_of_use_as_a_whole_only_is_asked_for_that_or_nothing(batch: int) 
         never = seconds(world, SpeculativeConfig(off=True))
         assert (always < 0.65 * never) == (target is memory_bound and batch == 1)
         assert seconds(world, SpeculativeConfig(), NODES) <= 1.05 * min(always, never)
+
+
+@pytest.mark.parametrize("stolen", [0.0, 0.3])
+def test_the_speedup_is_told_right_where_others_take_cores(stolen: float) -> None:
+    world = World(memory_bound, [steady(0.7, length=1000)], 1, 4, stolen=stolen)
+    plain, took = seconds(world, SpeculativeConfig(off=True)), adaptive(world)
+    assert world.speedup == pytest.approx(plain / took, rel=0.15)
 
 
 def test_wrong_figures_are_put_right() -> None:
