@@ -42,19 +42,20 @@ def paths(draft: Draft) -> list[list[int]]:
     return found
 
 
-def step(proposer: LookaheadProposer, text: list[int], target: Target, ceiling: int = 64, said: bool = True, **more: Any) -> Draft:
-    """What an engine does of it for one row: the text grows by what the target accepts and one token more."""
+def step(proposer: LookaheadProposer, text: list[int], target: Target, ceiling: int = 64, looks_at: int = 64, **more: Any) -> Draft:
+    """What an engine does of it for one row: the text grows by what is accepted of the nodes that are looked at, and one token more."""
     draft = proposer.propose(DraftContext([row(text, ceiling, **more)], 0, 16))
-    best = [target(text), *(target(text + path) for path in paths(draft))]
+    nodes = [*zip(draft.token_ids, draft.parents, strict=True)][:looks_at]
+    best = [target(text), *(target(text + path) for path in paths(draft)[:looks_at])]
     accepted: list[int] = []
     emitted = [best[0]]
-    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+    for node, (token, parent) in enumerate(nodes):
         if parent == (accepted[-1] if accepted else -1) and token == emitted[-1]:
             accepted.append(node)
             emitted.append(best[1 + node])
     text += emitted
-    argmax = torch.tensor([7, 7, *best]) if said else None  # another row's first
-    counts = [len(text) - 1], [len(draft.token_ids)]
+    argmax = torch.tensor([7, 7, *best])  # another row's first
+    counts = [len(text) - 1], [len(nodes)]
     proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], token_ids=[text], argmax=argmax, first_nodes=[2]))
     proposer.check()
     return draft
@@ -111,7 +112,7 @@ def test_trees_keep_to_any_ceiling_and_have_no_twins() -> None:
     text = [1, 2, 3] * 5
     for _ in range(60):
         ceiling = rng.randrange(66)
-        draft = step(proposer, text, last_three, ceiling, said=rng.random() < 0.8)
+        draft = step(proposer, text, last_three, ceiling, looks_at=rng.choice([3, 64, 64]))
         assert len(draft.token_ids) <= ceiling and all(parent < node for node, parent in enumerate(draft.parents))
         assert len(set(zip(draft.token_ids, draft.parents, strict=True))) == len(draft.token_ids)
     assert proposer.max_tokens == 35
@@ -124,7 +125,7 @@ def test_what_was_not_looked_at_teaches_nothing() -> None:
     step(proposer, text, last_three)
     found = {key: dict(ngrams) for key, ngrams in proposer._rows["r"]._found.items()}
     step(proposer, text, last_three, forced=[9])
-    step(proposer, text, last_three, said=False)
+    step(proposer, text, last_three, looks_at=4)
     new = {(key, rest) for key, ngrams in proposer._rows["r"]._found.items() for rest in ngrams if rest not in found.get(key, {})}
     assert all(any(text[i : i + 3] == [key, *rest] for i in range(len(text))) for key, rest in new)
 
