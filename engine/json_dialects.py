@@ -69,7 +69,7 @@ def referred(ref: str, root: Any) -> Any:
         match found:
             case dict():
                 found = found.get(part.replace("~1", "/").replace("~0", "~"))
-            case list() if part.isdecimal():
+            case list() if part.isdecimal() and len(part) < 10:
                 found = next(iter(found[int(part) :]), None)
             case _:
                 return None
@@ -175,6 +175,8 @@ class _Document:
             match schema:
                 case {"$ref": str(ref)} if "type" not in schema and ref.startswith("#/"):
                     schema = referred(ref, self._root)
+                case _:
+                    break
         return schema
 
 

@@ -11,8 +11,6 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..proposers.config import SpeculativeConfig
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
@@ -59,6 +57,9 @@ def engine_config(
     """
     _check_names(options)
     values = {name: value for name, value in options.items() if value is not None}
+    for name, value in values.items():
+        if getattr(value, "ndim", 0):
+            raise ConfigError(f"{name} must be one value, not {value!r}")  # which comparisons of an array's numbers would hide
     for name in ONE_DEVICE:
         if values.get(name, 1) != 1:
             raise ConfigError(f"{name} {values[name]!r} is not available: an engine uses one device; found here: {devices_found()}")
@@ -70,9 +71,8 @@ def engine_config(
     _require(values, ("kv_cache_gb", "kv_cache_memory_bytes"), "a number above 0", Real, lambda value: 0 < value < math.inf)
     _require(values, ("gpu_memory_utilization",), "a number above 0 and at most 1", Real, lambda value: 0 < value <= 1)
     for name in ON_OR_OFF:
-        value = values.get(name, False)
-        if not isinstance(value, (int, np.bool_)) or value not in (True, False):
-            raise ConfigError(f"{name} must be True or False, not {value!r}")
+        if values.get(name, False) not in (True, False):
+            raise ConfigError(f"{name} must be True or False, not {values[name]!r}")
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     if "memory_share" in values:
         values["max_kv_cache_gb"] = math.inf  # a share that somebody chose is meant

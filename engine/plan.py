@@ -266,6 +266,8 @@ class Verdict:
             num_scheduled=[row.num_scheduled for row in plan.rows],
             token_ids=[request.token_ids for request in requests],
             ended=_ended(requests),
+            draft_token_ids=[row.draft_token_ids for row in plan.rows],
+            parents=[row.parents for row in plan.rows],
             argmax=target.argmax,
             first_nodes=self._first_nodes(plan),
         )

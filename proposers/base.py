@@ -186,6 +186,8 @@ class Feedback:
     token_ids: Sequence[Sequence[int]] = ()  # [R] the row's known tokens after the commit; live views, as in DraftRow
     ended: Sequence[Ended] = ()
     argmax: Tensor | None = None  # [N] the target's best token behind each node of rows that sampled; for whom `Needs` says so
+    draft_token_ids: Sequence[Sequence[int]] = ()  # [R] what was verified: drafts as far as nobody cut them
+    parents: Sequence[Sequence[int]] = ()  # [R] as in Draft
     first_nodes: Sequence[int] = ()  # [R] where a row's are: behind its last known token, then behind each of its draft; -1 = nowhere
 
 

@@ -13,7 +13,10 @@ from .base import Draft, DraftContext, DraftRow, Feedback, Needs
 from .config import LookaheadConfig
 
 MAX_READ_TOKENS = 4096
-"""Of a prompt, its last ones, whose n-grams a row begins with."""
+"""Of a text, its last ones, whose n-grams a row has."""
+
+MAX_TOKENS_A_CALL = 1024
+"""That are read, over all rows: some 4 ms. Prompts that are longer take several steps."""
 
 MAX_KEYS = 4096
 """Tokens for which a row has n-grams: those that something was last found for. Some 4 MB."""
@@ -41,11 +44,13 @@ class LookaheadProposer:
 
     def propose(self, context: DraftContext) -> Draft:
         draft = Draft([], [0], [], [])
+        to_read = MAX_TOKENS_A_CALL
         for row in context.rows:
             own = self._rows.get(row.request_id)
             if own is None:
                 own = self._rows[row.request_id] = _Row(self._config, row)
-            tree = own.guess(row, min(row.ceiling, self.max_tokens))
+            to_read -= own.read(row.token_ids, to_read)
+            tree = own.guess(row.token_ids, min(row.ceiling, self.max_tokens))
             draft.token_ids.extend(tree.token_ids)
             draft.parents.extend(tree.parents)
             draft.source.extend([0] * len(tree.token_ids))
@@ -53,16 +58,16 @@ class LookaheadProposer:
         return draft
 
     def observe(self, feedback: Feedback) -> None:
-        best: list[int] | None = None
+        best: list[int] = []
         for i, request_id in enumerate(feedback.request_ids):
             row = self._rows.get(request_id)
-            if row is None or not row.has_guessed or feedback.finished[i]:
+            if row is None or not row.has_guessed or feedback.first_nodes[i] < 0:
                 continue
-            if best is None and feedback.argmax is not None:
+            if not best:
+                assert feedback.argmax is not None
                 (best,) = to_lists(feedback.argmax)
-            first, count = feedback.first_nodes[i] if best is not None else -1, feedback.num_drafted[i]
-            said = best[first : first + 1 + count] if best is not None and first >= 0 else []
-            row.learn(said, len(feedback.emitted[i]), feedback.token_ids[i])
+            verified = feedback.draft_token_ids[i], feedback.parents[i]
+            row.learn(*verified, best[feedback.first_nodes[i] :], len(feedback.emitted[i]), feedback.token_ids[i])
 
     def forget(self, request_id: str) -> None:
         self._rows.pop(request_id, None)
@@ -81,7 +86,7 @@ class _Row:
     def __init__(self, config: LookaheadConfig, row: DraftRow) -> None:
         self._size, self._most = config.max_ngram_size, config.max_verification_set_size
         self._found: dict[int, dict[tuple[int, ...], None]] = {}  # first token -> what came behind it, the latest last
-        self._num_read = max(0, row.num_prompt_tokens - MAX_READ_TOKENS)  # of the text
+        self._num_read = 0  # of the text
         self._columns = [self._some(row.token_ids, c) for c in range(config.max_window_size)]
         self._tree: _Tree | None = None  # the latest, if nobody has said what became of it
         self._ends: list[int] = []  # of its columns: the nodes of their last tokens
@@ -90,10 +95,16 @@ class _Row:
     def has_guessed(self) -> bool:
         return self._tree is not None
 
-    def guess(self, row: DraftRow, room: int) -> _Tree:
+    def read(self, text: Sequence[int], most: int) -> int:
+        """Take in n-grams of the text that are new, so many at most. Returns how many that were."""
+        first = max(self._num_read, len(text) - MAX_READ_TOKENS)
+        self._num_read = max(first, min(len(text) - self._size + 1, first + most))
+        for start in range(first, self._num_read):
+            self._keep(text[start : start + self._size])
+        return self._num_read - first
+
+    def guess(self, text: Sequence[int], room: int) -> _Tree:
         """At most `room` nodes. A window of fewer columns where there is less room."""
-        text = row.token_ids
-        self._read(text)
         size, width = self._size, len(self._columns)
         tree = _Tree(room)
         self._columns[0][0] = text[-1]
@@ -105,37 +116,34 @@ class _Row:
             self._ends.append(tree.add_path(first, column[1:]))
         for ngram in reversed(self._found.get(text[-1], ())):
             tree.add_path(-1, ngram)
-        # What a grammar leaves no choice about comes in front of a tree, of which other nodes are left then.
-        self._tree = None if row.forced or not tree.token_ids else tree
+        self._tree = tree if tree.token_ids else None
         return tree
 
-    def learn(self, best: Sequence[int], ahead: int, text: Sequence[int]) -> None:
-        """best: the target's best token behind the last known one and behind each node of the tree, if all of it was looked at.
-        ahead: tokens that the text has grown by."""
+    def learn(
+        self, token_ids: Sequence[int], parents: Sequence[int], best: Sequence[int], ahead: int, text: Sequence[int]
+    ) -> None:
+        """Of the tree, these nodes were verified, behind tokens of a form perhaps; best: the target's best token behind the last known one
+        and behind each of them. ahead: tokens that the text has grown by."""
         tree, self._tree = self._tree, None
         assert tree is not None
-        if len(best) == 1 + len(tree.token_ids):
-            further = [[*column, best[1 + end]] for column, end in zip(self._columns, self._ends, strict=False)]
-            for column in further:
-                self._keep(column)
-            kept = [column[1:] for column in further][max(ahead - 1, 0) :] + self._columns[len(further) :]
-        else:
-            kept = self._columns[ahead:]
-        kept = kept or [self._some(text)]
-        while len(kept) < len(self._columns):  # one more goes on where the last one does, and then anyhow
-            kept.append([*kept[-1][1:], text[(17 * len(kept) + len(text)) % len(text)]])
-        self._columns = kept
+        places = tree.places(token_ids, parents)
+        moved: dict[int, list[int]] = {}  # by places behind the text
+        for c, column in enumerate(self._columns):
+            place = places.get(self._ends[c]) if c < len(self._ends) else None
+            if place is None:
+                moved.setdefault(c - ahead, column)
+            else:
+                ngram = [*column, best[1 + place]]
+                self._keep(ngram)
+                moved[c + 1 - ahead] = ngram[1:]
+        width, columns = len(self._columns), [moved.get(0) or self._some(text)]
+        for c in range(1, width):  # one that is new goes on where the one before does, and then anyhow
+            columns.append(moved.get(c) or [*columns[-1][1:], text[17 * c % len(text)]])
+        self._columns = columns
 
     def check(self) -> None:
         assert len(self._found) <= MAX_KEYS and all(0 < len(ngrams) <= self._most for ngrams in self._found.values()), "too many n-grams"
         assert all(len(column) == self._size - 1 for column in self._columns), "a column has another length"
-
-    def _read(self, text: Sequence[int]) -> None:
-        """Take in the n-grams of the text that are new."""
-        end = len(text)
-        for start in range(self._num_read, end - self._size + 1):
-            self._keep(text[start : start + self._size])
-        self._num_read = max(self._num_read, end - self._size + 1)
 
     def _keep(self, ngram: Sequence[int]) -> None:
         key, rest = ngram[0], tuple(ngram[1:])
@@ -178,3 +186,13 @@ class _Tree:
         for token in token_ids:
             parent = self.add(parent, token)
         return parent
+
+    def places(self, token_ids: Sequence[int], parents: Sequence[int]) -> dict[int, int]:
+        """Nodes that are among those of another tree -> where they are there; -1 is the root of both."""
+        own, found = [-1], {-1: -1}  # own: of each node there, what it is here; -2 = nothing
+        for place, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
+            node = self._nodes.get((own[parent + 1], token))
+            own.append(-2 if node is None else node)
+            if node is not None:
+                found[node] = place
+        return found

@@ -29,9 +29,13 @@ class Worth:
     made: Sequence[float]  # chance that guess i is made at all: the tokens to verify
     is_whole: bool = False  # all of them or none are asked for
     chances: list[float] = field(init=False)
-    """Chance that guess i, if it is made, is kept, or that of a guess before it if that is less; ends where it is negligible."""
+    """Chance that guess i, if it is made, is kept, or that of a guess before it if that is less; ends where it is negligible.
+    Where all or none are asked for, what one is worth on average."""
 
     def __post_init__(self) -> None:
+        if self.is_whole:
+            self.chances = [sum(self.accepted) / max(sum(self.made), LOWEST)] * len(self.made)
+            return
         self.chances = []
         worst = 1.0
         for accepted, made in zip(self.accepted, self.made, strict=True):
@@ -80,6 +84,7 @@ class ProposerAcceptance:
     def __init__(self, depth: int, is_whole: bool = False) -> None:
         """depth: the most guesses of one draft. is_whole: as of `Needs`; then every node of a draft is worth as much as any other."""
         self.depth, self.is_whole = depth, is_whole
+        self._has_seen_whole = False
         self.is_tree = False  # then guess i is the i-th node, kept or not whatever became of the one before it in the list
         self._average = _Evidence(depth)
         self._rows: dict[str, _Row] = {}
@@ -99,6 +104,9 @@ class ProposerAcceptance:
             path = set(accepted)
             kept, reached = [i in path for i in range(drafted)], drafted
             if self.is_whole:
+                if wanted < self.depth and self._has_seen_whole:
+                    return  # where there is no room for all, others are kept
+                self._has_seen_whole = wanted >= self.depth
                 kept = [len(path) / drafted] * drafted if drafted else []
         else:
             kept, reached = [True] * len(accepted) + [False], min(drafted, len(accepted) + 1)

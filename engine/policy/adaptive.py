@@ -284,7 +284,7 @@ class AdaptivePolicy:
         self._balance.add(alone, times.step + drafting)
         if self._rounds_rate:
             plain = min(plain, num_rows / self._rounds_rate)
-        self._probing.pay(plan, verdict, times.step, drafting, plain, num_rows)
+        self._probing.pay(plan, verdict, times.step / disturbance, drafting, plain, num_rows)
         if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
             self._closed.confirm(self._lessons.num_learnt)
 

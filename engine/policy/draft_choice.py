@@ -41,7 +41,7 @@ def choose(
     in_rounds: what a step with guesses costs by its tokens, and its drafts, where that is a round; there all are of one proposer.
 
     Cost has steps, so the best prefix may lie behind a worse one: all are looked at. A guess is never taken without those before it, and
-    where all or none are wanted, not without those behind it.
+    where all or none are wanted, which have one chance and so stand together, not without those behind it.
     """
     target = costs.target.at(context)
     guessed, drafts = (target, costs.drafts) if in_rounds is None else (in_rounds[0], [in_rounds[1]] * len(costs.drafts))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedba
 from foretoken.proposers.config import LookaheadConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
-from foretoken.proposers.lookahead import MAX_KEYS, MAX_READ_TOKENS, LookaheadProposer
+from foretoken.proposers.lookahead import MAX_KEYS, MAX_READ_TOKENS, MAX_TOKENS_A_CALL, LookaheadProposer
 
 Target = Callable[[Sequence[int]], int]
 VOCAB = 50
 
 
-def row(text: list[int], ceiling: int, num_prompt_tokens: int | None = None, forced: Sequence[int] = ()) -> DraftRow:
-    return DraftRow("r", text, num_prompt_tokens or len(text), len(text), ceiling, 0, (), (), Draw(0.0, 0, 0), forced=forced)
+def row(text: list[int], ceiling: int, num_prompt_tokens: int | None = None) -> DraftRow:
+    return DraftRow("r", text, num_prompt_tokens or len(text), len(text), ceiling, 0, (), (), Draw(0.0, 0, 0))
 
 
 def last_three(text: Sequence[int]) -> int:
@@ -35,28 +35,33 @@ def by_heart(text: Sequence[int]) -> int:
     return len(text) * 7 % 1009
 
 
-def paths(draft: Draft) -> list[list[int]]:
-    found: list[list[int]] = []
-    for token, parent in zip(draft.token_ids, draft.parents, strict=True):
-        found.append([*(found[parent] if parent >= 0 else []), token])
-    return found
+def step(
+    proposer: LookaheadProposer, text: list[int], target: Target, ceiling: int = 64, lets_pass: Callable[[int, int], bool] = lambda *_: True
+) -> Draft:
+    """What an engine does of it for one row: the text grows by what is accepted, and one token more.
 
-
-def step(proposer: LookaheadProposer, text: list[int], target: Target, ceiling: int = 64, looks_at: int = 64, **more: Any) -> Draft:
-    """What an engine does of it for one row: the text grows by what is accepted of the nodes that are looked at, and one token more."""
-    draft = proposer.propose(DraftContext([row(text, ceiling, **more)], 0, 16))
-    nodes = [*zip(draft.token_ids, draft.parents, strict=True)][:looks_at]
-    best = [target(text), *(target(text + path) for path in paths(draft)[:looks_at])]
+    lets_pass: nodes (number, token) that are verified, if their parents are, as a form allows them or a cut leaves them.
+    """
+    draft = proposer.propose(DraftContext([row(text, ceiling)], 0, 16))
+    places, tokens, parents, paths = {-1: -1}, [], [], [text]
+    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+        if parent in places and lets_pass(node, token):
+            places[node] = len(tokens)
+            tokens.append(token)
+            parents.append(places[parent])
+            paths.append([*paths[1 + parents[-1]], token])
+    best = [target(path) for path in paths]
     accepted: list[int] = []
     emitted = [best[0]]
-    for node, (token, parent) in enumerate(nodes):
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if parent == (accepted[-1] if accepted else -1) and token == emitted[-1]:
             accepted.append(node)
             emitted.append(best[1 + node])
     text += emitted
+    known = {"token_ids": [text], "draft_token_ids": [tokens], "parents": [parents]}
     argmax = torch.tensor([7, 7, *best])  # another row's first
-    counts = [len(text) - 1], [len(nodes)]
-    proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], token_ids=[text], argmax=argmax, first_nodes=[2]))
+    counts = [len(text) - 1], [len(tokens)]
+    proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], argmax=argmax, first_nodes=[2], **known))
     proposer.check()
     return draft
 
@@ -79,20 +84,23 @@ class Window:
 
 
 @pytest.mark.parametrize(("width", "size"), [(4, 3), (1, 4), (5, 5), (3, 2)])
-def test_the_window_is_the_papers_jacobi_iteration(width: int, size: int) -> None:
-    """As long as a step brings one token, columns stay where they are."""
-    proposer = LookaheadProposer(LookaheadConfig(width, size, 3))
+@pytest.mark.parametrize("room", [1.0, 0.6])
+def test_the_window_is_the_papers_jacobi_iteration(width: int, size: int, room: float) -> None:
+    """Columns that are gone over go on; all come nearer by what the text has grown."""
+    proposer = LookaheadProposer(config := LookaheadConfig(width, size, 3))
     text = [3, 1, 4, 1, 5, 9]
     step(proposer, text, last_three)
     own = proposer._rows["r"]
+    ceiling = round(room * config.num_nodes)
+    columns = (ceiling + 1) * width // (config.num_nodes + 1)
     for turn in range(12):
-        expected, before = Window([[*column] for column in own._columns]), len(text)
-        ngrams = expected.go_on(text, last_three)
-        step(proposer, text, last_three)
-        ahead = len(text) - before
-        columns = [[level[c] for level in expected.levels] for c in range(width)]
-        assert own._columns[: width - ahead + 1] == columns[ahead - 1 :], f"step {turn}"
-        assert all(tuple(ngram[1:]) in own._found[ngram[0]] for ngram in ngrams[-3:])
+        before, ngrams, ahead = [[*column] for column in own._columns], Window(own._columns).go_on(text, last_three), -len(text)
+        step(proposer, text, last_three, ceiling)
+        ahead += len(text)
+        gone_over = [ngram[1:] for ngram in ngrams[:columns]][ahead - 1 :]
+        rest = before[max(columns, ahead - 1) + 1 :]
+        assert own._columns[: len(gone_over) + len(rest)] == gone_over + rest, f"step {turn}"
+        assert all(tuple(ngram[1:]) in own._found[ngram[0]] for ngram in ngrams[:columns][-3:])
 
 
 def test_what_never_stood_in_a_text_is_guessed() -> None:
@@ -111,35 +119,50 @@ def test_trees_keep_to_any_ceiling_and_have_no_twins() -> None:
     proposer = LookaheadProposer(LookaheadConfig(6, 4, 6))
     text = [1, 2, 3] * 5
     for _ in range(60):
-        ceiling = rng.randrange(66)
-        draft = step(proposer, text, last_three, ceiling, looks_at=rng.choice([3, 64, 64]))
+        ceiling, cut = rng.randrange(66), rng.choice([3, 64, 64])
+        draft = step(proposer, text, last_three, ceiling, lambda node, _, cut=cut: node < cut)
         assert len(draft.token_ids) <= ceiling and all(parent < node for node, parent in enumerate(draft.parents))
         assert len(set(zip(draft.token_ids, draft.parents, strict=True))) == len(draft.token_ids)
     assert proposer.max_tokens == 35
 
 
-def test_what_was_not_looked_at_teaches_nothing() -> None:
-    """Behind a form's own tokens, and where a draft was cut, nodes are others than were proposed."""
-    proposer = LookaheadProposer(LookaheadConfig())
-    text = [1, 2, 3, 4]
+@pytest.mark.parametrize("lets_pass", [lambda node, _: node < 4, lambda _, token: token % 4 > 0], ids=["cut", "form"])
+def test_what_was_verified_teaches_and_nothing_else(lets_pass: Callable[[int, int], bool]) -> None:
+    proposer = LookaheadProposer(LookaheadConfig(6, 3, 6))
+    text, learnt = [1, 2, 3, 4], 0
     step(proposer, text, last_three)
-    found = {key: dict(ngrams) for key, ngrams in proposer._rows["r"]._found.items()}
-    step(proposer, text, last_three, forced=[9])
-    step(proposer, text, last_three, looks_at=4)
-    new = {(key, rest) for key, ngrams in proposer._rows["r"]._found.items() for rest in ngrams if rest not in found.get(key, {})}
-    assert all(any(text[i : i + 3] == [key, *rest] for i in range(len(text))) for key, rest in new)
+    own = proposer._rows["r"]
+    for _ in range(30):
+        known = {(key, *rest) for key, ngrams in own._found.items() for rest in ngrams}
+        possible = {tuple(ngram) for ngram in Window(own._columns).go_on(text, last_three)}
+        in_text = {tuple(text[i : i + 3]) for i in range(len(text))}
+        step(proposer, text, last_three, lets_pass=lets_pass)
+        new = {(key, *rest) for key, ngrams in own._found.items() for rest in ngrams} - known - in_text
+        assert new <= possible
+        learnt += len(new)
+    assert 10 < learnt < 150
+
+
+def test_prompts_are_read_piece_by_piece() -> None:
+    proposer = LookaheadProposer(LookaheadConfig())
+    rows = [replace(row([i * 1000 + j for j in range(900)], 8), request_id=f"r{i}") for i in range(3)]
+    for _ in range(2):
+        proposer.propose(DraftContext(rows, 0, 16))
+    counts = [sum(map(len, proposer._rows[f"r{i}"]._found.values())) for i in range(3)]
+    assert sum(counts) == 2 * MAX_TOKENS_A_CALL and counts[0] == 898
+    proposer.propose(DraftContext(rows, 0, 16))
+    assert all(sum(map(len, own._found.values())) == 898 for own in proposer._rows.values())
 
 
 def test_what_is_held_of_long_texts_is_bounded() -> None:
     proposer = LookaheadProposer(LookaheadConfig())
     text = list(range(3 * MAX_READ_TOKENS))
-    proposer.propose(DraftContext([row(text, 8)], 0, 16))
-    own = proposer._rows["r"]
-    assert min(own._found) >= 2 * MAX_READ_TOKENS and len(own._found) <= MAX_KEYS
-    text += range(MAX_KEYS)
-    proposer.propose(DraftContext([row(text, 8, 3 * MAX_READ_TOKENS)], 0, 16))
-    proposer.check()
-    assert len(own._found) == MAX_KEYS
+    for end in (len(text) - MAX_READ_TOKENS, len(text)):
+        for _ in range(2 + MAX_READ_TOKENS // MAX_TOKENS_A_CALL):
+            proposer.propose(DraftContext([row(text[:end], 8, 5)], 0, 16))
+        own = proposer._rows["r"]
+        assert min(own._found) >= end - MAX_READ_TOKENS - 16 and MAX_KEYS - 16 <= len(own._found) <= MAX_KEYS
+        proposer.check()
     proposer.forget("r")
     assert not proposer._rows
 
